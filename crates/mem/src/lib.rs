@@ -1,0 +1,16 @@
+//! Memory that a transport may touch: typed segments, aggregates of them, bounded pools.
+//!
+//! An [`Aggregate`] is an ordered list of slices of [`Segment`]s. It splits, appends, prepends and
+//! concatenates without copying; only the code that finally moves bytes looks at the kind of each
+//! segment. [`Pool`] bounds the memory that requests may hold at once. [`SharedMemory`] is a sealed
+//! memfd mapped by more than one process.
+
+mod aggregate;
+mod pool;
+mod segment;
+mod shared;
+
+pub use aggregate::{Aggregate, Slice};
+pub use pool::{Pool, PoolBuffer};
+pub use segment::{Guard, Segment};
+pub use shared::SharedMemory;

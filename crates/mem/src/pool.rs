@@ -1,0 +1,84 @@
+//! A bounded pool of equal buffers: what limits the memory of a server, however many clients.
+
+use std::sync::{Arc, Mutex};
+
+/// Hands out buffers of one size, never more than a fixed number at once. Memory is allocated
+/// when first needed and reused, last in first out, so that it stays in the cache.
+#[derive(Debug)]
+pub struct Pool {
+    buffer_bytes: usize,
+    buffers_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    free: Vec<Vec<u8>>,
+    out: usize,
+    out_max: usize,
+}
+
+/// A buffer of a [`Pool`]; goes back when dropped.
+#[derive(Debug)]
+pub struct PoolBuffer {
+    bytes: Vec<u8>,
+    pool: Arc<Pool>,
+}
+
+impl Pool {
+    /// A pool of at most `buffers_max` buffers of `buffer_bytes` bytes each.
+    #[must_use]
+    pub fn new(buffer_bytes: usize, buffers_max: usize) -> Arc<Self> {
+        Arc::new(Self { buffer_bytes, buffers_max, state: Mutex::default() })
+    }
+
+    /// A buffer, or `None` when all are out.
+    #[must_use]
+    pub fn take(self: &Arc<Self>) -> Option<PoolBuffer> {
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if state.out == self.buffers_max {
+            return None;
+        }
+        state.out += 1;
+        state.out_max = state.out_max.max(state.out);
+        let free = state.free.pop();
+        drop(state);
+        let bytes = free.unwrap_or_else(|| vec![0; self.buffer_bytes]);
+        Some(PoolBuffer { bytes, pool: self.clone() })
+    }
+
+    /// Bytes of each buffer.
+    #[must_use]
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes
+    }
+
+    /// Buffers out now, and the most that were out at once.
+    #[must_use]
+    pub fn in_use(&self) -> (usize, usize) {
+        let state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        (state.out, state.out_max)
+    }
+}
+
+impl PoolBuffer {
+    /// The whole buffer; contents are what the last user left.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The whole buffer, to fill.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for PoolBuffer {
+    fn drop(&mut self) {
+        let mut state = self.pool.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.out -= 1;
+        state.free.push(std::mem::take(&mut self.bytes));
+    }
+}

@@ -1,0 +1,55 @@
+//! The kinds of memory that a message can be made of.
+
+use crate::{PoolBuffer, SharedMemory};
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Something that stays alive, and so keeps its owner from reusing the memory, as long as a slice
+/// refers to it.
+pub type Guard = Arc<dyn Any + Send + Sync>;
+
+/// A piece of memory of a stated kind. Cloning shares it.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum Segment {
+    /// Ordinary memory of this process.
+    Host(Arc<Vec<u8>>),
+    /// A buffer of a bounded pool, which gets it back when the last slice goes.
+    Registered(Arc<PoolBuffer>),
+    /// A range of a memfd mapped here and perhaps elsewhere: can be copied from the mapping or
+    /// sent from the descriptor. The guard keeps the range from being reused.
+    Shared(Arc<SharedMemory>, Option<Guard>),
+    /// Pages of a file: what `sendfile(2)` moves. Offsets are file offsets.
+    File(Arc<OwnedFd>),
+}
+
+impl Segment {
+    /// Name of the kind, for counters and messages.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Host(_) => "host",
+            Self::Registered(_) => "registered",
+            Self::Shared(..) => "shared",
+            Self::File(_) => "file",
+        }
+    }
+
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Host(a), Self::Host(b)) => Arc::ptr_eq(a, b),
+            (Self::Registered(a), Self::Registered(b)) => Arc::ptr_eq(a, b),
+            (Self::Shared(a, None), Self::Shared(b, None)) => Arc::ptr_eq(a, b),
+            (Self::File(a), Self::File(b)) => Arc::ptr_eq(a, b),
+            // Each guarded range keeps its own guard.
+            _ => false,
+        }
+    }
+}
+
+impl std::fmt::Debug for Segment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.kind())
+    }
+}

@@ -1,0 +1,168 @@
+//! Memory shared with other processes: a memfd and its mapping.
+//!
+//! Another process may write to it at any time, so no reference to its bytes is ever made: they
+//! are copied in and out, or handed to the kernel by address.
+#![allow(unsafe_code)]
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// A mapped memfd that can neither shrink nor grow.
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    address: *mut u8,
+    length: usize,
+    writable: bool,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; all access is by copying through
+// raw pointers or atomics, so two threads can at worst see mixed bytes, as other processes can.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// New memory of `length` bytes, all zero; pages are taken when first written.
+    ///
+    /// # Errors
+    /// What `memfd_create(2)`, `ftruncate(2)` or `mmap(2)` say.
+    pub fn create(name: &str, length: usize) -> io::Result<Self> {
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, length as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Self::map(fd, length, true)
+    }
+
+    /// Maps memory that another process made. It must be sealed against shrinking, else its
+    /// maker could make us fault.
+    ///
+    /// # Errors
+    /// `EINVAL` when it is not sealed or shorter than `length`; what `mmap(2)` says.
+    pub fn open(fd: OwnedFd, length: usize, writable: bool) -> io::Result<Self> {
+        let sealed = rustix::fs::fcntl_get_seals(&fd)?.contains(SealFlags::SHRINK);
+        let long_enough = rustix::fs::fstat(&fd)?.st_size as u64 >= length as u64;
+        if !sealed || !long_enough || length == 0 {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Self::map(fd, length, writable)
+    }
+
+    fn map(fd: OwnedFd, length: usize, writable: bool) -> io::Result<Self> {
+        let protection =
+            if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let address = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, &fd, 0)?
+        };
+        Ok(Self { fd, address: address.cast(), length, writable })
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// True for no bytes, which cannot be.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The memfd.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The address of `length` bytes from `offset`, for system calls.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    #[must_use]
+    pub fn address(&self, offset: usize, length: usize) -> *mut u8 {
+        let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(inside, "range {offset}+{length} outside of shared memory of {} bytes", self.length);
+        self.address.wrapping_add(offset)
+    }
+
+    /// Copies into the memory.
+    ///
+    /// # Panics
+    /// When the range is not inside, or the memory is mapped read-only.
+    pub fn copy_in(&self, offset: usize, source: &[u8]) {
+        assert!(self.writable, "shared memory is mapped read-only");
+        let target = self.address(offset, source.len());
+        // SAFETY: `address` checked the range, the mapping lives as long as `self`, and a Rust
+        // slice never overlaps it because none is ever made of it.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+    }
+
+    /// Copies out of the memory; another process may be writing it, so the bytes may be mixed.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub fn copy_out(&self, offset: usize, target: &mut [u8]) {
+        let source = self.address(offset, target.len());
+        // SAFETY: as in `copy_in`.
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+    }
+
+    /// Copies from one place of the memory to another that does not overlap it.
+    ///
+    /// # Panics
+    /// When a range is not inside or they overlap.
+    pub fn copy_within(&self, from: usize, to: usize, length: usize) {
+        assert!(self.writable, "shared memory is mapped read-only");
+        assert!(from + length <= to || to + length <= from, "ranges overlap");
+        let source = self.address(from, length);
+        let target = self.address(to, length);
+        // SAFETY: both ranges are inside the mapping and do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
+    }
+
+    /// A word for flags and futexes.
+    ///
+    /// # Panics
+    /// When it is not inside or not aligned.
+    #[must_use]
+    pub fn word32(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4), "word is not aligned");
+        // SAFETY: inside and aligned as checked; atomics may be shared with other processes.
+        unsafe { AtomicU32::from_ptr(self.address(offset, 4).cast()) }
+    }
+
+    /// A word for positions.
+    ///
+    /// # Panics
+    /// When it is not inside or not aligned.
+    #[must_use]
+    pub fn word64(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8), "word is not aligned");
+        // SAFETY: inside and aligned as checked; atomics may be shared with other processes.
+        unsafe { AtomicU64::from_ptr(self.address(offset, 8).cast()) }
+    }
+
+    /// Gives the pages of a range back; it reads as zeros afterwards. Pages that the network
+    /// still refers to keep their old bytes.
+    ///
+    /// # Errors
+    /// What `fallocate(2)` says.
+    pub fn punch(&self, offset: usize, length: usize) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.fd, flags, offset as u64, length as u64)?)
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `map` with this length and nothing refers to it any more.
+        let result = unsafe { rustix::mm::munmap(self.address.cast(), self.length) };
+        debug_assert!(result.is_ok(), "unmapping our own mapping failed");
+    }
+}

@@ -1,0 +1,1 @@
+//! A file system of our own in memory.

@@ -1,0 +1,159 @@
+//! Attributes of files and of file systems, as fixed structures.
+
+use crate::codec::{Field, ProtocolError, Reader};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A point in time; seconds may be negative (before 1970).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Timestamp {
+    /// Seconds since the epoch.
+    pub seconds: i64,
+    /// Nanoseconds, 0 to 999,999,999; other values only as [`Timestamp::NOW`] and [`Timestamp::OMIT`].
+    pub nanoseconds: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl Timestamp {
+    /// In a request to set times: the server's present time (`UTIME_NOW`).
+    pub const NOW: Self = Self { seconds: 0, nanoseconds: 0x3fff_ffff, reserved: 0 };
+    /// In a request to set times: leave as it is (`UTIME_OMIT`).
+    pub const OMIT: Self = Self { seconds: 0, nanoseconds: 0x3fff_fffe, reserved: 0 };
+
+    /// A time from its two parts.
+    #[must_use]
+    pub const fn new(seconds: i64, nanoseconds: u32) -> Self {
+        Self { seconds, nanoseconds, reserved: 0 }
+    }
+}
+
+/// Attributes of one file: what `statx(2)` tells, and a change number.
+///
+/// 128 bytes on the wire, all fields little-endian, in the order given here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Attr {
+    /// Inode number, unique within the export.
+    pub inode: u64,
+    /// Length in bytes.
+    pub size: u64,
+    /// Space used, in units of 512 bytes.
+    pub blocks: u64,
+    /// Number that differs after any change of data or attributes.
+    pub change: u64,
+    /// Device number of a device node, as `makedev(3)` composes it.
+    pub rdev: u64,
+    /// File type and permission bits, as in `st_mode`.
+    pub mode: u32,
+    /// Number of hard links.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Preferred I/O size in bytes.
+    pub block_bytes: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Last access.
+    pub accessed: Timestamp,
+    /// Last change of data.
+    pub modified: Timestamp,
+    /// Last change of data or attributes.
+    pub changed: Timestamp,
+    /// Creation, all zero where the store does not know it.
+    pub created: Timestamp,
+}
+
+/// Bytes of an encoded [`Attr`].
+pub const ATTR_BYTES: usize = size_of::<Attr>();
+const _: () = assert!(ATTR_BYTES == 128);
+
+/// The bits of a mode that say the file type (`S_IFMT`).
+pub const TYPE_MASK: u32 = 0o170_000;
+/// A socket (`S_IFSOCK`).
+pub const TYPE_SOCKET: u32 = 0o140_000;
+/// A symbolic link (`S_IFLNK`).
+pub const TYPE_SYMLINK: u32 = 0o120_000;
+/// A regular file (`S_IFREG`).
+pub const TYPE_FILE: u32 = 0o100_000;
+/// A block device (`S_IFBLK`).
+pub const TYPE_BLOCK: u32 = 0o060_000;
+/// A directory (`S_IFDIR`).
+pub const TYPE_DIRECTORY: u32 = 0o040_000;
+/// A character device (`S_IFCHR`).
+pub const TYPE_CHARACTER: u32 = 0o020_000;
+/// A fifo (`S_IFIFO`).
+pub const TYPE_FIFO: u32 = 0o010_000;
+
+impl Attr {
+    /// The file type bits of the mode.
+    #[must_use]
+    pub fn file_type(&self) -> u32 {
+        self.mode & TYPE_MASK
+    }
+
+    /// True for a directory.
+    #[must_use]
+    pub fn is_directory(&self) -> bool {
+        self.file_type() == TYPE_DIRECTORY
+    }
+
+    /// True for a regular file.
+    #[must_use]
+    pub fn is_file(&self) -> bool {
+        self.file_type() == TYPE_FILE
+    }
+
+    /// True for a symbolic link.
+    #[must_use]
+    pub fn is_symlink(&self) -> bool {
+        self.file_type() == TYPE_SYMLINK
+    }
+}
+
+/// Space and files of an export, as `statvfs(3)` tells them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct StatFs {
+    /// Bytes of one block.
+    pub block_bytes: u64,
+    /// All blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Free blocks for unprivileged users.
+    pub blocks_available: u64,
+    /// All inodes.
+    pub files: u64,
+    /// Free inodes.
+    pub files_free: u64,
+    /// Longest name in bytes.
+    pub name_bytes_max: u64,
+    /// Identity of the file system.
+    pub id: u64,
+}
+
+macro_rules! struct_fields {
+    ($($kind:ty),*) => {$(
+        impl<'a> Field<'a> for $kind {
+            fn encode(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(self.as_bytes());
+            }
+
+            fn decode(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
+                let at = reader.error("structure cannot be read");
+                Self::read_from_bytes(reader.take(size_of::<Self>())?).map_err(|_| at)
+            }
+        }
+    )*};
+}
+
+struct_fields!(Timestamp, Attr, StatFs);
+
+#[cfg(target_endian = "big")]
+compile_error!("the structures of the wire are read in place and need a little-endian machine");

@@ -1,0 +1,26 @@
+//! Towline's message formats: fixed little-endian structures, their limits and error numbers.
+//!
+//! A message is a 32-byte [`Header`], a body (operations or their results) and a payload (file
+//! bytes). This crate turns bytes into checked values and back. It does no I/O and has no
+//! `unsafe`; every decoder accepts arbitrary bytes and answers with [`ProtocolError`].
+//!
+//! Read in this order: [`header`], [`request`], [`reply`], [`hello`].
+#![forbid(unsafe_code)]
+
+pub mod attr;
+pub mod codec;
+pub mod entry;
+pub mod errno;
+pub mod header;
+pub mod hello;
+pub mod limits;
+pub mod reply;
+pub mod request;
+
+pub use attr::{Attr, StatFs, Timestamp};
+pub use codec::{ProtocolError, Reader};
+pub use errno::Errno;
+pub use header::{Header, Kind};
+pub use hello::{Hello, Welcome};
+pub use reply::Reply;
+pub use request::Request;

@@ -1,0 +1,41 @@
+//! Every limit of the protocol, in one place, with the relations between them checked.
+
+/// Bytes of a message header.
+pub const HEADER_BYTES: usize = 32;
+/// Longest file name, in bytes (`NAME_MAX` of Linux).
+pub const NAME_BYTES_MAX: usize = 255;
+/// Longest path, in bytes, without a terminating zero (`PATH_MAX` of Linux less one).
+pub const PATH_BYTES_MAX: usize = 4095;
+/// Longest extended attribute value (`XATTR_SIZE_MAX` of Linux).
+pub const XATTR_BYTES_MAX: usize = 65536;
+/// Longest body of one message: two paths and an extended attribute fit.
+pub const BODY_BYTES_MAX: usize = 80 * 1024;
+/// Most operations in one compound.
+pub const COMPOUND_OPS_MAX: usize = 16;
+/// Largest payload that may ride in a request without a grant.
+pub const INLINE_BYTES_MAX: usize = 16 * 1024;
+/// Largest payload of one data message, and the most one grant allows.
+pub const FRAGMENT_BYTES_MAX: usize = 256 * 1024;
+/// Largest read or write in one request.
+pub const TRANSFER_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Largest directory listing in one reply.
+pub const LISTING_BYTES_MAX: usize = 1024 * 1024;
+/// Outstanding requests of a session.
+pub const SLOTS_MAX: usize = 64;
+/// Open files of a session.
+pub const OPEN_FILES_MAX: usize = 65536;
+/// Largest reply that the server keeps for replay.
+pub const REPLAY_BYTES_MAX: usize = 512;
+/// A session without a lane ends after this many seconds: its files close, its locks fall.
+pub const SESSION_LEASE_SECONDS: u64 = 90;
+/// Time for a client to finish the handshake or to use a grant, in seconds.
+pub const CLIENT_STALL_SECONDS: u64 = 30;
+/// How long a client tries to replace a lost lane before an operation fails, in seconds.
+pub const RECONNECT_SECONDS: u64 = 60;
+/// The port of a server where none is named.
+pub const DEFAULT_PORT: u16 = 7440;
+
+const _: () = assert!(INLINE_BYTES_MAX <= FRAGMENT_BYTES_MAX);
+const _: () = assert!(FRAGMENT_BYTES_MAX <= TRANSFER_BYTES_MAX);
+const _: () = assert!(2 * PATH_BYTES_MAX + XATTR_BYTES_MAX < BODY_BYTES_MAX);
+const _: () = assert!(SLOTS_MAX <= u16::MAX as usize);

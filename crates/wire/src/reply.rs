@@ -1,0 +1,104 @@
+//! Results of operations; a reply's body holds one for each operation executed, in order.
+//!
+//! A compound stops at the first error, so only the last result can be [`Reply::Failed`].
+
+use crate::attr::{Attr, StatFs};
+use crate::codec::{Field, ProtocolError, Reader, messages};
+use crate::limits::COMPOUND_OPS_MAX;
+
+messages! {
+    /// Result of one operation.
+    pub enum Reply<'a> {
+        /// The operation failed, nothing after it was tried.
+        0 Failed {
+            /// Linux error number.
+            errno: u16,
+        }
+        /// Success with nothing to tell.
+        1 Done {}
+        /// `Attach`, `Open`, `Reclaim`.
+        2 Opened {
+            /// Handle of the open file.
+            handle: u64,
+            /// Its attributes.
+            attr: Attr,
+        }
+        /// `Stat`, `SetAttr`, `MakeDir`, `MakeNode`, `Symlink`, `Link`.
+        3 Attributes {
+            /// Attributes after the operation.
+            attr: Attr,
+        }
+        /// `Read`.
+        4 Read {
+            /// Bytes read, all of them in data messages and the payload.
+            length: u32,
+            /// Error met after `length` bytes, or zero.
+            errno: u16,
+        }
+        /// `Write`.
+        5 Wrote {
+            /// Bytes written.
+            length: u32,
+            /// Where they begin (differs from the request's offset when appending).
+            offset: u64,
+        }
+        /// `ReadDir`: entries are the payload.
+        6 Listed {
+            /// One when there are no more.
+            end: u8,
+            /// Bytes of entries.
+            length: u32,
+        }
+        /// `ReadLink`, `GetXattr`, `ListXattr`.
+        7 Bytes {
+            /// The value.
+            value: &'a [u8],
+        }
+        /// `Seek`, `CopyRange`: an offset or a count.
+        8 Number {
+            /// The number.
+            value: u64,
+        }
+        /// `StatFs`.
+        9 FileSystem {
+            /// What the file system says.
+            statfs: StatFs,
+        }
+        /// `TestLock`: the lock in the way, or kind [`crate::request::lock::UNLOCK`] when free.
+        10 Conflict {
+            /// Shared, exclusive, or unlock for none.
+            kind: u8,
+            /// First byte.
+            start: u64,
+            /// Bytes, zero: to the end.
+            length: u64,
+            /// Owner, when it is a process of the same session; else zero.
+            owner: u64,
+        }
+        /// `Inquire`: the answer is the payload.
+        11 Answer {
+            /// Bytes of payload.
+            length: u32,
+        }
+    }
+}
+
+/// Reads the results of a reply's body.
+///
+/// # Errors
+/// An unknown tag, a cut field, more results than a compound has operations, or a result after
+/// a failure.
+pub fn parse_results(body: &[u8]) -> Result<Vec<Reply<'_>>, ProtocolError> {
+    let mut reader = Reader::new(body);
+    let mut replies = Vec::with_capacity(4);
+    while !reader.is_empty() {
+        if replies.len() == COMPOUND_OPS_MAX {
+            return Err(reader.error("too many results in one reply"));
+        }
+        if matches!(replies.last(), Some(Reply::Failed { .. })) {
+            return Err(reader.error("result after a failure"));
+        }
+        replies.push(Reply::decode(&mut reader)?);
+    }
+    Ok(replies)
+}

@@ -1,0 +1,460 @@
+//! Operations that a client asks for; a request's body is one to sixteen of them, in order.
+//!
+//! `base` is the handle of an open directory (or, with an empty path, of any open file);
+//! [`CURRENT`] stands for what the last `Attach` or `Open` of the same compound opened. Flags,
+//! modes and error numbers are those of Linux on x86-64. Names are bytes.
+
+use crate::attr::Timestamp;
+use crate::codec::{Field, ProtocolError, Reader, messages};
+use crate::limits::{COMPOUND_OPS_MAX, PATH_BYTES_MAX};
+
+/// Handle that stands for the file opened last in the same compound.
+pub const CURRENT: u64 = u64::MAX;
+
+/// In [`Request::Stat`] and others with `flags`: do not follow a symbolic link at the end.
+pub const NO_FOLLOW: u32 = 1;
+/// In [`Request::Unlink`]: remove a directory.
+pub const DIRECTORY: u32 = 2;
+/// In [`Request::Link`]: follow a symbolic link at the end of the source.
+pub const FOLLOW: u32 = 4;
+
+/// Bits of [`Request::SetAttr`]'s `valid`.
+pub mod valid {
+    /// `mode` is to be set.
+    pub const MODE: u32 = 1;
+    /// `uid` is to be set.
+    pub const UID: u32 = 2;
+    /// `gid` is to be set.
+    pub const GID: u32 = 4;
+    /// `size` is to be set.
+    pub const SIZE: u32 = 8;
+    /// `accessed` and `modified` are to be set (each may be NOW or OMIT).
+    pub const TIMES: u32 = 16;
+}
+
+/// Flags of [`Request::Write`].
+pub mod write_flag {
+    /// Write at the end of the file, whatever the offset.
+    pub const APPEND: u32 = 1;
+    /// Data is on stable storage before the reply.
+    pub const DATA_SYNC: u32 = 2;
+}
+
+/// Kinds of [`Request::Sync`].
+pub mod sync_kind {
+    /// Data and what is needed to read it (`fdatasync`).
+    pub const DATA: u32 = 0;
+    /// Data and attributes (`fsync`).
+    pub const FULL: u32 = 1;
+    /// The whole file system (`syncfs`).
+    pub const FILE_SYSTEM: u32 = 2;
+}
+
+/// Whence of [`Request::Seek`].
+pub mod whence {
+    /// Next data (`SEEK_DATA`).
+    pub const DATA: u32 = 3;
+    /// Next hole (`SEEK_HOLE`).
+    pub const HOLE: u32 = 4;
+}
+
+/// Lock families and types of [`Request::Lock`].
+pub mod lock {
+    /// Owned by the process (`fcntl` F_SETLK); ends with any close by that owner.
+    pub const PROCESS: u8 = 0;
+    /// Owned by the open file (F_OFD_SETLK).
+    pub const OPEN_FILE: u8 = 1;
+    /// Whole-file lock of the open file (`flock`).
+    pub const FLOCK: u8 = 2;
+    /// Shared.
+    pub const SHARED: u8 = 0;
+    /// Exclusive.
+    pub const EXCLUSIVE: u8 = 1;
+    /// Release.
+    pub const UNLOCK: u8 = 2;
+}
+
+messages! {
+    /// One operation of a compound.
+    pub enum Request<'a> {
+        /// Opens the root of an export.
+        1 Attach {
+            /// Name of the export.
+            name: &'a [u8],
+        }
+        /// `openat(2)`; the result carries the attributes.
+        2 Open {
+            /// Directory.
+            base: u64,
+            /// `O_*` of Linux on x86-64.
+            flags: u32,
+            /// Permission bits for a new file.
+            mode: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// `close(2)`.
+        3 Close {
+            /// Open file.
+            handle: u64,
+        }
+        /// `fstatat(2)`.
+        4 Stat {
+            /// Directory, or the file itself with an empty path.
+            base: u64,
+            /// [`NO_FOLLOW`] or zero.
+            flags: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// `chmod`, `chown`, `truncate` and `utimensat` in one.
+        5 SetAttr {
+            /// Directory, or the file itself with an empty path.
+            base: u64,
+            /// [`NO_FOLLOW`] or zero.
+            flags: u32,
+            /// Which fields to set: bits of [`valid`].
+            valid: u32,
+            /// Permission bits.
+            mode: u32,
+            /// Owner.
+            uid: u32,
+            /// Group.
+            gid: u32,
+            /// Length.
+            size: u64,
+            /// Access time.
+            accessed: Timestamp,
+            /// Modification time.
+            modified: Timestamp,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// `pread(2)`; the bytes are the payload. At most one in a compound.
+        6 Read {
+            /// Open file.
+            handle: u64,
+            /// From here.
+            offset: u64,
+            /// At most so many bytes.
+            length: u32,
+        }
+        /// `pwrite(2)` of the request's payload or offered transfer. At most one in a compound.
+        7 Write {
+            /// Open file.
+            handle: u64,
+            /// To here.
+            offset: u64,
+            /// So many bytes: those of the payload or of the offer.
+            length: u32,
+            /// Bits of [`write_flag`].
+            flags: u32,
+        }
+        /// Directory entries with attributes; the payload holds them as [`crate::entry`] says.
+        8 ReadDir {
+            /// Open directory.
+            handle: u64,
+            /// Where to go on: zero, or the cookie of the last entry seen.
+            cookie: u64,
+            /// At most so many bytes of entries.
+            length: u32,
+            /// One: with attributes.
+            attributes: u8,
+        }
+        /// `mkdirat(2)`.
+        9 MakeDir {
+            /// Directory.
+            base: u64,
+            /// Permission bits.
+            mode: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// `mknodat(2)`.
+        10 MakeNode {
+            /// Directory.
+            base: u64,
+            /// Type and permission bits.
+            mode: u32,
+            /// Device number.
+            rdev: u64,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// `symlinkat(2)`.
+        11 Symlink {
+            /// Directory.
+            base: u64,
+            /// Path of the new link.
+            path: &'a [u8],
+            /// What it points to.
+            target: &'a [u8],
+        }
+        /// `readlinkat(2)`.
+        12 ReadLink {
+            /// Directory.
+            base: u64,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// `linkat(2)`.
+        13 Link {
+            /// Directory of the source, or the open file with an empty path.
+            base: u64,
+            /// [`FOLLOW`] or zero.
+            flags: u32,
+            /// Source.
+            path: &'a [u8],
+            /// Directory of the new name.
+            new_base: u64,
+            /// New name.
+            new_path: &'a [u8],
+        }
+        /// `unlinkat(2)`.
+        14 Unlink {
+            /// Directory.
+            base: u64,
+            /// [`DIRECTORY`] or zero.
+            flags: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// `renameat2(2)`.
+        15 Rename {
+            /// Directory of the old name.
+            base: u64,
+            /// `RENAME_*` of Linux.
+            flags: u32,
+            /// Old name.
+            path: &'a [u8],
+            /// Directory of the new name.
+            new_base: u64,
+            /// New name.
+            new_path: &'a [u8],
+        }
+        /// `fstatfs(2)`.
+        16 StatFs {
+            /// Any open file.
+            handle: u64,
+        }
+        /// `fsync(2)` and its kin.
+        17 Sync {
+            /// Open file.
+            handle: u64,
+            /// One of [`sync_kind`].
+            kind: u32,
+        }
+        /// `fallocate(2)`.
+        18 Allocate {
+            /// Open file.
+            handle: u64,
+            /// `FALLOC_FL_*` of Linux.
+            mode: u32,
+            /// From here.
+            offset: u64,
+            /// So many bytes.
+            length: u64,
+        }
+        /// `lseek(2)` for data and holes.
+        19 Seek {
+            /// Open file.
+            handle: u64,
+            /// From here.
+            offset: u64,
+            /// One of [`whence`].
+            whence: u32,
+        }
+        /// `copy_file_range(2)` inside the server.
+        20 CopyRange {
+            /// Source, an open file.
+            handle: u64,
+            /// Offset in the source.
+            offset: u64,
+            /// Target, an open file.
+            new_handle: u64,
+            /// Offset in the target.
+            new_offset: u64,
+            /// At most so many bytes.
+            length: u64,
+        }
+        /// `getxattr(2)`; the value is in the result.
+        21 GetXattr {
+            /// Directory, or the file itself with an empty path.
+            base: u64,
+            /// [`NO_FOLLOW`] or zero.
+            flags: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+            /// Attribute.
+            name: &'a [u8],
+        }
+        /// `setxattr(2)`.
+        22 SetXattr {
+            /// Directory, or the file itself with an empty path.
+            base: u64,
+            /// [`NO_FOLLOW`] or zero.
+            flags: u32,
+            /// `XATTR_CREATE` (1), `XATTR_REPLACE` (2) or zero.
+            how: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+            /// Attribute.
+            name: &'a [u8],
+            /// Value.
+            value: &'a [u8],
+        }
+        /// `listxattr(2)`: names, each ended by a zero byte.
+        23 ListXattr {
+            /// Directory, or the file itself with an empty path.
+            base: u64,
+            /// [`NO_FOLLOW`] or zero.
+            flags: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// `removexattr(2)`.
+        24 RemoveXattr {
+            /// Directory, or the file itself with an empty path.
+            base: u64,
+            /// [`NO_FOLLOW`] or zero.
+            flags: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+            /// Attribute.
+            name: &'a [u8],
+        }
+        /// `fcntl` locks and `flock(2)`. A waiting request is answered when the lock is granted.
+        25 Lock {
+            /// Open file.
+            handle: u64,
+            /// Names the process for [`lock::PROCESS`]; else ignored.
+            owner: u64,
+            /// Family.
+            family: u8,
+            /// Shared, exclusive or unlock.
+            kind: u8,
+            /// One: wait until it can be granted.
+            wait: u8,
+            /// First byte.
+            start: u64,
+            /// Bytes; zero: to the end, however far.
+            length: u64,
+        }
+        /// `fcntl` F_GETLK: which lock would be in the way.
+        26 TestLock {
+            /// Open file.
+            handle: u64,
+            /// As in `Lock`.
+            owner: u64,
+            /// As in `Lock`.
+            family: u8,
+            /// As in `Lock`.
+            kind: u8,
+            /// First byte.
+            start: u64,
+            /// Bytes; zero: to the end.
+            length: u64,
+        }
+        /// `faccessat(2)`.
+        27 Access {
+            /// Directory, or the file itself with an empty path.
+            base: u64,
+            /// `R_OK` (4), `W_OK` (2), `X_OK` (1), or zero for existence.
+            mode: u32,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+        /// Names of the exports, each ended by a zero byte; or, with `what` one, the server's
+        /// counters as JSON. The payload carries them.
+        28 Inquire {
+            /// Zero: exports. One: statistics.
+            what: u32,
+        }
+        /// Opens again, after a restart of the server, the file that was open before: as `Open`
+        /// without creation or truncation, and `ESTALE` unless the inode is the same.
+        29 Reclaim {
+            /// Directory.
+            base: u64,
+            /// As in `Open`.
+            flags: u32,
+            /// Inode number it had.
+            inode: u64,
+            /// Path from `base`.
+            path: &'a [u8],
+        }
+    }
+}
+
+impl Request<'_> {
+    /// True when executing it twice differs from executing it once, so that its result has to be
+    /// remembered for replay.
+    #[must_use]
+    pub fn modifies(&self) -> bool {
+        match self {
+            Self::Open { .. } | Self::Attach { .. } | Self::Close { .. } | Self::Reclaim { .. } => true,
+            Self::SetAttr { .. } | Self::MakeDir { .. } | Self::MakeNode { .. } => true,
+            Self::Symlink { .. } | Self::Link { .. } | Self::Unlink { .. } | Self::Rename { .. } => true,
+            Self::Write { .. } | Self::Allocate { .. } | Self::CopyRange { .. } => true,
+            Self::SetXattr { .. } | Self::RemoveXattr { .. } | Self::Lock { .. } => true,
+            Self::Stat { .. } | Self::Read { .. } | Self::ReadDir { .. } | Self::ReadLink { .. } => false,
+            Self::StatFs { .. } | Self::Sync { .. } | Self::Seek { .. } | Self::GetXattr { .. } => false,
+            Self::ListXattr { .. } | Self::TestLock { .. } | Self::Access { .. } => false,
+            Self::Inquire { .. } => false,
+        }
+    }
+
+    fn paths(&self) -> [&[u8]; 2] {
+        match self {
+            Self::Open { path, .. } | Self::Stat { path, .. } | Self::SetAttr { path, .. } => [path, b""],
+            Self::MakeDir { path, .. } | Self::MakeNode { path, .. } => [path, b""],
+            Self::Symlink { path, target, .. } => [path, target],
+            Self::ReadLink { path, .. } | Self::Unlink { path, .. } => [path, b""],
+            Self::Link { path, new_path, .. } | Self::Rename { path, new_path, .. } => [path, new_path],
+            Self::GetXattr { path, name, .. } | Self::SetXattr { path, name, .. } => [path, name],
+            Self::ListXattr { path, .. } | Self::Access { path, .. } => [path, b""],
+            Self::RemoveXattr { path, name, .. } => [path, name],
+            Self::Reclaim { path, .. } => [path, b""],
+            Self::Attach { name } => [name, b""],
+            _ => [b"", b""],
+        }
+    }
+}
+
+/// Reads the operations of a request's body.
+///
+/// # Errors
+/// A tag that is unknown, a field that is cut, a path longer than [`PATH_BYTES_MAX`] or with a
+/// zero byte, more operations than [`COMPOUND_OPS_MAX`], or none.
+pub fn parse_compound(body: &[u8]) -> Result<Vec<Request<'_>>, ProtocolError> {
+    let mut reader = Reader::new(body);
+    let mut requests = Vec::with_capacity(4);
+    while !reader.is_empty() {
+        if requests.len() == COMPOUND_OPS_MAX {
+            return Err(reader.error("too many operations in one request"));
+        }
+        let request = Request::decode(&mut reader)?;
+        for path in request.paths() {
+            if path.len() > PATH_BYTES_MAX {
+                return Err(reader.error("path longer than the limit"));
+            }
+            if path.contains(&0) {
+                return Err(reader.error("zero byte in a path"));
+            }
+        }
+        requests.push(request);
+    }
+    if requests.is_empty() {
+        return Err(reader.error("request without operations"));
+    }
+    Ok(requests)
+}
+
+/// Encodes operations as a request's body.
+#[must_use]
+pub fn encode_compound(requests: &[Request<'_>]) -> Vec<u8> {
+    let mut body = Vec::with_capacity(64 * requests.len());
+    for request in requests {
+        request.encode(&mut body);
+    }
+    body
+}
