@@ -1,1 +1,25 @@
-//! Placeholder.
+//! The Towline client library: remote files, blocking and asynchronous from one core.
+//!
+//! A [`Client`] is one session with one server; clone it and use it from as many threads as you
+//! like. There is no thread behind it: whichever caller waits makes progress for all. A [`File`]
+//! is an open file or directory; its paths are relative to it. Blocking calls move bytes straight
+//! between the socket and the caller's buffer; [`Operation`]s are the same calls started now and
+//! completed later, alone ([`Operation::wait`]), in any order ([`Group`]) or as futures.
+//!
+//! A lost connection is replaced and unanswered requests are sent again under the same session,
+//! so each takes effect once. After a restart of the server open files are opened again.
+
+mod core;
+mod error;
+mod file;
+mod handshake;
+mod lent;
+mod operation;
+mod reclaim;
+mod url;
+
+pub use error::Error;
+pub use file::{Client, DirEntry, File, Lock, Options, SetAttr};
+pub use operation::{Group, Operation};
+pub use towline_wire::{Attr, Errno, StatFs, Timestamp};
+pub use url::{Transport, Url};

@@ -1,1 +1,23 @@
-//! Placeholder.
+//! Lanes: streams of framed messages over TCP, Unix sockets, shared memory, or inside a process.
+//!
+//! A [`Link`] moves bytes and never waits; all links behave alike, so everything above is written
+//! once. [`SendQueue`] sends aggregates over a link, each slice in the cheapest legal way, and
+//! counts which way it took. [`Input`] cuts received bytes into messages and lands bulk payload in
+//! its final place. [`address`] listens and connects. Nothing here knows of files.
+
+pub mod address;
+mod counters;
+mod input;
+mod link;
+mod local;
+mod queue;
+mod shm;
+mod socket;
+
+pub use counters::Counters;
+pub use input::{Incoming, Input, Sink};
+pub use link::{Link, LinkKind};
+pub use local::local_pair;
+pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue};
+pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
+pub use socket::{receive_descriptors, send_descriptors};

@@ -1,1 +1,23 @@
-//! Placeholder.
+//! The Towline server: cores, listeners, exports and what they measure.
+//!
+//! [`Server::start`] begins one thread for each core asked for. Each core owns an event loop, its
+//! lanes and its sessions ([`core`]); threads that may block ([`offload`]) wait for devices. A
+//! request's way: lane -> `session::Compound` -> store -> send queue of the lane.
+#![forbid(unsafe_code)]
+
+mod caller;
+mod config;
+mod core;
+mod exports;
+mod grants;
+mod handshake;
+mod lane;
+mod mailbox;
+mod messages;
+mod offload;
+mod server;
+mod serving;
+mod stats;
+
+pub use config::{Config, EngineWish, Export, ExportKind};
+pub use server::{Server, StartError};

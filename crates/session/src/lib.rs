@@ -1,1 +1,16 @@
-//! Placeholder.
+//! Sessions of the server side, without sockets or clocks.
+//!
+//! A [`Session`] is a client's identity and outlives its connections: slots with sequence numbers
+//! and remembered replies ([`slots`]), open files ([`files`]). A [`Compound`] executes one request
+//! against the stores, and says when it has to wait: for data from the client, for a thread that
+//! may block, or for a lock ([`locks`]). Whoever drives it does the waiting.
+#![forbid(unsafe_code)]
+
+mod compound;
+pub mod files;
+pub mod locks;
+mod session;
+pub mod slots;
+
+pub use compound::{Blocking, BlockingResult, Compound, Context, Step};
+pub use session::{Exports, Session};

@@ -41,6 +41,8 @@ pub enum Kind {
     Cancel = 8,
     /// Client to server over shared memory: borrowed memory of this slot's reply is read.
     Release = 9,
+    /// Client to server: the session is over, keep nothing for it.
+    Goodbye = 10,
 }
 
 /// What a [`Kind::Notice`] says, in its flags.
@@ -121,6 +123,7 @@ impl Header {
             7 => Kind::Notice,
             8 => Kind::Cancel,
             9 => Kind::Release,
+            10 => Kind::Goodbye,
             _ => return Err(ProtocolError { what: "unknown kind of message", at: 0 }),
         };
         let header = Self {

@@ -370,16 +370,18 @@ messages! {
             /// Zero: exports. One: statistics.
             what: u32,
         }
-        /// Opens again, after a restart of the server, the file that was open before: as `Open`
-        /// without creation or truncation, and `ESTALE` unless the inode is the same.
+        /// Opens again, after a restart of the server, the file that was open before, under the
+        /// same handle. No creation or truncation; `ESTALE` unless the inode is the same.
         29 Reclaim {
-            /// Directory.
-            base: u64,
-            /// As in `Open`.
+            /// Handle it had.
+            handle: u64,
+            /// `O_*` it was opened with.
             flags: u32,
             /// Inode number it had.
             inode: u64,
-            /// Path from `base`.
+            /// Export it is in.
+            export: &'a [u8],
+            /// Path from the root of the export.
             path: &'a [u8],
         }
     }
@@ -403,6 +405,40 @@ impl Request<'_> {
         }
     }
 
+    /// True when it may be sent again to a restarted server that remembers nothing, because doing
+    /// it twice ends like doing it once.
+    #[must_use]
+    pub fn repeatable(&self) -> bool {
+        const EXCLUSIVE: u32 = 0o200;
+        match self {
+            Self::Open { flags, .. } => flags & EXCLUSIVE == 0,
+            Self::Write { flags, .. } => flags & write_flag::APPEND == 0,
+            Self::Close { .. } | Self::Attach { .. } | Self::Reclaim { .. } | Self::SetAttr { .. } => true,
+            Self::Allocate { .. } | Self::CopyRange { .. } | Self::Lock { .. } => true,
+            Self::SetXattr { how, .. } => *how == 0,
+            other => !other.modifies(),
+        }
+    }
+
+    /// The open files it names; zero stands for none.
+    #[must_use]
+    pub fn handles(&self) -> [u64; 2] {
+        match *self {
+            Self::Open { base, .. } | Self::Stat { base, .. } | Self::SetAttr { base, .. } => [base, 0],
+            Self::MakeDir { base, .. } | Self::MakeNode { base, .. } | Self::Symlink { base, .. } => [base, 0],
+            Self::ReadLink { base, .. } | Self::Unlink { base, .. } | Self::Access { base, .. } => [base, 0],
+            Self::GetXattr { base, .. } | Self::SetXattr { base, .. } => [base, 0],
+            Self::ListXattr { base, .. } | Self::RemoveXattr { base, .. } => [base, 0],
+            Self::Link { base, new_base, .. } | Self::Rename { base, new_base, .. } => [base, new_base],
+            Self::CopyRange { handle, new_handle, .. } => [handle, new_handle],
+            Self::Close { handle } | Self::Read { handle, .. } | Self::Write { handle, .. } => [handle, 0],
+            Self::ReadDir { handle, .. } | Self::StatFs { handle } | Self::Sync { handle, .. } => [handle, 0],
+            Self::Allocate { handle, .. } | Self::Seek { handle, .. } => [handle, 0],
+            Self::Lock { handle, .. } | Self::TestLock { handle, .. } => [handle, 0],
+            Self::Attach { .. } | Self::Inquire { .. } | Self::Reclaim { .. } => [0, 0],
+        }
+    }
+
     fn paths(&self) -> [&[u8]; 2] {
         match self {
             Self::Open { path, .. } | Self::Stat { path, .. } | Self::SetAttr { path, .. } => [path, b""],
@@ -413,7 +449,7 @@ impl Request<'_> {
             Self::GetXattr { path, name, .. } | Self::SetXattr { path, name, .. } => [path, name],
             Self::ListXattr { path, .. } | Self::Access { path, .. } => [path, b""],
             Self::RemoveXattr { path, name, .. } => [path, name],
-            Self::Reclaim { path, .. } => [path, b""],
+            Self::Reclaim { export, path, .. } => [export, path],
             Self::Attach { name } => [name, b""],
             _ => [b"", b""],
         }

@@ -1,0 +1,76 @@
+//! What can go wrong in a client.
+
+use std::fmt;
+use towline_wire::{Errno, ProtocolError};
+
+/// A failed operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The server (or a check before sending) says so, as a local system call would.
+    Errno(Errno),
+    /// The server cannot be reached, or not any more.
+    Connection {
+        /// Server, as in the URL.
+        server: String,
+        /// What was tried and how it failed.
+        what: String,
+        /// Closest error number.
+        errno: Errno,
+    },
+    /// The peer sent something that is no legal message.
+    Protocol(ProtocolError),
+    /// A request was under way when the server restarted, and nobody can know whether it took
+    /// effect. Counts as `EIO`.
+    Unknown,
+}
+
+impl Error {
+    /// The error number that a Unix program expects.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Errno(errno) => *errno,
+            Self::Connection { errno, .. } => *errno,
+            Self::Protocol(_) => Errno::EPROTO,
+            Self::Unknown => Errno::EIO,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Errno(errno) => write!(f, "{errno}"),
+            Self::Connection { server, what, .. } => write!(f, "server {server}: {what}"),
+            Self::Protocol(error) => write!(f, "{error}"),
+            Self::Unknown => f.write_str(
+                "the server restarted while this request was under way: it may or may not have \
+                 taken effect, look before you repeat it",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Errno> for Error {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl From<ProtocolError> for Error {
+    fn from(error: ProtocolError) -> Self {
+        Self::Protocol(error)
+    }
+}
+
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Errno(errno) => errno.into(),
+            other => Self::other(other),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Connecting a lane and joining or beginning a session.
+
+use crate::{Error, Transport};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+use towline_mem::SharedMemory;
+use towline_net::address::{connect_tcp, connect_unix};
+use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, receive_descriptors};
+use towline_wire::hello::{MAGIC, VERSION, want};
+use towline_wire::limits::HEADER_BYTES;
+use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
+
+/// Time for a connection to come about.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// A greeted lane.
+pub(crate) struct Greeted {
+    pub(crate) link: Link,
+    pub(crate) welcome: Welcome,
+}
+
+/// Why a lane could not be had.
+pub(crate) enum Failure {
+    /// The server may come back: try again.
+    Io(io::Error),
+    /// It will not change by trying again.
+    Final(Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+fn protocol(what: &'static str) -> Failure {
+    Failure::Final(ProtocolError { what, at: 0 }.into())
+}
+
+/// Connects, says hello for `session` (zero: a new one) and hears the answer.
+pub(crate) fn greet(transport: &Transport, client: u64, session: u64, secret: u64) -> Result<Greeted, Failure> {
+    let (link, wants) = match transport {
+        Transport::Tcp(host, port) => (connect_tcp(host, *port, CONNECT)?, 0),
+        Transport::Unix(path) => (connect_unix(path)?, 0),
+        Transport::Shm(path) => (connect_unix(path)?, want::SHARED_MEMORY),
+    };
+    let hello = Hello { magic: MAGIC, version: VERSION, want: wants, client, session, secret, ..Hello::default() };
+    let mut body = Vec::new();
+    hello.encode(&mut body);
+    let mut header = Header::new(Kind::Hello, 0, 0);
+    header.body_bytes = body.len() as u32;
+    let sent = link.send(&[&header.to_bytes(), &body], &Counters::default())?;
+    if sent != HEADER_BYTES + body.len() {
+        return Err(io::Error::from(io::ErrorKind::WriteZero).into());
+    }
+    let (welcome, descriptors) = hear(&link)?;
+    if welcome.errno != 0 {
+        let errno = Errno(welcome.errno);
+        return Err(Failure::Final(if errno == Errno::EPROTO {
+            ProtocolError { what: "server speaks another version of the protocol", at: 0 }.into()
+        } else {
+            Error::Errno(errno)
+        }));
+    }
+    if wants == 0 {
+        return Ok(Greeted { link, welcome });
+    }
+    let Ok([memory, bell]) = <[_; 2]>::try_from(descriptors) else {
+        return Err(protocol("server did not offer shared memory"));
+    };
+    let memory = Arc::new(SharedMemory::open(memory, SHM_BYTES, true)?);
+    let socket = link.fd().map(|fd| fd.as_fd().try_clone_to_owned()).transpose()?;
+    let socket = socket.ok_or_else(|| protocol("link without socket"))?;
+    let link = ShmLink::new(memory, ShmSide::Client, Doorbell::new(bell), socket)?;
+    Ok(Greeted { link: Link::Shm(Box::new(link)), welcome })
+}
+
+fn hear(link: &Link) -> Result<(Welcome, Vec<std::os::fd::OwnedFd>), Failure> {
+    let fd = link.fd().ok_or_else(|| protocol("link without socket"))?;
+    let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
+    loop {
+        if let Some(head) = bytes.first_chunk::<HEADER_BYTES>() {
+            let header = Header::parse(head).map_err(|e| Failure::Final(e.into()))?;
+            if header.kind != Kind::Welcome {
+                return Err(protocol("server did not answer the hello"));
+            }
+            let end = HEADER_BYTES + header.body_bytes as usize;
+            if bytes.len() > end {
+                return Err(protocol("bytes after the welcome"));
+            }
+            if bytes.len() == end {
+                let welcome = Welcome::parse(&bytes[HEADER_BYTES..end]).map_err(|e| Failure::Final(e.into()))?;
+                if welcome.magic != MAGIC {
+                    return Err(protocol("peer speaks another protocol"));
+                }
+                return Ok((welcome, descriptors));
+            }
+        }
+        let mut part = [0; 512];
+        let wanted = match bytes.first_chunk::<HEADER_BYTES>() {
+            None => HEADER_BYTES - bytes.len(),
+            Some(head) => {
+                let header = Header::parse(head).map_err(|e| Failure::Final(e.into()))?;
+                (HEADER_BYTES + header.body_bytes as usize - bytes.len()).min(part.len())
+            }
+        };
+        match receive_descriptors(fd, &mut part[..wanted]) {
+            Ok((0, _)) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok((count, more)) => {
+                bytes.extend_from_slice(&part[..count]);
+                descriptors.extend(more);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

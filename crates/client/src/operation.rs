@@ -1,0 +1,115 @@
+//! Operations that were started and complete later: one, any of a group, or as futures.
+
+use crate::Error;
+use crate::core::{Core, Finished, Outcome, SlotRef};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+pub(crate) type Convert<T> = Box<dyn FnOnce(Outcome, Vec<u8>) -> Result<T, Error> + Send>;
+
+/// A request under way. Dropping it does not undo it: its answer is then ignored.
+///
+/// As a future it makes progress whenever it is polled; between polls some other use of the same
+/// client, or [`crate::Client::progress`] when [`crate::Client::fd`] is readable, has to.
+pub struct Operation<T> {
+    core: Arc<Core>,
+    slot: Option<SlotRef>,
+    convert: Option<Convert<T>>,
+}
+
+impl<T> Operation<T> {
+    pub(crate) fn new(core: Arc<Core>, slot: SlotRef, convert: Convert<T>) -> Self {
+        Self { core, slot: Some(slot), convert: Some(convert) }
+    }
+
+    fn convert(&mut self, finished: Finished) -> Result<T, Error> {
+        self.slot = None;
+        let convert = self.convert.take().expect("an operation finishes once");
+        let (outcome, bytes) = finished?;
+        convert(outcome, bytes)
+    }
+
+    /// Waits for this one, making progress for all others meanwhile.
+    ///
+    /// # Errors
+    /// As the call it stands for.
+    pub fn wait(mut self) -> Result<T, Error> {
+        let slot = self.slot.as_ref().expect("not finished before").clone();
+        let finished = self.core.wait(&slot);
+        self.convert(finished)
+    }
+}
+
+impl<T: Unpin> Future for Operation<T> {
+    type Output = Result<T, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let slot = self.slot.as_ref().expect("polled after completion").clone();
+        match self.core.poll(&slot, context.waker()) {
+            Some(finished) => Poll::Ready(self.convert(finished)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<T> Drop for Operation<T> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.take() {
+            self.core.abandon(&slot);
+        }
+    }
+}
+
+/// A completion group: operations of one client, taken in the order in which they finish. Use one
+/// for each thread.
+pub struct Group<T> {
+    core: Option<Arc<Core>>,
+    operations: Vec<(u64, Operation<T>)>,
+}
+
+impl<T> Default for Group<T> {
+    fn default() -> Self {
+        Self { core: None, operations: Vec::new() }
+    }
+}
+
+impl<T> Group<T> {
+    /// An empty group.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an operation under a tag of the caller's choice.
+    ///
+    /// # Panics
+    /// When it belongs to another client than those added before.
+    pub fn add(&mut self, operation: Operation<T>, tag: u64) {
+        let core = self.core.get_or_insert_with(|| operation.core.clone());
+        assert!(Arc::ptr_eq(core, &operation.core), "operations of two clients in one group");
+        self.operations.push((tag, operation));
+    }
+
+    /// Operations not yet taken.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.operations.len()
+    }
+
+    /// True when every operation was taken.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.operations.is_empty()
+    }
+
+    /// Waits until any operation has finished and takes it; `None` when the group is empty.
+    pub fn wait_any(&mut self) -> Option<(u64, Result<T, Error>)> {
+        let core = self.core.as_ref().filter(|_| !self.operations.is_empty())?;
+        let slots = self.operations.iter().map(|(_, o)| o.slot.as_ref().expect("still waiting"));
+        let (index, finished) = core.wait_any(slots);
+        let (tag, mut operation) = self.operations.swap_remove(index);
+        Some((tag, operation.convert(finished)))
+    }
+}

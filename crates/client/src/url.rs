@@ -1,0 +1,171 @@
+//! Names of remote things: `towline://HOST[:PORT]/EXPORT/PATH` and its kin.
+//!
+//! `towline+unix:///EXPORT/PATH?socket=/run/towline.sock` goes through a Unix socket,
+//! `towline+shm:` likewise and then moves the session to shared memory. Bytes that a URL cannot
+//! hold are percent-encoded; names are bytes, not text.
+
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
+use std::fmt;
+use std::path::PathBuf;
+use towline_wire::limits::DEFAULT_PORT;
+
+/// How to reach a server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Transport {
+    /// TCP to a host name or address, and port.
+    Tcp(String, u16),
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// Shared memory, set up through a Unix socket.
+    Shm(PathBuf),
+}
+
+/// A remote file, directory, export (empty path) or server (empty export).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// How to reach the server.
+    pub transport: Transport,
+    /// Name of the export.
+    pub export: Vec<u8>,
+    /// Path inside the export, without a slash at the start.
+    pub path: Vec<u8>,
+}
+
+/// What is encoded in paths: all but the unreserved, and the slash.
+const ENCODED: &AsciiSet = &CONTROLS
+    .add(b' ').add(b'"').add(b'#').add(b'%').add(b'<').add(b'>').add(b'?').add(b'[').add(b'\\')
+    .add(b']').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
+
+impl Url {
+    /// True when `text` begins like one of our URLs, so that it is not meant as a local path.
+    #[must_use]
+    pub fn looks_like(text: &str) -> bool {
+        text.starts_with("towline:") || text.starts_with("towline+")
+    }
+
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with it and what would be right.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = |what: &str| {
+            format!("URL \"{text}\": {what}; expected towline://HOST[:PORT]/EXPORT/PATH or towline+unix:///EXPORT/PATH?socket=SOCKET")
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("no \"://\""))?;
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(a, b)| (a, Some(b)));
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let transport = match scheme {
+            "towline" | "towline+tcp" => {
+                if query.is_some() {
+                    return Err(wrong("a query has no meaning over TCP (encode \"?\" as %3F)"));
+                }
+                tcp(host).map_err(wrong)?
+            }
+            "towline+unix" | "towline+shm" => {
+                let socket = query.and_then(|q| q.strip_prefix("socket=")).filter(|s| !s.is_empty());
+                let socket = socket.ok_or_else(|| wrong("no \"?socket=\" with the path of the socket"))?;
+                if !host.is_empty() {
+                    return Err(wrong("a host has no meaning with a Unix socket"));
+                }
+                let socket = path_of(decode(socket));
+                if scheme == "towline+shm" { Transport::Shm(socket) } else { Transport::Unix(socket) }
+            }
+            _ => return Err(wrong("unknown scheme")),
+        };
+        let (export, path) = path.split_once('/').unwrap_or((path, ""));
+        Ok(Self { transport, export: decode(export), path: decode(path.trim_start_matches('/')) })
+    }
+
+    /// The URL of a name below this one.
+    #[must_use]
+    pub fn join(&self, name: &[u8]) -> Self {
+        let mut path = self.path.clone();
+        if !path.is_empty() && !path.ends_with(b"/") {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        Self { path, ..self.clone() }
+    }
+}
+
+fn tcp(host: &str) -> Result<Transport, &'static str> {
+    if let Some(rest) = host.strip_prefix('[') {
+        let (address, port) = rest.split_once(']').ok_or("\"[\" without \"]\"")?;
+        let port = match port.strip_prefix(':') {
+            Some(port) => port.parse().map_err(|_| "bad port")?,
+            None if port.is_empty() => DEFAULT_PORT,
+            None => return Err("text after \"]\""),
+        };
+        return Ok(Transport::Tcp(address.to_owned(), port));
+    }
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) => (name, port.parse().map_err(|_| "bad port")?),
+        None => (host, DEFAULT_PORT),
+    };
+    if name.is_empty() {
+        return Err("no host");
+    }
+    Ok(Transport::Tcp(name.to_owned(), port))
+}
+
+fn decode(text: &str) -> Vec<u8> {
+    percent_decode_str(text).collect()
+}
+
+fn path_of(bytes: Vec<u8>) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    PathBuf::from(std::ffi::OsString::from_vec(bytes))
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use std::os::unix::ffi::OsStrExt;
+        let (scheme, socket) = match &self.transport {
+            Transport::Tcp(host, port) => {
+                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+                write!(f, "towline://{host}:{port}")?;
+                ("", None)
+            }
+            Transport::Unix(socket) => ("towline+unix://", Some(socket)),
+            Transport::Shm(socket) => ("towline+shm://", Some(socket)),
+        };
+        write!(f, "{scheme}/{}", percent_encode(&self.export, ENCODED))?;
+        if !self.path.is_empty() {
+            write!(f, "/{}", percent_encode(&self.path, ENCODED))?;
+        }
+        if let Some(socket) = socket {
+            write!(f, "?socket={}", percent_encode(socket.as_os_str().as_bytes(), ENCODED))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_survive_a_round_trip() {
+        for text in [
+            "towline://127.0.0.1:7440/data/some/dir",
+            "towline://[::1]:1/x",
+            "towline+unix:///data/a%20b%3Fc?socket=/run/t.sock",
+            "towline+shm:///data/%FF%00?socket=/run/t%23.sock",
+        ] {
+            let url = Url::parse(text).unwrap();
+            assert_eq!(Url::parse(&url.to_string()).unwrap(), url, "{text}");
+        }
+        let url = Url::parse("towline://host/data/%ff").unwrap();
+        assert_eq!(url.transport, Transport::Tcp("host".into(), DEFAULT_PORT));
+        assert_eq!(url.path, b"\xff");
+    }
+
+    #[test]
+    fn bad_urls_are_refused_with_a_reason() {
+        for text in ["x", "http://h/x", "towline:///x", "towline://h:x/", "towline+unix:///x", "towline+unix://h/x?socket=/s"] {
+            let error = Url::parse(text).unwrap_err();
+            assert!(error.contains(text) && error.contains("expected"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! One server, real sockets: every operation of the protocol on each back end over each transport.
+
+use std::sync::Arc;
+use towline_client::{Client, Errno, File, Group, Options, Transport};
+use towline_server::{Config, EngineWish, Export, ExportKind, Server};
+use tempfile::TempDir;
+
+struct Setup {
+    server: Option<Server>,
+    transports: Vec<Transport>,
+    _directory: TempDir,
+}
+
+fn setup(engine: EngineWish) -> Setup {
+    let directory = TempDir::new().unwrap();
+    let data = directory.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let socket = directory.path().join("socket");
+    let export = |name: &str, kind| Export { name: name.into(), kind, read_only: false };
+    let config = Config {
+        exports: vec![
+            export("dir", ExportKind::Directory(data)),
+            export("mem", ExportKind::Memory(256 << 20)),
+        ],
+        listen: vec![
+            towline_net::address::Address::parse("tcp://127.0.0.1:0").unwrap(),
+            towline_net::address::Address::Unix(socket.clone()),
+        ],
+        cores: 2,
+        engine,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let towline_net::address::Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
+    let transports = vec![
+        Transport::Tcp(address.ip().to_string(), address.port()),
+        Transport::Unix(socket.clone()),
+        Transport::Shm(socket),
+    ];
+    Setup { server: Some(server), transports, _directory: directory }
+}
+
+fn each(test: impl Fn(&Client, &File)) {
+    for engine in [EngineWish::Automatic, EngineWish::Epoll] {
+        let setup = setup(engine);
+        for transport in &setup.transports {
+            for export in ["dir", "mem"] {
+                eprintln!("{transport:?} {export}");
+                let client = Client::connect(transport, Options::default()).unwrap();
+                let root = client.attach(export.as_bytes()).unwrap();
+                root.make_directory(b"t", 0o755).unwrap();
+                test(&client, &root.open(b"t", 0, 0).unwrap());
+                remove(&root, b"t");
+            }
+        }
+    }
+}
+
+fn remove(parent: &File, name: &[u8]) {
+    let directory = parent.open(name, 0, 0).unwrap();
+    for entry in directory.list_all(true).unwrap() {
+        if entry.attr.unwrap().is_directory() {
+            remove(&directory, &entry.name);
+        } else {
+            directory.unlink(&entry.name, false).unwrap();
+        }
+    }
+    parent.unlink(name, true).unwrap();
+}
+
+const CREATE: u32 = 0o100 | 2;
+
+fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
+}
+
+#[test]
+fn bytes_of_all_sizes_come_back() {
+    each(|_, top| {
+        for (number, length) in [0, 1, 4096, 16384, 16385, 70_000, 262_144, 262_145, 1_000_000, 9_000_000].into_iter().enumerate() {
+            let name = format!("f{number}");
+            let file = top.open(name.as_bytes(), CREATE, 0o644).unwrap();
+            let data = pattern(length, number as u8);
+            assert_eq!(file.write_at(&data, 0).unwrap(), length);
+            let mut back = vec![0; length + 10];
+            assert_eq!(file.read_at(&mut back, 0).unwrap(), length, "length {length}");
+            assert!(back[..length] == data[..], "bytes of {length} differ");
+            let mut part = vec![0; 5000];
+            let from = length / 2;
+            let got = file.read_at(&mut part, from as u64).unwrap();
+            assert!(part[..got] == data[from..(from + 5000).min(length)]);
+            assert_eq!(file.stat().unwrap().size, length as u64);
+            file.close().unwrap();
+        }
+        top.write_path(b"w", CREATE, 0o600, &pattern(300_000, 9)).unwrap();
+        let mut back = vec![0; 400_000];
+        assert_eq!(top.read_path(b"w", &mut back).unwrap(), 300_000);
+        assert!(back[..300_000] == pattern(300_000, 9)[..]);
+    });
+}
+
+#[test]
+fn names_attributes_and_errors() {
+    each(|client, top| {
+        assert_eq!(client.exports().unwrap(), [b"dir".to_vec(), b"mem".to_vec()]);
+        assert_eq!(client.attach(b"none").err().unwrap().errno(), Errno::ENOENT);
+        assert_eq!(top.stat_path(b"none", true).unwrap_err().errno(), Errno::ENOENT);
+        top.write_path(b"a", CREATE, 0o640, b"hello").unwrap();
+        let attr = top.stat_path(b"a", false).unwrap();
+        assert_eq!((attr.size, attr.mode & 0o7777, attr.links), (5, 0o640, 1));
+        top.link(b"a", false, top, b"b").unwrap();
+        assert_eq!(top.stat_path(b"b", false).unwrap().links, 2);
+        top.symlink(b"s", b"a").unwrap();
+        assert_eq!(top.read_link(b"s").unwrap(), b"a");
+        assert_eq!(top.stat_path(b"s", true).unwrap().inode, attr.inode);
+        top.rename(b"a", top, b"c", 0).unwrap();
+        assert_eq!(top.stat_path(b"s", true).unwrap_err().errno(), Errno::ENOENT);
+        assert_eq!(top.rename(b"b", top, b"c", 1).unwrap_err().errno(), Errno::EEXIST);
+        assert_eq!(top.open(b"c", 0o200 | CREATE, 0).err().unwrap().errno(), Errno::EEXIST);
+        assert_eq!(top.open(b"c/d", 0, 0).err().unwrap().errno(), Errno::ENOTDIR);
+        assert_eq!(top.unlink(b"c", true).unwrap_err().errno(), Errno::ENOTDIR);
+        assert_eq!(top.stat_path(&[b'x'; 256], true).unwrap_err().errno(), Errno::ENAMETOOLONG);
+        assert_eq!(top.stat_path(b"../../../etc/passwd", true).unwrap_err().errno(), Errno::EXDEV);
+        top.make_directory(b"d\xff", 0o700).unwrap();
+        top.make_directory(b"d\xff/e", 0o700).unwrap();
+        assert_eq!(top.unlink(b"d\xff", true).unwrap_err().errno(), Errno::ENOTEMPTY);
+        for number in 0..2500 {
+            top.write_path(format!("d\u{fffd}{number:05}").as_bytes(), CREATE, 0o600, b"x").unwrap();
+        }
+        let names = top.list_all(true).unwrap();
+        assert_eq!(names.len(), 2500 + 4);
+        assert!(names.iter().all(|entry| entry.attr.is_some()));
+        assert_eq!(top.read_at(&mut [0; 5], 0).unwrap_err().errno(), Errno::EISDIR);
+        assert!(client.statistics().unwrap().contains("T_server"));
+    });
+}
+
+#[test]
+fn many_threads_share_a_client_and_groups_complete_in_any_order() {
+    each(|_, top| {
+        std::thread::scope(|scope| {
+            for thread in 0..8u8 {
+                scope.spawn(move || {
+                    for round in 0..30 {
+                        let name = format!("t{thread}-{round}");
+                        let data = pattern(1000 * usize::from(thread) * round, thread);
+                        top.write_path(name.as_bytes(), CREATE, 0o600, &data).unwrap();
+                        let mut back = vec![0; data.len() + 1];
+                        assert_eq!(top.read_path(name.as_bytes(), &mut back).unwrap(), data.len());
+                        assert!(back[..data.len()] == data[..]);
+                    }
+                });
+            }
+        });
+        let mut group = Group::new();
+        for tag in 0..16 {
+            group.add(top.start_read_path(format!("t{}-7", tag % 8).as_bytes(), 100_000).unwrap(), tag);
+        }
+        let mut seen = 0;
+        while let Some((tag, bytes)) = group.wait_any() {
+            assert_eq!(bytes.unwrap().len(), 7000 * (tag as usize % 8));
+            seen += 1;
+        }
+        assert_eq!(seen, 16);
+    });
+}
+
+#[test]
+fn two_clients_see_each_other_and_append_without_loss() {
+    let setup = setup(EngineWish::Automatic);
+    let clients: Vec<Client> = setup.transports.iter().map(|t| Client::connect(t, Options::default()).unwrap()).collect();
+    for export in ["dir", "mem"] {
+        let roots: Vec<Arc<File>> = clients.iter().map(|c| Arc::new(c.attach(export.as_bytes()).unwrap())).collect();
+        roots[0].write_path(b"shared", CREATE, 0o600, b"").unwrap();
+        std::thread::scope(|scope| {
+            for root in &roots {
+                scope.spawn(move || {
+                    let file = root.open(b"shared", 2, 0).unwrap();
+                    for _ in 0..200 {
+                        file.append(&[b'x'; 100]).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(roots[1].stat_path(b"shared", true).unwrap().size, 200 * 100 * roots.len() as u64);
+        roots[2].write_path(b"shared", CREATE | 0o1000, 0o600, b"now").unwrap();
+        let mut back = [0; 10];
+        assert_eq!(roots[0].read_path(b"shared", &mut back).unwrap(), 3);
+    }
+    setup.server.unwrap().stop();
+}

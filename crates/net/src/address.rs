@@ -1,0 +1,193 @@
+//! Addresses of servers: listening and connecting.
+
+use crate::{Link, LinkKind};
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Address {
+    /// TCP.
+    Tcp(SocketAddr),
+    /// Unix socket; clients may move to shared memory over it.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// Reads `tcp://HOST:PORT` or `unix:///PATH`.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix://") {
+            if !path.starts_with('/') {
+                return Err(format!("address \"{text}\": path is not absolute, expected unix:///PATH"));
+            }
+            return Ok(Self::Unix(path.into()));
+        }
+        let Some(host) = text.strip_prefix("tcp://") else {
+            return Err(format!("address \"{text}\": expected tcp://HOST:PORT or unix:///PATH"));
+        };
+        let mut found = host.to_socket_addrs().map_err(|error| format!("address \"{text}\": {error}"))?;
+        found.next().map(Self::Tcp).ok_or_else(|| format!("address \"{text}\": host has no address"))
+    }
+
+    /// True when only this machine can reach it.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().is_loopback(),
+            Self::Unix(_) => true,
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "tcp://{address}"),
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+        }
+    }
+}
+
+/// A listening socket. A Unix socket's file is removed when it is dropped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Listener {
+    /// TCP.
+    Tcp(TcpListener),
+    /// Unix, and the path it made.
+    Unix(UnixListener, Option<PathBuf>),
+}
+
+impl Listener {
+    /// Listens. A Unix socket left behind by a dead server is replaced.
+    ///
+    /// # Errors
+    /// `AddrInUse` when a living server has the address; what `bind(2)` says.
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        let listener = match address {
+            Address::Tcp(address) => Self::Tcp(TcpListener::bind(address)?),
+            Address::Unix(path) => {
+                match UnixStream::connect(path) {
+                    Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                        std::fs::remove_file(path)?;
+                    }
+                    Err(_) => {}
+                }
+                Self::Unix(UnixListener::bind(path)?, Some(path.clone()))
+            }
+        };
+        listener.set_nonblocking()?;
+        // The queue of 128 that std asks for is short for hundreds of clients that start at once.
+        rustix::net::listen(listener.fd(), 4096)?;
+        Ok(listener)
+    }
+
+    /// Takes a listening socket from a service manager.
+    ///
+    /// # Errors
+    /// It is no listening TCP or Unix socket.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        let listener = match rustix::net::sockopt::socket_domain(&fd)? {
+            rustix::net::AddressFamily::UNIX => Self::Unix(UnixListener::from(fd), None),
+            rustix::net::AddressFamily::INET | rustix::net::AddressFamily::INET6 => Self::Tcp(TcpListener::from(fd)),
+            _ => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        listener.set_nonblocking()?;
+        Ok(listener)
+    }
+
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(listener) => listener.set_nonblocking(true),
+            Self::Unix(listener, _) => listener.set_nonblocking(true),
+        }
+    }
+
+    /// The address it listens on, with the port that the kernel chose.
+    ///
+    /// # Errors
+    /// What `getsockname(2)` says.
+    pub fn address(&self) -> io::Result<Address> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().map(Address::Tcp),
+            Self::Unix(listener, _) => {
+                let address = listener.local_addr()?;
+                Ok(Address::Unix(address.as_pathname().unwrap_or("".as_ref()).to_path_buf()))
+            }
+        }
+    }
+
+    /// The descriptor to watch.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Tcp(listener) => listener.as_fd(),
+            Self::Unix(listener, _) => listener.as_fd(),
+        }
+    }
+
+    /// Accepts one connection without waiting.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none.
+    pub fn accept(&self) -> io::Result<Link> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                stream.set_nodelay(true)?;
+                Ok(Link::Socket(stream.into(), LinkKind::Tcp))
+            }
+            Self::Unix(listener, _) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                Ok(Link::Socket(stream.into(), LinkKind::Unix))
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Self::Unix(_, Some(path)) = self {
+            // Nothing to do about a socket file that cannot be removed: the next start replaces it.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Connects over TCP, trying each address of the host.
+///
+/// # Errors
+/// The host has no address, or the last address's error.
+pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "host has no address");
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, limit) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(Link::Socket(stream.into(), LinkKind::Tcp));
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Connects to a Unix socket.
+///
+/// # Errors
+/// What `connect(2)` says.
+pub fn connect_unix(path: &std::path::Path) -> io::Result<Link> {
+    Ok(Link::Socket(UnixStream::connect(path)?.into(), LinkKind::Unix))
+}

@@ -1,0 +1,48 @@
+//! Which way bytes went: every counter of the network layer in one list.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of a core's lanes; any thread may read them.
+        #[derive(Debug, Default)]
+        pub struct Counters { $($(#[$doc])* pub $name: AtomicU64,)* }
+
+        impl Counters {
+            /// Names and values, in the order of declaration.
+            #[must_use]
+            pub fn values(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// System calls made to move bytes.
+    system_calls,
+    /// Messages sent.
+    messages_sent,
+    /// Messages received.
+    messages_received,
+    /// Bytes that the kernel or the shared ring copied from memory when sending.
+    bytes_sent_copied,
+    /// Bytes sent from file pages without copying (`sendfile`).
+    bytes_sent_file,
+    /// Bytes that the receiver read in place in shared memory.
+    bytes_lent,
+    /// Bytes received.
+    bytes_received,
+    /// Bulk bytes that landed in their final place without being staged.
+    bytes_received_placed,
+    /// Payload bytes that were received and thrown away. Stays zero unless a peer misbehaves or a
+    /// request fails after its data was granted.
+    payload_discarded,
+}
+
+impl Counters {
+    /// Adds to a counter. Counters belong to one core, so that this never contends.
+    pub fn add(counter: &AtomicU64, count: u64) {
+        counter.fetch_add(count, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,201 @@
+//! Received bytes, cut into messages.
+//!
+//! Headers, bodies and small payloads are read into a buffer that the caller lends (one for all
+//! lanes of a core). The payload of a data message, and of a reply, is bulk: it goes straight to
+//! the place that the receiver names, and only what came along in the buffer is copied there.
+
+use crate::{Counters, Link};
+use std::io;
+use towline_wire::limits::HEADER_BYTES;
+use towline_wire::{Header, Kind, ProtocolError};
+
+/// Where bulk payload goes, and who is told of messages.
+pub trait Sink {
+    /// A whole message; `payload` is empty for bulk, which was announced by [`Sink::place`].
+    ///
+    /// # Errors
+    /// The message is illegal: the lane will be closed.
+    fn message(&mut self, header: &Header, body: &[u8], payload: &[u8]) -> Result<(), ProtocolError>;
+
+    /// Memory for the next part of the bulk payload of `header`, of which `done` bytes are
+    /// already in place; at most `rest` bytes, at least one. `None`: it is thrown away.
+    fn place(&mut self, header: &Header, body: &[u8], done: usize, rest: usize) -> Option<&mut [u8]>;
+
+    /// True when bulk is expected next, so that little is read ahead of it.
+    fn expects_bulk(&self) -> bool;
+}
+
+/// What [`Input::receive`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// Received and handled something: there may be more.
+    Progress,
+    /// Nothing more for now.
+    Drained,
+    /// The peer closed.
+    Closed,
+}
+
+/// The receiving half of a lane.
+#[derive(Debug, Default)]
+pub struct Input {
+    /// Beginning of a message that is not complete.
+    partial: Vec<u8>,
+    bulk: Option<Bulk>,
+}
+
+#[derive(Debug)]
+struct Bulk {
+    header: Header,
+    body: Vec<u8>,
+    done: usize,
+}
+
+fn is_bulk(header: &Header) -> bool {
+    header.payload_bytes > 0 && matches!(header.kind, Kind::Data | Kind::Reply)
+}
+
+impl Input {
+    /// True when the peer is in the middle of a message.
+    #[must_use]
+    pub fn is_partial(&self) -> bool {
+        !self.partial.is_empty() || self.bulk.is_some()
+    }
+
+    /// Receives once and hands complete messages to `sink`. With `wait`, waits for the first byte,
+    /// spinning up to that long first.
+    ///
+    /// # Errors
+    /// The link is broken, or (as `InvalidData`) the peer sent what is no message.
+    pub fn receive(
+        &mut self,
+        link: &Link,
+        scratch: &mut [u8],
+        wait: Option<std::time::Duration>,
+        sink: &mut dyn Sink,
+        counters: &Counters,
+    ) -> io::Result<Incoming> {
+        if self.bulk.is_some() {
+            return self.receive_bulk(link, scratch, wait, sink, counters);
+        }
+        let have = self.partial.len();
+        scratch[..have].copy_from_slice(&self.partial);
+        let ahead = if sink.expects_bulk() { (have + 4 * HEADER_BYTES).min(scratch.len()) } else { scratch.len() };
+        let count = match receive(link, &mut scratch[have..ahead], wait, counters)? {
+            Some(0) => return Ok(Incoming::Closed),
+            Some(count) => count,
+            None => return Ok(Incoming::Drained),
+        };
+        let drained = have + count < ahead;
+        self.parse(&scratch[..have + count], sink, counters)?;
+        Ok(if drained && self.bulk.is_none() { Incoming::Drained } else { Incoming::Progress })
+    }
+
+    fn parse(&mut self, mut bytes: &[u8], sink: &mut dyn Sink, counters: &Counters) -> io::Result<()> {
+        while let Some(head) = bytes.first_chunk::<HEADER_BYTES>() {
+            let header = Header::parse(head).map_err(invalid)?;
+            let body_end = HEADER_BYTES + header.body_bytes as usize;
+            let end = body_end + header.payload_bytes as usize;
+            let needed = if is_bulk(&header) { body_end } else { end };
+            if bytes.len() < needed {
+                break;
+            }
+            let body = &bytes[HEADER_BYTES..body_end];
+            if is_bulk(&header) {
+                let present = &bytes[body_end..bytes.len().min(end)];
+                let done = place_all(sink, &header, body, 0, present, counters);
+                if bytes.len() < end {
+                    self.partial.clear();
+                    self.bulk = Some(Bulk { header, body: body.to_vec(), done });
+                    return Ok(());
+                }
+                Counters::add(&counters.messages_received, 1);
+                sink.message(&header, body, &[]).map_err(invalid)?;
+            } else {
+                Counters::add(&counters.messages_received, 1);
+                sink.message(&header, body, &bytes[body_end..end]).map_err(invalid)?;
+            }
+            bytes = &bytes[end..];
+        }
+        self.partial.clear();
+        self.partial.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn receive_bulk(
+        &mut self,
+        link: &Link,
+        scratch: &mut [u8],
+        wait: Option<std::time::Duration>,
+        sink: &mut dyn Sink,
+        counters: &Counters,
+    ) -> io::Result<Incoming> {
+        let Some(bulk) = &mut self.bulk else { return Ok(Incoming::Progress) };
+        let rest = bulk.header.payload_bytes as usize - bulk.done;
+        let (wanted, received) = match sink.place(&bulk.header, &bulk.body, bulk.done, rest) {
+            Some(target) => {
+                let wanted = target.len().min(rest);
+                let received = receive(link, &mut target[..wanted], wait, counters)?;
+                Counters::add(&counters.bytes_received_placed, received.unwrap_or(0) as u64);
+                (wanted, received)
+            }
+            None => {
+                let wanted = rest.min(scratch.len());
+                let received = receive(link, &mut scratch[..wanted], wait, counters)?;
+                Counters::add(&counters.payload_discarded, received.unwrap_or(0) as u64);
+                (wanted, received)
+            }
+        };
+        let count = match received {
+            Some(0) => return Ok(Incoming::Closed),
+            Some(count) => count,
+            None => return Ok(Incoming::Drained),
+        };
+        bulk.done += count;
+        if bulk.done == bulk.header.payload_bytes as usize {
+            let bulk = self.bulk.take().expect("was just used");
+            Counters::add(&counters.messages_received, 1);
+            sink.message(&bulk.header, &bulk.body, &[]).map_err(invalid)?;
+            return Ok(Incoming::Progress);
+        }
+        Ok(if count < wanted { Incoming::Drained } else { Incoming::Progress })
+    }
+}
+
+/// Puts bytes that came along with a header into place; returns how many.
+fn place_all(sink: &mut dyn Sink, header: &Header, body: &[u8], mut done: usize, present: &[u8], counters: &Counters) -> usize {
+    let mut rest = present;
+    while !rest.is_empty() {
+        let missing = header.payload_bytes as usize - done;
+        match sink.place(header, body, done, missing) {
+            Some(target) if !target.is_empty() => {
+                let count = target.len().min(rest.len());
+                target[..count].copy_from_slice(&rest[..count]);
+                rest = &rest[count..];
+                done += count;
+            }
+            _ => {
+                Counters::add(&counters.payload_discarded, rest.len() as u64);
+                done += rest.len();
+                break;
+            }
+        }
+    }
+    done
+}
+
+fn receive(link: &Link, target: &mut [u8], wait: Option<std::time::Duration>, counters: &Counters) -> io::Result<Option<usize>> {
+    let received = match wait {
+        Some(spin) => link.receive_wait(target, spin),
+        None => link.receive(target, counters),
+    };
+    match received {
+        Ok(count) => Ok(Some(count)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn invalid(error: ProtocolError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}

@@ -1,0 +1,184 @@
+//! One connection, whatever it runs over.
+
+use crate::local::LocalLink;
+use crate::socket::{self, Piece};
+use crate::{Counters, ShmLink};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+/// What a link runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LinkKind {
+    /// TCP.
+    Tcp,
+    /// A Unix stream socket.
+    Unix,
+    /// Shared memory.
+    Shm,
+    /// Inside the process.
+    Local,
+}
+
+/// A connected stream of bytes whose operations never wait unless they say so.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Link {
+    /// A TCP or Unix stream socket.
+    Socket(OwnedFd, LinkKind),
+    /// Rings in shared memory.
+    Shm(Box<ShmLink>),
+    /// Queues in this process.
+    Local(LocalLink),
+}
+
+impl Link {
+    /// What it runs over.
+    #[must_use]
+    pub fn kind(&self) -> LinkKind {
+        match self {
+            Self::Socket(_, kind) => *kind,
+            Self::Shm(_) => LinkKind::Shm,
+            Self::Local(_) => LinkKind::Local,
+        }
+    }
+
+    /// The descriptor to watch: the socket, or for shared memory the socket beside it.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Socket(fd, _) => Some(fd.as_fd()),
+            Self::Shm(link) => Some(link.socket().as_fd()),
+            Self::Local(_) => None,
+        }
+    }
+
+    /// Receives into `target`; zero bytes mean that the peer closed.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is nothing, and what the socket says.
+    pub fn receive(&self, target: &mut [u8], counters: &Counters) -> io::Result<usize> {
+        let count = match self {
+            Self::Socket(fd, _) => {
+                Counters::add(&counters.system_calls, 1);
+                socket::receive(fd.as_fd(), target, false)?
+            }
+            Self::Shm(link) => link.receive(target)?,
+            Self::Local(link) => link.receive(target, false)?,
+        };
+        Counters::add(&counters.bytes_received, count as u64);
+        Ok(count)
+    }
+
+    /// Receives at least a byte, waiting for it; spins first where that helps.
+    ///
+    /// # Errors
+    /// What the socket says; zero bytes mean that the peer closed.
+    pub fn receive_wait(&self, target: &mut [u8], spin: Duration) -> io::Result<usize> {
+        match self {
+            Self::Socket(fd, _) => loop {
+                match socket::receive(fd.as_fd(), target, true) {
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.poll(PollFlags::IN, None)?,
+                    other => return other,
+                }
+            },
+            Self::Shm(link) => loop {
+                match link.receive(target) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => link.wait(false, spin)?,
+                    other => return other,
+                }
+            },
+            Self::Local(link) => link.receive(target, true),
+        }
+    }
+
+    /// Waits until sending may succeed, at most about `limit`.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn wait_writable(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Socket(..) => self.poll(PollFlags::OUT, limit),
+            Self::Shm(link) => link.wait(true, Duration::from_micros(20)),
+            Self::Local(link) => {
+                link.wait_writable();
+                Ok(())
+            }
+        }
+    }
+
+    fn poll(&self, flags: PollFlags, limit: Option<Duration>) -> io::Result<()> {
+        let Some(fd) = self.fd() else { return Ok(()) };
+        let limit = limit.map(|l| Timespec { tv_sec: l.as_secs() as i64, tv_nsec: l.subsec_nanos().into() });
+        match rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, flags)], limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sends as much of the parts as the link takes without waiting; returns how many bytes.
+    ///
+    /// # Errors
+    /// `WouldBlock` when it takes none, and what the socket says.
+    pub fn send(&self, parts: &[&[u8]], counters: &Counters) -> io::Result<usize> {
+        let mut pieces = [Piece::of(&[]); 4];
+        let count = parts.len().min(pieces.len());
+        for (piece, part) in pieces.iter_mut().zip(parts) {
+            *piece = Piece::of(part);
+        }
+        self.send_pieces(&pieces[..count], false, counters)
+    }
+
+    /// Waits until the link can be read or written, at most about `limit`.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn wait_either(&self, limit: Option<Duration>) -> io::Result<()> {
+        match self {
+            Self::Socket(..) => self.poll(PollFlags::IN | PollFlags::OUT, limit),
+            // These two are woken for either.
+            Self::Shm(link) => link.wait(false, Duration::from_micros(20)),
+            Self::Local(_) => {
+                std::thread::yield_now();
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn send_pieces(&self, pieces: &[Piece], more: bool, counters: &Counters) -> io::Result<usize> {
+        let count = match self {
+            Self::Socket(fd, _) => {
+                Counters::add(&counters.system_calls, 1);
+                socket::send_pieces(fd.as_fd(), pieces, more)?
+            }
+            Self::Shm(link) => link.send_pieces(pieces)?,
+            Self::Local(link) => {
+                let mut bytes = Vec::new();
+                for piece in pieces {
+                    piece.extend(&mut bytes);
+                }
+                link.send(&bytes)?
+            }
+        };
+        Counters::add(&counters.bytes_sent_copied, count as u64);
+        Ok(count)
+    }
+
+    /// Sends file pages by reference; only sockets can. Zero: the file ends before `offset`.
+    pub(crate) fn send_file(&self, file: BorrowedFd<'_>, offset: u64, length: usize, counters: &Counters) -> io::Result<usize> {
+        let Self::Socket(fd, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        Counters::add(&counters.system_calls, 1);
+        let mut offset = offset;
+        let count = rustix::fs::sendfile(fd, file, Some(&mut offset), length)?;
+        Counters::add(&counters.bytes_sent_file, count as u64);
+        Ok(count)
+    }
+
+    /// True when file pages can be sent by reference.
+    pub(crate) fn sends_files(&self) -> bool {
+        matches!(self, Self::Socket(..))
+    }
+}

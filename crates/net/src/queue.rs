@@ -1,0 +1,185 @@
+//! What is waiting to be sent on a lane, and how each slice leaves.
+
+use crate::socket::Piece;
+use crate::{Counters, Link};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use towline_mem::{Aggregate, Segment};
+use towline_wire::{Errno, Header, Kind};
+
+/// Shared slices from this size on leave by `sendfile`, smaller ones are copied. A store must not
+/// rewrite pages of a slice at least this long that it has handed out.
+pub const SENDFILE_BYTES_MIN: u64 = 32 * 1024;
+
+const PIECES: usize = 64;
+
+/// Outcome of [`SendQueue::flush`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flushed {
+    /// Everything left.
+    All,
+    /// The link takes no more now: flush again when it is writable.
+    Blocked,
+}
+
+#[derive(Debug)]
+struct Message {
+    rest: Aggregate,
+    slot: u16,
+    sequence: u32,
+}
+
+/// Messages waiting to be sent over one link, in order. Holds references, not copies.
+#[derive(Debug, Default)]
+pub struct SendQueue {
+    messages: VecDeque<Message>,
+    bytes: u64,
+}
+
+impl SendQueue {
+    /// Adds a message: its header, body and payload already in one aggregate.
+    pub fn push(&mut self, message: Aggregate, slot: u16, sequence: u32) {
+        self.bytes += message.len();
+        self.messages.push_back(Message { rest: message, slot, sequence });
+    }
+
+    /// Bytes waiting.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// True when nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Sends as much as the link takes without waiting.
+    ///
+    /// # Errors
+    /// The link is broken.
+    pub fn flush(&mut self, link: &Link, counters: &Counters) -> io::Result<Flushed> {
+        while !self.messages.is_empty() {
+            let sent = match self.file_at_front(link) {
+                Some((segment, offset, length)) => self.send_file(link, &segment, offset, length, counters),
+                None => self.send_memory(link, counters),
+            };
+            match sent {
+                Ok(count) => self.advance(count, counters),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Flushed::Blocked),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Flushed::All)
+    }
+
+    fn file_at_front(&self, link: &Link) -> Option<(Segment, u64, u64)> {
+        let slice = self.messages.front()?.rest.slices().next()?;
+        let by_reference = leaves_by_reference(&slice.segment, slice.length, link);
+        by_reference.then(|| (slice.segment.clone(), slice.offset, slice.length))
+    }
+
+    fn send_file(&mut self, link: &Link, segment: &Segment, offset: u64, length: u64, counters: &Counters) -> io::Result<u64> {
+        let file = match segment {
+            Segment::File(file) => file.as_fd(),
+            Segment::Shared(memory, _) => memory.fd(),
+            _ => unreachable!("leaves_by_reference takes only these"),
+        };
+        if link.sends_files() {
+            let sent = link.send_file(file, offset, length as usize, counters)?;
+            if sent > 0 {
+                return Ok(sent as u64);
+            }
+            // The file shrank after its length was promised: zeros stand for what is missing, and
+            // a message right behind them says that they do.
+            self.replace_front(vec![0; length as usize], Some(Errno::EIO));
+            return Ok(0);
+        }
+        // No way but copying: through a buffer, a part at a time.
+        let mut bytes = vec![0; length.min(256 * 1024) as usize];
+        match rustix::io::pread(file, &mut bytes, offset) {
+            Ok(0) => self.replace_front(vec![0; length as usize], Some(Errno::EIO)),
+            Ok(count) => {
+                bytes.truncate(count);
+                self.replace_front(bytes, None);
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                let errno = Errno::of(&error.into());
+                self.replace_front(vec![0; length as usize], Some(errno));
+            }
+        }
+        Ok(0)
+    }
+
+    /// Puts `bytes` in place of the first bytes of the front slice; with `failure` a message after
+    /// the front one tells the receiver that they stand for bytes that could not be read.
+    fn replace_front(&mut self, bytes: Vec<u8>, failure: Option<Errno>) {
+        let message = self.messages.front_mut().expect("flush saw a message");
+        let length = bytes.len() as u64;
+        message.rest.advance(length);
+        message.rest.prepend(Segment::Host(Arc::new(bytes)), 0, length);
+        if let Some(errno) = failure {
+            let mut header = Header::new(Kind::Data, message.slot, message.sequence);
+            header.word_a = errno.0.into();
+            let told = Aggregate::from_vec(header.to_bytes().to_vec());
+            let told = Message { slot: message.slot, sequence: message.sequence, rest: told };
+            self.bytes += told.rest.len();
+            // Before the reply, which is what makes the receiver look at the result. When the
+            // payload is that of the reply itself, the message comes behind it and is too late;
+            // so files are only sent in data messages.
+            self.messages.insert(1, told);
+        }
+    }
+
+    fn send_memory(&self, link: &Link, counters: &Counters) -> io::Result<u64> {
+        let mut pieces: Vec<Piece> = Vec::with_capacity(PIECES);
+        let mut more = false;
+        'messages: for message in &self.messages {
+            for slice in message.rest.slices() {
+                let (from, length) = (slice.offset as usize, slice.length as usize);
+                if leaves_by_reference(&slice.segment, slice.length, link) {
+                    more = true;
+                    break 'messages;
+                }
+                if pieces.len() == PIECES {
+                    break 'messages;
+                }
+                pieces.push(match &slice.segment {
+                    Segment::Host(bytes) => Piece::of(&bytes[from..from + length]),
+                    Segment::Registered(buffer) => Piece::of(&buffer.bytes()[from..from + length]),
+                    Segment::Shared(memory, _) => Piece::shared(memory, from, length),
+                    // Files always leave by reference or by replacement; future kinds are copied.
+                    _ => break 'messages,
+                });
+            }
+        }
+        link.send_pieces(&pieces, more, counters).map(|count| count as u64)
+    }
+
+    fn advance(&mut self, mut count: u64, counters: &Counters) {
+        self.bytes -= count;
+        while let Some(front) = self.messages.front_mut() {
+            let here = count.min(front.rest.len());
+            front.rest.advance(here);
+            count -= here;
+            if !front.rest.is_empty() {
+                break;
+            }
+            self.messages.pop_front();
+            Counters::add(&counters.messages_sent, 1);
+        }
+    }
+}
+
+fn leaves_by_reference(segment: &Segment, length: u64, link: &Link) -> bool {
+    match segment {
+        Segment::File(_) => true,
+        Segment::Shared(..) => length >= SENDFILE_BYTES_MIN && link.sends_files(),
+        _ => false,
+    }
+}

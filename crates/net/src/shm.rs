@@ -1,0 +1,289 @@
+//! A link over shared memory: one byte ring each way, and flags that tell who sleeps.
+//!
+//! Positions count all bytes ever written or read. A side that finds nothing to do sets its
+//! sleeping flag, looks once more, and sleeps; the other side, having moved bytes, clears the flag
+//! and wakes it: the server by an eventfd that its event loop watches, the client by a futex. The
+//! peer is not trusted: its positions are read once and checked before use.
+
+use crate::socket::Piece;
+use rustix::thread::futex;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+use towline_mem::SharedMemory;
+
+/// Bytes of the ring towards the server.
+const TO_SERVER_BYTES: usize = 512 * 1024;
+/// Bytes of the ring towards the client.
+const TO_CLIENT_BYTES: usize = 1024 * 1024;
+const CONTROL_BYTES: usize = 4096;
+/// Bytes of the shared memory of one link.
+pub const SHM_BYTES: usize = CONTROL_BYTES + TO_SERVER_BYTES + TO_CLIENT_BYTES;
+
+// Offsets of the words, each pair written by one side on its own cache lines.
+const CLIENT_SLEEPS: usize = 0;
+const SERVER_SLEEPS: usize = 128;
+const RINGS: [usize; 2] = [256, 512];
+const WRITTEN: usize = 0;
+const READ: usize = 128;
+
+/// Which end of the link this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShmSide {
+    /// Sleeps on a futex.
+    Client,
+    /// Sleeps in its event loop.
+    Server,
+}
+
+/// Wakes a sleeping server.
+#[derive(Clone, Debug)]
+pub struct Doorbell(Arc<OwnedFd>);
+
+impl Doorbell {
+    /// Uses an eventfd.
+    #[must_use]
+    pub fn new(eventfd: OwnedFd) -> Self {
+        Self(Arc::new(eventfd))
+    }
+
+    /// The eventfd.
+    #[must_use]
+    pub fn fd(&self) -> &OwnedFd {
+        &self.0
+    }
+
+    /// Rings.
+    pub fn ring(&self) {
+        // Fails only when the counter is full, and then it rings already.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Takes what rang, so that the next ring is news.
+    pub fn clear(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0; 8][..]);
+    }
+}
+
+/// One end of a shared-memory link. Its Unix socket stays open beside it: that it closes is how
+/// each side learns of the other's death.
+#[derive(Debug)]
+pub struct ShmLink {
+    memory: Arc<SharedMemory>,
+    side: ShmSide,
+    doorbell: Doorbell,
+    socket: OwnedFd,
+    /// Our own positions: never read back from memory that the peer can write.
+    written: AtomicU64,
+    read: AtomicU64,
+}
+
+struct Ring {
+    words: usize,
+    base: usize,
+    bytes: usize,
+}
+
+const TO_SERVER: Ring = Ring { words: RINGS[0], base: CONTROL_BYTES, bytes: TO_SERVER_BYTES };
+const TO_CLIENT: Ring =
+    Ring { words: RINGS[1], base: CONTROL_BYTES + TO_SERVER_BYTES, bytes: TO_CLIENT_BYTES };
+
+impl ShmLink {
+    /// One end over memory of [`SHM_BYTES`] bytes.
+    ///
+    /// # Errors
+    /// `EINVAL` when the memory is too small.
+    pub fn new(memory: Arc<SharedMemory>, side: ShmSide, doorbell: Doorbell, socket: OwnedFd) -> io::Result<Self> {
+        if memory.len() < SHM_BYTES {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { memory, side, doorbell, socket, written: AtomicU64::new(0), read: AtomicU64::new(0) })
+    }
+
+    /// The socket whose closing tells of the peer's death.
+    #[must_use]
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// The server's bell.
+    #[must_use]
+    pub fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
+    }
+
+    fn rings(&self) -> (Ring, Ring) {
+        match self.side {
+            ShmSide::Client => (TO_SERVER, TO_CLIENT),
+            ShmSide::Server => (TO_CLIENT, TO_SERVER),
+        }
+    }
+
+    fn space(&self, ring: &Ring) -> io::Result<usize> {
+        let read = self.memory.word64(ring.words + READ).load(Ordering::Acquire);
+        let unread = self.written.load(Ordering::Relaxed).wrapping_sub(read);
+        if unread > ring.bytes as u64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "peer set an impossible ring position"));
+        }
+        Ok(ring.bytes - unread as usize)
+    }
+
+    fn available(&self, ring: &Ring) -> io::Result<usize> {
+        let written = self.memory.word64(ring.words + WRITTEN).load(Ordering::Acquire);
+        let unread = written.wrapping_sub(self.read.load(Ordering::Relaxed));
+        if unread > ring.bytes as u64 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "peer set an impossible ring position"));
+        }
+        Ok(unread as usize)
+    }
+
+    /// True when there is something to receive, or the peer spoiled the ring.
+    #[must_use]
+    pub fn readable(&self) -> bool {
+        self.available(&self.rings().1).map_or(true, |count| count > 0)
+    }
+
+    /// True when there is room to send at least a quarter of the ring, or the peer spoiled it.
+    fn writable(&self) -> bool {
+        let ring = self.rings().0;
+        self.space(&ring).map_or(true, |count| count >= ring.bytes / 4)
+    }
+
+    pub(crate) fn send_pieces(&self, pieces: &[Piece]) -> io::Result<usize> {
+        let ring = self.rings().0;
+        let mut space = self.space(&ring)?;
+        if space == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let start = self.written.load(Ordering::Relaxed);
+        let mut position = start;
+        'pieces: for piece in pieces {
+            let mut from = 0;
+            while from < piece.len() {
+                let at = (position % ring.bytes as u64) as usize;
+                let count = (piece.len() - from).min(space).min(ring.bytes - at);
+                if count == 0 {
+                    break 'pieces;
+                }
+                piece.copy_to(from, count, &self.memory, ring.base + at);
+                (from, space, position) = (from + count, space - count, position + count as u64);
+            }
+        }
+        self.written.store(position, Ordering::Relaxed);
+        self.memory.word64(ring.words + WRITTEN).store(position, Ordering::Release);
+        self.wake_peer();
+        Ok((position - start) as usize)
+    }
+
+    pub(crate) fn receive(&self, target: &mut [u8]) -> io::Result<usize> {
+        let ring = self.rings().1;
+        let available = self.available(&ring)?;
+        if available == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let start = self.read.load(Ordering::Relaxed);
+        let wanted = available.min(target.len());
+        let mut done = 0;
+        while done < wanted {
+            let at = ((start + done as u64) % ring.bytes as u64) as usize;
+            let count = (wanted - done).min(ring.bytes - at);
+            self.memory.copy_out(ring.base + at, &mut target[done..done + count]);
+            done += count;
+        }
+        let position = start + done as u64;
+        self.read.store(position, Ordering::Relaxed);
+        self.memory.word64(ring.words + READ).store(position, Ordering::Release);
+        // A sender waits for room only when the ring was nearly full.
+        if available + ring.bytes / 4 > ring.bytes {
+            self.wake_peer();
+        }
+        Ok(done)
+    }
+
+    fn wake_peer(&self) {
+        // The peer sets its flag, fences, and looks at the positions; we store a position, fence,
+        // and look at the flag: one of the two sees the other.
+        fence(Ordering::SeqCst);
+        let flag = match self.side {
+            ShmSide::Client => SERVER_SLEEPS,
+            ShmSide::Server => CLIENT_SLEEPS,
+        };
+        let word = self.memory.word32(flag);
+        if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0 {
+            match self.side {
+                ShmSide::Client => self.doorbell.ring(),
+                ShmSide::Server => {
+                    let _ = futex::wake(word, futex::Flags::empty(), 1);
+                }
+            }
+        }
+    }
+
+    /// For the server, before its event loop waits: sets the sleeping flag. False: there is work,
+    /// do not sleep.
+    #[must_use]
+    pub fn prepare_sleep(&self) -> bool {
+        self.memory.word32(SERVER_SLEEPS).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.readable() {
+            self.memory.word32(SERVER_SLEEPS).store(0, Ordering::Relaxed);
+            return false;
+        }
+        true
+    }
+
+    /// For the client: waits until bytes can be received (or sent, with `send`), spinning first.
+    /// Returns after at most 100 ms, or with an error once the server is gone.
+    ///
+    /// # Errors
+    /// `ConnectionReset` when the server closed the socket.
+    pub fn wait(&self, send: bool, spin: Duration) -> io::Result<()> {
+        let ready = || if send { self.writable() } else { self.readable() };
+        if !spin.is_zero() {
+            let start = std::time::Instant::now();
+            loop {
+                for _ in 0..64 {
+                    if ready() {
+                        return Ok(());
+                    }
+                    std::hint::spin_loop();
+                }
+                if start.elapsed() >= spin {
+                    break;
+                }
+            }
+        }
+        let word = self.memory.word32(CLIENT_SLEEPS);
+        word.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if ready() {
+            word.store(0, Ordering::Relaxed);
+            return Ok(());
+        }
+        let limit = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        match futex::wait(word, futex::Flags::empty(), 1, Some(&limit)) {
+            Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(()),
+            Err(rustix::io::Errno::TIMEDOUT) if self.peer_closed() => {
+                Err(io::ErrorKind::ConnectionReset.into())
+            }
+            Err(rustix::io::Errno::TIMEDOUT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// True when the peer's end of the socket is gone.
+    #[must_use]
+    pub fn peer_closed(&self) -> bool {
+        let mut byte = [0];
+        let flags = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
+        match rustix::net::recv(&self.socket, &mut byte, flags) {
+            Ok((count, _)) => count == 0,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+            Err(_) => true,
+        }
+    }
+}
+
+const _: () = assert!(RINGS[1] + READ + 8 <= CONTROL_BYTES);

@@ -1,0 +1,114 @@
+//! System calls on sockets that need addresses: gathered sends, sendfile, descriptors.
+#![allow(unsafe_code)]
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// Memory to be sent, by address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    address: *const u8,
+    length: usize,
+}
+
+impl Piece {
+    /// Bytes of this process. The piece must be sent before `bytes` goes away, which
+    /// [`crate::SendQueue`] ensures by holding the segment.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self { address: bytes.as_ptr(), length: bytes.len() }
+    }
+
+    /// A range of shared memory, checked by [`towline_mem::SharedMemory::address`].
+    pub(crate) fn shared(memory: &towline_mem::SharedMemory, offset: usize, length: usize) -> Self {
+        Self { address: memory.address(offset, length), length }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Copies to a place in shared memory.
+    pub(crate) fn copy_to(&self, from: usize, count: usize, memory: &towline_mem::SharedMemory, at: usize) {
+        assert!(from + count <= self.length, "copy beyond the piece");
+        let target = memory.address(at, count);
+        // SAFETY: the source is alive (see `of` and `shared`) and holds `from + count` bytes, the
+        // target range was checked; a ring and the memory of a store are different mappings.
+        unsafe { std::ptr::copy_nonoverlapping(self.address.add(from), target, count) };
+    }
+
+    /// Appends the bytes to a vector.
+    pub(crate) fn extend(&self, out: &mut Vec<u8>) {
+        let at = out.len();
+        out.resize(at + self.length, 0);
+        // SAFETY: the source is alive and holds `length` bytes; the target was just made.
+        unsafe { std::ptr::copy_nonoverlapping(self.address, out[at..].as_mut_ptr(), self.length) };
+    }
+}
+
+/// Sends the pieces without waiting; with `more` the kernel may hold them back for what follows.
+pub(crate) fn send_pieces(fd: BorrowedFd<'_>, pieces: &[Piece], more: bool) -> io::Result<usize> {
+    const PIECES_MAX: usize = 64;
+    let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
+    let count = pieces.len().min(PIECES_MAX);
+    for (vector, piece) in vectors.iter_mut().zip(pieces) {
+        *vector = libc::iovec { iov_base: piece.address.cast_mut().cast(), iov_len: piece.length };
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
+    if count == 1 {
+        // SAFETY: the piece's memory is alive as `Piece` demands; the kernel only reads it.
+        let sent = unsafe {
+            libc::send(fd.as_raw_fd(), vectors[0].iov_base, vectors[0].iov_len, flags)
+        };
+        return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
+    }
+    // SAFETY: all zero is a valid msghdr: no name, no control data.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = count as _;
+    // SAFETY: the vectors and the memory they name outlive the call, which only reads them.
+    let sent = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, flags) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives without waiting.
+pub(crate) fn receive(fd: BorrowedFd<'_>, target: &mut [u8], wait: bool) -> io::Result<usize> {
+    let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+    let (count, _) = rustix::net::recv(fd, target, flags)?;
+    Ok(count)
+}
+
+/// Sends bytes together with descriptors over a Unix socket.
+///
+/// # Errors
+/// What `sendmsg(2)` says.
+pub fn send_descriptors(fd: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    Ok(rustix::net::sendmsg(fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
+}
+
+/// Receives bytes and the descriptors that came with them, at most four.
+///
+/// # Errors
+/// What `recvmsg(2)` says.
+pub fn receive_descriptors(fd: impl AsFd, target: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(target)], &mut control, flags)?;
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    Ok((received.bytes, descriptors))
+}

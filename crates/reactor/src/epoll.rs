@@ -1,0 +1,57 @@
+//! The loop over epoll: works wherever Linux runs.
+
+use crate::Event;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::Timespec;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+pub(crate) struct Epoll {
+    fd: OwnedFd,
+    ready: Vec<epoll::Event>,
+}
+
+impl std::fmt::Debug for Epoll {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Epoll").field("fd", &self.fd).finish_non_exhaustive()
+    }
+}
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { fd: epoll::create(epoll::CreateFlags::CLOEXEC)?, ready: Vec::with_capacity(256) })
+    }
+
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        Ok(epoll::add(&self.fd, fd, EventData::new_u64(token), flags)?)
+    }
+
+    pub(crate) fn unwatch(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(epoll::delete(&self.fd, fd)?)
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
+        let timeout = timeout.map(|t| Timespec {
+            tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(t.subsec_nanos()),
+        });
+        self.ready.clear();
+        let spare = rustix::buffer::spare_capacity(&mut self.ready);
+        match epoll::wait(&self.fd, spare, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in &self.ready {
+            let flags = event.flags;
+            let hung = EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP;
+            events.push(Event {
+                token: event.data.u64(),
+                readable: flags.intersects(EventFlags::IN | hung),
+                writable: flags.intersects(EventFlags::OUT | hung),
+            });
+        }
+        Ok(())
+    }
+}

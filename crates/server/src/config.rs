@@ -1,0 +1,73 @@
+//! What a server is told to do.
+
+use std::path::PathBuf;
+use towline_net::address::Address;
+
+/// A server's settings.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What to export.
+    pub exports: Vec<Export>,
+    /// Where to listen.
+    pub listen: Vec<Address>,
+    /// Threads that serve, each with its own event loop.
+    pub cores: usize,
+    /// Bytes of all buffers for data on its way, whatever the number of clients.
+    pub buffer_limit: u64,
+    /// Event loop to use.
+    pub engine: EngineWish,
+    /// Act as the user that a client names, not as the user who runs the server.
+    pub identity: bool,
+    /// With `identity`: let uid 0 of clients be uid 0 here.
+    pub no_root_squash: bool,
+    /// Listen beyond loopback although nothing is encrypted or authenticated yet.
+    pub insecure: bool,
+}
+
+/// Which event loop a server uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineWish {
+    /// io_uring, or epoll where it is forbidden.
+    #[default]
+    Automatic,
+    /// io_uring or no start.
+    Uring,
+    /// epoll.
+    Epoll,
+}
+
+/// One export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Export {
+    /// Name in URLs; no slash, not empty.
+    pub name: String,
+    /// What it is.
+    pub kind: ExportKind,
+    /// Refuse all changes.
+    pub read_only: bool,
+}
+
+/// What an export is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ExportKind {
+    /// A directory of this machine.
+    Directory(PathBuf),
+    /// A file system in memory, of at most so many bytes.
+    Memory(u64),
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            exports: Vec::new(),
+            listen: Vec::new(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            buffer_limit: 256 << 20,
+            engine: EngineWish::Automatic,
+            identity: false,
+            no_root_squash: false,
+            insecure: false,
+        }
+    }
+}

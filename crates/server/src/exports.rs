@@ -1,0 +1,81 @@
+//! The exports of a running server; replaced as a whole when the configuration is read again.
+
+use crate::config::{Export, ExportKind};
+use crate::stats::Statistics;
+use parking_lot::RwLock;
+use std::io;
+use std::sync::Arc;
+use towline_session::Exports as Find;
+use towline_store::FileStore;
+use towline_store::directory::DirectoryStore;
+use towline_store::memory::MemoryStore;
+
+struct Active {
+    export: Export,
+    store: Arc<dyn FileStore>,
+}
+
+/// Exports by name. Sessions keep the stores they have open, whatever happens here.
+pub(crate) struct Exports {
+    active: RwLock<Vec<Active>>,
+    statistics: Arc<Statistics>,
+}
+
+impl Exports {
+    pub(crate) fn new(exports: &[Export], statistics: Arc<Statistics>) -> io::Result<Self> {
+        let this = Self { active: RwLock::new(Vec::new()), statistics };
+        this.replace(exports)?;
+        Ok(this)
+    }
+
+    /// Makes these the exports; those that stay as they are keep their stores and contents.
+    pub(crate) fn replace(&self, exports: &[Export]) -> io::Result<()> {
+        let mut next: Vec<Active> = Vec::new();
+        for export in exports {
+            let name = &export.name;
+            let wrong = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, format!("export \"{name}\": {what}")));
+            if name.is_empty() || name.contains('/') || name.contains('\0') {
+                return wrong("name is empty or has a slash in it");
+            }
+            if next.iter().any(|a| a.export.name == *name) {
+                return wrong("name is used twice");
+            }
+            let old = self.active.read().iter().find(|a| a.export == *export).map(|a| a.store.clone());
+            let store = match (old, &export.kind) {
+                (Some(store), _) => store,
+                (None, ExportKind::Directory(path)) => match DirectoryStore::new(path, export.read_only) {
+                    Ok(store) => store as Arc<dyn FileStore>,
+                    Err(error) => {
+                        let what = format!("export \"{name}\": directory {}: {error}", path.display());
+                        return Err(io::Error::new(error.kind(), what));
+                    }
+                },
+                (None, ExportKind::Memory(limit)) => MemoryStore::new(name, *limit)?,
+            };
+            next.push(Active { export: export.clone(), store });
+        }
+        *self.active.write() = next;
+        Ok(())
+    }
+}
+
+impl Find for Exports {
+    fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+        let active = self.active.read();
+        let found = active.iter().find(|a| a.export.name.as_bytes() == name)?;
+        Some((found.store.clone(), found.export.read_only))
+    }
+
+    fn names(&self) -> Vec<u8> {
+        let mut names = Vec::new();
+        for active in self.active.read().iter() {
+            names.extend_from_slice(active.export.name.as_bytes());
+            names.push(0);
+        }
+        names
+    }
+
+    fn statistics(&self) -> Vec<u8> {
+        self.statistics.to_json().into_bytes()
+    }
+}

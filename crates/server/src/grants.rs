@@ -1,0 +1,76 @@
+//! Requests under way, and the grants by which their data is fetched.
+//!
+//! A transfer gets a buffer of the core's bounded pool for each fragment of at most 256 KiB, two
+//! at a time; transfers take turns. So memory is bounded whatever the number of clients, and no
+//! byte is sent that has no place to land.
+
+use crate::stats::Stages;
+use std::collections::VecDeque;
+use std::time::Instant;
+use towline_mem::PoolBuffer;
+use towline_session::{Compound, Session};
+use towline_store::Caller;
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, SLOTS_MAX};
+
+/// Fragments of one transfer that may be on their way at once.
+const GRANTS_MAX: usize = 2;
+
+/// A fragment that the client was told to send.
+pub(crate) struct Grant {
+    pub(crate) offset: u64,
+    pub(crate) length: usize,
+    pub(crate) buffer: PoolBuffer,
+}
+
+/// A request that waits for something.
+pub(crate) struct Running {
+    pub(crate) compound: Compound,
+    pub(crate) caller: Caller,
+    pub(crate) sequence: u32,
+    pub(crate) arrived: Instant,
+    pub(crate) stages: Stages,
+    pub(crate) grants: VecDeque<Grant>,
+    /// Bytes granted so far.
+    pub(crate) granted: u64,
+    pub(crate) data_since: Option<Instant>,
+}
+
+impl Running {
+    /// The next fragment to be granted, if one may be now.
+    pub(crate) fn next_grant(&self) -> Option<(u64, usize)> {
+        let (done, missing) = self.compound.missing()?;
+        let end = done + missing;
+        if self.grants.len() >= GRANTS_MAX || self.granted >= end {
+            return None;
+        }
+        let length = (end - self.granted).min(FRAGMENT_BYTES_MAX as u64);
+        Some((self.granted, length as usize))
+    }
+}
+
+/// A session as a core keeps it.
+pub(crate) struct Served {
+    pub(crate) session: Session,
+    /// Its lane, if it has one now.
+    pub(crate) lane: Option<u64>,
+    pub(crate) laneless_since: Instant,
+    pub(crate) running: Vec<Option<Box<Running>>>,
+}
+
+impl Served {
+    pub(crate) fn new(session: Session, lane: u64) -> Self {
+        let running = (0..SLOTS_MAX).map(|_| None).collect();
+        Self { session, lane: Some(lane), laneless_since: Instant::now(), running }
+    }
+
+    /// Drops transfers that will never get their data, since their lane is gone; the client sends
+    /// such requests again from the start.
+    pub(crate) fn drop_transfers(&mut self) {
+        for (slot, running) in self.running.iter_mut().enumerate() {
+            if running.as_ref().is_some_and(|r| r.compound.missing().is_some()) {
+                *running = None;
+                self.session.slots.abandon(slot as u16);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! How a lane is greeted and joined to its session.
+
+use towline_net::{Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, send_descriptors};
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use towline_mem::SharedMemory;
+use towline_wire::hello::{MAGIC, VERSION};
+use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
+
+/// Reads a hello, or says why it is none.
+pub(crate) fn parse(header: &Header, body: &[u8]) -> Result<Hello, ProtocolError> {
+    let hello = Hello::parse(body)?;
+    if hello.magic != MAGIC || header.payload_bytes != 0 {
+        return Err(ProtocolError { what: "peer speaks another protocol", at: HEADER_BYTES });
+    }
+    Ok(hello)
+}
+
+/// A welcome with the server's limits; the caller fills in the session.
+pub(crate) fn welcome(boot_epoch: u32) -> Welcome {
+    Welcome {
+        magic: MAGIC,
+        version: VERSION,
+        boot_epoch,
+        slots: SLOTS_MAX as u16,
+        transfer_bytes_max: TRANSFER_BYTES_MAX as u32,
+        inline_bytes_max: INLINE_BYTES_MAX as u32,
+        ..Welcome::default()
+    }
+}
+
+/// A refusal.
+pub(crate) fn refusal(boot_epoch: u32, errno: Errno) -> Welcome {
+    Welcome { errno: errno.0, ..welcome(boot_epoch) }
+}
+
+/// The message that carries a welcome.
+pub(crate) fn message(welcome: &Welcome) -> Vec<u8> {
+    let mut body = Vec::new();
+    welcome.encode(&mut body);
+    let mut header = Header::new(Kind::Welcome, 0, 0);
+    header.body_bytes = body.len() as u32;
+    let mut bytes = header.to_bytes().to_vec();
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+/// Makes shared memory, sends it with the welcome over the Unix socket, and turns the link into
+/// one over that memory.
+pub(crate) fn move_to_shared_memory(link: &Link, welcome: &Welcome, bell: &Doorbell) -> io::Result<Link> {
+    let socket = link.fd().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+    let memory = Arc::new(SharedMemory::create("towline-session", SHM_BYTES)?);
+    let bytes = message(welcome);
+    let sent = send_descriptors(&socket, &bytes, &[memory.fd(), bell.fd().as_fd()])?;
+    if sent != bytes.len() {
+        return Err(io::ErrorKind::WriteZero.into());
+    }
+    Ok(Link::Shm(Box::new(ShmLink::new(memory, ShmSide::Server, bell.clone(), socket)?)))
+}

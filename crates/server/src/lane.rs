@@ -1,0 +1,53 @@
+//! One connection of a session, as a core keeps it.
+
+use std::sync::Arc;
+use std::time::Instant;
+use towline_mem::Aggregate;
+use towline_net::{Input, Link, SendQueue};
+use towline_wire::{Header, Hello};
+
+/// Unsent bytes above which a lane's further requests wait.
+pub(crate) const UNSENT_BYTES_MAX: u64 = 2 * 1024 * 1024;
+
+/// A connection.
+pub(crate) struct Lane {
+    /// Shared only for the time in which its messages are handled.
+    pub(crate) link: Arc<Link>,
+    pub(crate) input: Input,
+    pub(crate) out: SendQueue,
+    /// Session it belongs to, once greeted.
+    pub(crate) session: Option<u64>,
+    /// Hello to be answered before anything else is read.
+    pub(crate) hello: Option<Hello>,
+    /// Grants whose data is still to come.
+    pub(crate) granted: usize,
+    /// User and group of a local peer.
+    pub(crate) peer: Option<(u32, u32)>,
+    /// When it connected, or got the oldest grant that it has not used.
+    pub(crate) since: Instant,
+    /// Input that was not read because too much was unsent.
+    pub(crate) paused: bool,
+}
+
+impl Lane {
+    pub(crate) fn new(link: Arc<Link>) -> Self {
+        let peer = crate::caller::peer_of(&link);
+        Self {
+            link,
+            input: Input::default(),
+            out: SendQueue::default(),
+            session: None,
+            hello: None,
+            granted: 0,
+            peer,
+            since: Instant::now(),
+            paused: false,
+        }
+    }
+
+    /// Queues a message that is only a header.
+    pub(crate) fn send_header(&mut self, header: &Header) {
+        let bytes = Aggregate::from_vec(header.to_bytes().to_vec());
+        self.out.push(bytes, header.slot, header.sequence);
+    }
+}

@@ -1,0 +1,47 @@
+//! How other threads reach a core: a list of messages and a bell that its event loop hears.
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::sync::Arc;
+use towline_net::{Doorbell, Link};
+use towline_session::BlockingResult;
+use towline_session::locks::Waiter;
+use towline_wire::Hello;
+
+/// Message to a core.
+pub(crate) enum Mail {
+    /// Serve this new connection.
+    Lane(Arc<Link>),
+    /// This lane's hello names a session of yours.
+    Join(Arc<Link>, Hello),
+    /// Blocking work of this session's slot is done; nanoseconds it took.
+    Unblocked { session: u64, slot: u16, sequence: u32, result: BlockingResult, took: u64 },
+    /// This waiting request has its lock.
+    Granted(Waiter),
+    /// Tell clients, finish what runs, end.
+    Shutdown,
+}
+
+/// A core's mailbox. Cloning shares it.
+#[derive(Clone)]
+pub(crate) struct Mailbox {
+    mail: Arc<Mutex<Vec<Mail>>>,
+    pub(crate) bell: Doorbell,
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { mail: Arc::default(), bell: Doorbell::new(fd) })
+    }
+
+    pub(crate) fn send(&self, mail: Mail) {
+        self.mail.lock().push(mail);
+        self.bell.ring();
+    }
+
+    pub(crate) fn take(&self) -> Vec<Mail> {
+        std::mem::take(&mut *self.mail.lock())
+    }
+}

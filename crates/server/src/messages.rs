@@ -1,0 +1,44 @@
+//! A reply as messages: data in fragments, then the results.
+
+use crate::lane::Lane;
+use std::sync::Arc;
+use towline_mem::{Aggregate, Segment};
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, LISTING_BYTES_MAX};
+use towline_wire::{Header, Kind};
+
+/// Largest piece of data that rides in the reply itself. Listings always do.
+fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
+    let limit = if is_read { FRAGMENT_BYTES_MAX } else { LISTING_BYTES_MAX };
+    // A file that shrinks while it is sent is told of by a message between data and reply.
+    let file = data.slices().any(|slice| matches!(slice.segment, Segment::File(_)));
+    data.len() <= limit as u64 && !file
+}
+
+/// Queues a reply on a lane; returns the bytes of header and results for the slot's memory.
+pub(crate) fn send_reply(lane: Option<&mut Lane>, mut header: Header, results: &[u8], mut data: Aggregate, is_read: bool) -> Vec<u8> {
+    let mut fragments = Vec::new();
+    let mut offset = 0;
+    while !fits_reply(&data, is_read) {
+        let fragment = data.split_to(FRAGMENT_BYTES_MAX as u64);
+        let mut head = Header::new(Kind::Data, header.slot, header.sequence);
+        head.offset = offset;
+        head.payload_bytes = fragment.len() as u32;
+        offset += fragment.len();
+        fragments.push((head, fragment));
+    }
+    header.offset = offset;
+    header.payload_bytes = data.len() as u32;
+    let mut bytes = header.to_bytes().to_vec();
+    bytes.extend_from_slice(results);
+    let Some(lane) = lane else { return bytes };
+    for (head, mut fragment) in fragments {
+        let head = head.to_bytes().to_vec();
+        let length = head.len() as u64;
+        fragment.prepend(Segment::Host(Arc::new(head)), 0, length);
+        lane.out.push(fragment, header.slot, header.sequence);
+    }
+    let mut message = Aggregate::from_vec(bytes.clone());
+    message.concatenate(data);
+    lane.out.push(message, header.slot, header.sequence);
+    bytes
+}

@@ -1,0 +1,95 @@
+//! Threads that may block: what would wait for a device runs here.
+
+use crate::mailbox::{Mail, Mailbox};
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use towline_session::Blocking;
+use towline_store::Caller;
+
+/// Most threads at once: enough to keep a device's queue busy.
+const THREADS_MAX: usize = 16;
+/// An idle thread ends after this long.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// One piece of work and where its result goes.
+pub(crate) struct Job {
+    pub(crate) work: Blocking,
+    pub(crate) reply_to: Mailbox,
+    pub(crate) session: u64,
+    pub(crate) slot: u16,
+    pub(crate) sequence: u32,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+}
+
+/// A pool of threads that grows when all are busy and shrinks when idle.
+#[derive(Clone, Default)]
+pub(crate) struct Offload {
+    shared: Arc<(Mutex<State>, Condvar)>,
+}
+
+impl Offload {
+    pub(crate) fn run(&self, job: Job) {
+        let mut state = self.shared.0.lock();
+        state.jobs.push_back(job);
+        if state.idle >= state.jobs.len() {
+            self.shared.1.notify_one();
+        } else if state.threads < THREADS_MAX {
+            let shared = self.shared.clone();
+            let name = "towline-block".to_owned();
+            match std::thread::Builder::new().name(name).spawn(move || work(&shared)) {
+                Ok(_) => state.threads += 1,
+                // With other threads the job waits for one of them; alone it would wait for ever.
+                Err(error) if state.threads == 0 => {
+                    log::error!("cannot start a thread for blocking work, doing it in place: {error}");
+                    let job = state.jobs.pop_back();
+                    drop(state);
+                    if let Some(job) = job {
+                        execute(job);
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+fn execute(job: Job) {
+    let Job { work, reply_to, session, slot, sequence } = job;
+    let start = Instant::now();
+    let result = work();
+    let took = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    reply_to.send(Mail::Unblocked { session, slot, sequence, result, took });
+}
+
+fn work(shared: &(Mutex<State>, Condvar)) {
+    let (state, changed) = shared;
+    let mut state = state.lock();
+    loop {
+        if let Some(job) = state.jobs.pop_front() {
+            parking_lot::MutexGuard::unlocked(&mut state, || execute(job));
+            continue;
+        }
+        state.idle += 1;
+        let timed_out = changed.wait_for(&mut state, IDLE).timed_out();
+        state.idle -= 1;
+        if timed_out && state.jobs.is_empty() {
+            state.threads -= 1;
+            return;
+        }
+    }
+}
+
+/// The caller for a server that acts as the user who runs it.
+pub(crate) fn own_caller() -> Caller {
+    let uid = rustix::process::geteuid().as_raw();
+    let gid = rustix::process::getegid().as_raw();
+    Caller { uid, gid, groups: Arc::new([]), enforce: false }
+}

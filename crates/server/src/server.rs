@@ -1,0 +1,219 @@
+//! Starting and stopping a server.
+
+use crate::config::{Config, EngineWish, Export};
+use crate::core::{Core, Shared};
+use crate::exports::Exports;
+use crate::mailbox::{Mail, Mailbox};
+use crate::offload::Offload;
+use crate::stats::Statistics;
+use parking_lot::Mutex;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::thread::JoinHandle;
+use towline_mem::Pool;
+use towline_net::address::{Address, Listener};
+use towline_reactor::{Engine, Reactor};
+use towline_session::locks::Locks;
+use towline_wire::limits::FRAGMENT_BYTES_MAX;
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    shared: Arc<Shared>,
+    statistics: Arc<Statistics>,
+    addresses: Vec<Address>,
+    threads: Vec<JoinHandle<()>>,
+    engine: Engine,
+}
+
+/// Why a server did not start.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// An export cannot be served.
+    Export(io::Error),
+    /// An address cannot be listened on.
+    Listen(Address, io::Error),
+    /// An address is reachable from elsewhere and nothing protects it.
+    Insecure(Address),
+    /// Nothing to listen on.
+    NoAddress,
+    /// The event loop asked for cannot be had.
+    Engine(io::Error),
+    /// The machine refused something else.
+    System(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Export(error) => write!(f, "{error}"),
+            Self::Listen(address, error) => write!(f, "address {address}: cannot listen: {error}"),
+            Self::Insecure(address) => write!(
+                f,
+                "address {address}: reachable from other machines, and nothing is encrypted or \
+                 authenticated yet; listen on loopback or a Unix socket, or say --insecure if \
+                 everyone on that network may read and write the exports"
+            ),
+            Self::NoAddress => f.write_str("nothing to listen on; try --listen tcp://127.0.0.1:7440"),
+            Self::Engine(error) => write!(f, "event loop: io_uring cannot be had: {error}; try --engine epoll"),
+            Self::System(error) => write!(f, "cannot start: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl Server {
+    /// Starts serving; returns when clients can connect.
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start(config: &Config) -> Result<Self, StartError> {
+        let mut listeners = Vec::new();
+        for address in &config.listen {
+            let listener = Listener::bind(address).map_err(|e| StartError::Listen(address.clone(), e))?;
+            listeners.push(listener);
+        }
+        Self::start_on(config, listeners)
+    }
+
+    /// Starts serving on sockets that already listen (from a service manager).
+    ///
+    /// # Errors
+    /// See [`StartError`].
+    pub fn start_on(config: &Config, listeners: Vec<Listener>) -> Result<Self, StartError> {
+        if listeners.is_empty() {
+            return Err(StartError::NoAddress);
+        }
+        let mut addresses = Vec::new();
+        for listener in &listeners {
+            let address = listener.address().map_err(StartError::System)?;
+            if !address.is_local() && !config.insecure {
+                return Err(StartError::Insecure(address));
+            }
+            addresses.push(address);
+        }
+        // Modes that clients ask for are already masked by their own umask.
+        rustix::process::umask(rustix::fs::Mode::empty());
+        let cores = config.cores.clamp(1, 256);
+        let statistics = Statistics::new(cores);
+        let exports = Exports::new(&config.exports, statistics.clone()).map_err(StartError::Export)?;
+        let mailboxes: Result<Vec<Mailbox>, _> = (0..cores).map(|_| Mailbox::new()).collect();
+        let shared = Arc::new(Shared {
+            exports,
+            locks: Mutex::new(Locks::default()),
+            mailboxes: mailboxes.map_err(StartError::System)?,
+            offload: Offload::default(),
+            boot_epoch: boot_epoch(),
+            next_core: AtomicUsize::new(0),
+            next_session: AtomicU64::new(1),
+            identity: config.identity,
+            squash_root: !config.no_root_squash,
+        });
+        let buffers = (config.buffer_limit / cores as u64 / FRAGMENT_BYTES_MAX as u64).max(2);
+        let mut server = Self { shared: shared.clone(), statistics: statistics.clone(), addresses, threads: Vec::new(), engine: Engine::Epoll };
+        let mut listeners = Some(listeners);
+        for index in 0..cores {
+            let pool = Pool::new(FRAGMENT_BYTES_MAX, buffers as usize);
+            statistics.pools.lock().push(pool.clone());
+            let (shared, core_statistics) = (shared.clone(), statistics.cores[index].clone());
+            // Connections are accepted by the first core and dealt out to all.
+            let listeners = listeners.take().unwrap_or_default();
+            let wish = match config.engine {
+                EngineWish::Automatic => None,
+                EngineWish::Uring => Some(Engine::Uring),
+                EngineWish::Epoll => Some(Engine::Epoll),
+            };
+            let (started, outcome) = std::sync::mpsc::channel();
+            let body = move || {
+                // A ring belongs to the thread that made it.
+                let reactor = match Reactor::new(wish) {
+                    Ok(reactor) => reactor,
+                    Err(error) => return drop(started.send(Err(StartError::Engine(error)))),
+                };
+                let engine = reactor.engine();
+                match Core::new(index, shared, core_statistics, reactor, listeners, pool) {
+                    Ok(core) => {
+                        // Nobody waits for this only when the start was given up.
+                        let _ = started.send(Ok(engine));
+                        core.run();
+                    }
+                    Err(error) => drop(started.send(Err(StartError::System(error)))),
+                }
+            };
+            let name = format!("towline-core{index}");
+            let thread = std::thread::Builder::new().name(name).spawn(body).map_err(StartError::System)?;
+            server.threads.push(thread);
+            let gone = || Err(StartError::System(io::ErrorKind::Other.into()));
+            server.engine = outcome.recv().unwrap_or_else(|_| gone())?;
+        }
+        *statistics.engine.lock() = match server.engine {
+            Engine::Uring => "io_uring",
+            _ => "epoll",
+        };
+        Ok(server)
+    }
+
+    /// Where it listens, with the ports that the kernel chose.
+    #[must_use]
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// The event loop in use: `io_uring` or `epoll`.
+    #[must_use]
+    pub fn engine(&self) -> &'static str {
+        *self.statistics.engine.lock()
+    }
+
+    /// Makes these the exports. Those that stay the same keep their contents and open files.
+    ///
+    /// # Errors
+    /// An export cannot be served; then nothing changed.
+    pub fn replace_exports(&self, exports: &[Export]) -> io::Result<()> {
+        self.shared.exports.replace(exports)
+    }
+
+    /// Counters and stage times as JSON.
+    #[must_use]
+    pub fn statistics_json(&self) -> String {
+        self.statistics.to_json()
+    }
+
+    /// A function that yields counters and stage times in the text format of Prometheus.
+    #[must_use]
+    pub fn prometheus(&self) -> impl Fn() -> String + Send + 'static {
+        let statistics = self.statistics.clone();
+        move || statistics.to_prometheus()
+    }
+
+    /// Stops: no new connections, clients are told, requests under way end, at most 5 seconds.
+    pub fn stop(mut self) {
+        self.shut_down();
+    }
+
+    fn shut_down(&mut self) {
+        for mailbox in &self.shared.mailboxes {
+            mailbox.send(Mail::Shutdown);
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                log::error!("a thread of the server had failed before it was stopped");
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+/// A number that differs between two starts of a server.
+fn boot_epoch() -> u32 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    (now.as_nanos() as u32 ^ std::process::id().rotate_left(16)) | 1
+}

@@ -1,0 +1,159 @@
+//! What a core does with each message of a lane.
+
+use crate::core::{Core, elapsed_ns};
+use crate::grants::Running;
+use crate::handshake;
+use crate::stats::Stages;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use towline_mem::Aggregate;
+use towline_net::Sink;
+use towline_session::Compound;
+use towline_session::slots::Arrival;
+use towline_wire::header::reply_flag;
+use towline_wire::{Errno, Header, Kind, ProtocolError};
+
+/// A core while it reads from one of its lanes.
+pub(crate) struct Serving<'a> {
+    pub(crate) core: &'a mut Core,
+    pub(crate) index: usize,
+}
+
+fn wrong<T>(what: &'static str) -> Result<T, ProtocolError> {
+    Err(ProtocolError { what, at: 0 })
+}
+
+impl Serving<'_> {
+    fn session(&self) -> Option<u64> {
+        self.core.lanes[self.index].as_ref()?.session
+    }
+
+    fn request(&mut self, session: u64, header: &Header, body: &[u8], payload: &[u8]) -> Result<(), ProtocolError> {
+        let arrived = Instant::now();
+        let peer = self.core.lanes[self.index].as_ref().and_then(|lane| lane.peer);
+        let Some(served) = self.core.sessions.get_mut(&session) else { return Ok(()) };
+        match served.session.slots.arrive(header)? {
+            Arrival::Running => {}
+            Arrival::Replay(mut reply) => {
+                self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
+                reply[1] |= reply_flag::REPLAYED;
+                if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
+                    lane.out.push(Aggregate::from_vec(reply), header.slot, header.sequence);
+                }
+            }
+            Arrival::Execute => {
+                let compound = Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
+                let running = Running {
+                    compound,
+                    caller: self.core.callers.find(header.word_a, header.word_b, peer),
+                    sequence: header.sequence,
+                    arrived,
+                    stages: Stages::default(),
+                    grants: VecDeque::new(),
+                    granted: 0,
+                    data_since: None,
+                };
+                self.core.drive(session, header.slot, Box::new(running));
+            }
+        }
+        Ok(())
+    }
+
+    /// A fragment is complete: write it, and go on with the request when it was the last.
+    fn data(&mut self, session: u64, header: &Header) -> Result<(), ProtocolError> {
+        let Some(mut running) = self.core.take_running(session, header.slot, header.sequence) else {
+            return Ok(());
+        };
+        let Some(grant) = running.grants.pop_front() else {
+            return wrong("data that was not granted");
+        };
+        if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
+            lane.granted = lane.granted.saturating_sub(1);
+            lane.since = Instant::now();
+        }
+        if grant.offset != header.offset || grant.length != header.payload_bytes as usize {
+            return wrong("data does not match its grant");
+        }
+        let start = Instant::now();
+        let last = running.compound.write_fragment(&grant.buffer.bytes()[..grant.length]);
+        running.stages.storage += elapsed_ns(start);
+        drop(grant);
+        if last {
+            if let Some(since) = running.data_since.take() {
+                running.stages.data += elapsed_ns(since);
+            }
+            self.forget_grants(&mut running);
+            self.core.drive(session, header.slot, running);
+            return Ok(());
+        }
+        self.core.grant_queue.push_back((session, header.slot));
+        if let Some(served) = self.core.sessions.get_mut(&session) {
+            served.running[usize::from(header.slot)] = Some(running);
+        }
+        Ok(())
+    }
+
+    /// A write that stopped early leaves grants whose data will find no place.
+    fn forget_grants(&mut self, running: &mut Running) {
+        if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
+            lane.granted = lane.granted.saturating_sub(running.grants.len());
+        }
+        running.grants.clear();
+    }
+
+    fn cancel(&mut self, session: u64, header: &Header) {
+        let cancelled = self.core.shared.locks.lock().cancel(session, header.slot, header.sequence);
+        if cancelled && let Some(mut running) = self.core.take_running(session, header.slot, header.sequence) {
+            running.compound.locked(Err(Errno::EINTR));
+            self.core.drive(session, header.slot, running);
+        }
+    }
+}
+
+impl Sink for Serving<'_> {
+    fn message(&mut self, header: &Header, body: &[u8], payload: &[u8]) -> Result<(), ProtocolError> {
+        if header.kind == Kind::Hello {
+            let hello = handshake::parse(header, body)?;
+            if self.session().is_some() {
+                return wrong("second hello on a lane");
+            }
+            if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
+                lane.hello = Some(hello);
+            }
+            return Ok(());
+        }
+        let Some(session) = self.session() else { return wrong("message before the hello") };
+        match header.kind {
+            Kind::Request => self.request(session, header, body, payload),
+            Kind::Data => self.data(session, header),
+            Kind::Cancel => {
+                self.cancel(session, header);
+                Ok(())
+            }
+            Kind::Goodbye => {
+                self.core.end_session(session);
+                Ok(())
+            }
+            _ => wrong("message of a kind that only servers send"),
+        }
+    }
+
+    fn place(&mut self, header: &Header, _body: &[u8], done: usize, rest: usize) -> Option<&mut [u8]> {
+        let session = self.session()?;
+        let served = self.core.sessions.get_mut(&session)?;
+        let running = served.running.get_mut(usize::from(header.slot))?.as_mut()?;
+        if running.sequence != header.sequence {
+            return None;
+        }
+        let grant = running.grants.front_mut()?;
+        if grant.offset != header.offset || done + rest > grant.length {
+            return None;
+        }
+        Some(&mut grant.buffer.bytes_mut()[done..done + rest])
+    }
+
+    fn expects_bulk(&self) -> bool {
+        self.core.lanes[self.index].as_ref().is_some_and(|lane| lane.granted > 0)
+    }
+}

@@ -1,0 +1,227 @@
+//! What a server measures of live traffic, in the terms of the papers' cost model:
+//! T_server = T_storage + T_data + T_control, with T_disk inside T_storage.
+//!
+//! Each core records into its own histograms under a lock that only a reader of statistics ever
+//! contends for.
+
+use hdrhistogram::Histogram;
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use towline_mem::Pool;
+use towline_net::Counters;
+use towline_wire::Request;
+
+/// Stages of a request, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stages {
+    /// From the request's arrival to its reply's departure into the send queue.
+    pub(crate) server: u64,
+    /// Inside the store, including waiting for a device.
+    pub(crate) storage: u64,
+    /// Of which on a thread that may block: waiting for a device.
+    pub(crate) disk: u64,
+    /// From the first grant to the last byte of the request's data.
+    pub(crate) data: u64,
+}
+
+struct Histograms {
+    server: Histogram<u64>,
+    storage: Histogram<u64>,
+    disk: Histogram<u64>,
+    data: Histogram<u64>,
+    control: Histogram<u64>,
+}
+
+impl Histograms {
+    fn new() -> Self {
+        // One significant decimal: a few KiB each, and recording touches few cache lines.
+        let new = || Histogram::new_with_bounds(1, 100_000_000_000, 2).unwrap_or_else(|_| Histogram::new(1).expect("one digit is always legal"));
+        Self { server: new(), storage: new(), disk: new(), data: new(), control: new() }
+    }
+
+    fn all(&self) -> [(&'static str, &Histogram<u64>); 5] {
+        [("T_server", &self.server), ("T_storage", &self.storage), ("T_disk", &self.disk), ("T_data", &self.data), ("T_control", &self.control)]
+    }
+}
+
+/// What one core counts.
+pub(crate) struct CoreStatistics {
+    pub(crate) counters: Counters,
+    pub(crate) reactor_calls: AtomicU64,
+    pub(crate) requests: AtomicU64,
+    pub(crate) replays: AtomicU64,
+    pub(crate) lanes: AtomicU64,
+    pub(crate) sessions: AtomicU64,
+    pub(crate) protocol_errors: AtomicU64,
+    by_operation: Vec<AtomicU64>,
+    histograms: Mutex<Histograms>,
+}
+
+impl CoreStatistics {
+    fn new() -> Self {
+        Self {
+            counters: Counters::default(),
+            reactor_calls: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+            replays: AtomicU64::new(0),
+            lanes: AtomicU64::new(0),
+            sessions: AtomicU64::new(0),
+            protocol_errors: AtomicU64::new(0),
+            by_operation: (0..64).map(|_| AtomicU64::new(0)).collect(),
+            histograms: Mutex::new(Histograms::new()),
+        }
+    }
+
+    /// Records a finished request whose first operation has this tag.
+    pub(crate) fn record(&self, tag: u8, stages: Stages) {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        if let Some(count) = self.by_operation.get(usize::from(tag)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut histograms = self.histograms.lock();
+        histograms.server.saturating_record(stages.server);
+        histograms.storage.saturating_record(stages.storage);
+        if stages.disk > 0 {
+            histograms.disk.saturating_record(stages.disk);
+        }
+        if stages.data > 0 {
+            histograms.data.saturating_record(stages.data);
+        }
+        let control = stages.server.saturating_sub(stages.storage).saturating_sub(stages.data);
+        histograms.control.saturating_record(control);
+    }
+}
+
+/// What a server counts.
+pub(crate) struct Statistics {
+    pub(crate) cores: Vec<Arc<CoreStatistics>>,
+    pub(crate) pools: Mutex<Vec<Arc<Pool>>>,
+    started: Instant,
+    pub(crate) engine: Mutex<&'static str>,
+}
+
+#[derive(Serialize)]
+struct Stage {
+    count: u64,
+    mean_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+    p999_us: f64,
+    max_us: f64,
+}
+
+#[derive(Serialize)]
+struct Snapshot {
+    uptime_seconds: f64,
+    engine: &'static str,
+    cores: usize,
+    counters: BTreeMap<&'static str, u64>,
+    operations: BTreeMap<&'static str, u64>,
+    stages: BTreeMap<&'static str, Stage>,
+}
+
+impl Statistics {
+    pub(crate) fn new(cores: usize) -> Arc<Self> {
+        Arc::new(Self {
+            cores: (0..cores).map(|_| Arc::new(CoreStatistics::new())).collect(),
+            pools: Mutex::new(Vec::new()),
+            started: Instant::now(),
+            engine: Mutex::new("none"),
+        })
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let mut counters = BTreeMap::new();
+        let mut operations = BTreeMap::new();
+        let mut merged = Histograms::new();
+        let mut add = |name, count: u64| *counters.entry(name).or_insert(0) += count;
+        for core in &self.cores {
+            for (name, count) in core.counters.values() {
+                add(name, count);
+                if name == "system_calls" {
+                    add(name, core.reactor_calls.load(Ordering::Relaxed));
+                }
+            }
+            add("requests", core.requests.load(Ordering::Relaxed));
+            add("replays", core.replays.load(Ordering::Relaxed));
+            add("lanes", core.lanes.load(Ordering::Relaxed));
+            add("sessions", core.sessions.load(Ordering::Relaxed));
+            add("protocol_errors", core.protocol_errors.load(Ordering::Relaxed));
+            for (tag, count) in core.by_operation.iter().enumerate() {
+                let count = count.load(Ordering::Relaxed);
+                if count > 0 {
+                    *operations.entry(Request::tag_name(tag as u8)).or_insert(0) += count;
+                }
+            }
+            let histograms = core.histograms.lock();
+            // The same bounds everywhere, so that adding cannot fail.
+            let _ = merged.server.add(&histograms.server);
+            let _ = merged.storage.add(&histograms.storage);
+            let _ = merged.disk.add(&histograms.disk);
+            let _ = merged.data.add(&histograms.data);
+            let _ = merged.control.add(&histograms.control);
+        }
+        for pool in self.pools.lock().iter() {
+            let (now, most) = pool.in_use();
+            add("buffer_bytes_in_use", (now * pool.buffer_bytes()) as u64);
+            add("buffer_bytes_peak", (most * pool.buffer_bytes()) as u64);
+        }
+        let us = |ns: u64| ns as f64 / 1000.0;
+        let stages = merged.all().into_iter().map(|(name, h)| {
+            let stage = Stage {
+                count: h.len(),
+                mean_us: h.mean() / 1000.0,
+                p50_us: us(h.value_at_quantile(0.5)),
+                p99_us: us(h.value_at_quantile(0.99)),
+                p999_us: us(h.value_at_quantile(0.999)),
+                max_us: us(h.max()),
+            };
+            (name, stage)
+        });
+        Snapshot {
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            engine: *self.engine.lock(),
+            cores: self.cores.len(),
+            stages: stages.collect(),
+            counters,
+            operations,
+        }
+    }
+
+    /// Everything as JSON.
+    pub(crate) fn to_json(&self) -> String {
+        serde_json::to_string(&self.snapshot()).unwrap_or_default()
+    }
+
+    /// Everything in the text format of Prometheus.
+    pub(crate) fn to_prometheus(&self) -> String {
+        use std::fmt::Write;
+        let snapshot = self.snapshot();
+        let mut out = String::new();
+        let mut line = |text: std::fmt::Arguments<'_>| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(out, "{text}");
+        };
+        line(format_args!("towline_uptime_seconds {}", snapshot.uptime_seconds));
+        for (name, value) in &snapshot.counters {
+            line(format_args!("towline_{name} {value}"));
+        }
+        for (name, value) in &snapshot.operations {
+            line(format_args!("towline_operations_total{{operation=\"{name}\"}} {value}"));
+        }
+        for (name, stage) in &snapshot.stages {
+            for (quantile, value) in [("0.5", stage.p50_us), ("0.99", stage.p99_us), ("0.999", stage.p999_us)] {
+                let seconds = value / 1e6;
+                line(format_args!("towline_stage_seconds{{stage=\"{name}\",quantile=\"{quantile}\"}} {seconds:.9}"));
+            }
+            line(format_args!("towline_stage_seconds_count{{stage=\"{name}\"}} {}", stage.count));
+            let sum = stage.mean_us * stage.count as f64 / 1e6;
+            line(format_args!("towline_stage_seconds_sum{{stage=\"{name}\"}} {sum:.9}"));
+        }
+        out
+    }
+}

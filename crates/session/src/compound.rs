@@ -1,0 +1,563 @@
+//! Execution of one request: its operations in order, until one fails or has to wait.
+
+use crate::Exports;
+use crate::files::{Files, Opened};
+use crate::locks::{FileKey, Owner, Range, Waiter};
+use std::sync::Arc;
+use towline_mem::Aggregate;
+use towline_store::{Caller, Listing, OpenHow, ReadOutcome, SetAttr, XattrAction};
+use towline_wire::codec::Field;
+use towline_wire::entry::Entry;
+use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, lock, parse_compound, sync_kind, valid, write_flag};
+use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
+
+/// Work for a thread that may block.
+pub type Blocking = Box<dyn FnOnce() -> BlockingResult + Send>;
+
+/// What such work yields: a result and, of a read, the bytes.
+pub struct BlockingResult {
+    result: Result<Value, Errno>,
+}
+
+enum Value {
+    Done,
+    Number(u64),
+    Read(Aggregate),
+    Wrote(usize, u64),
+}
+
+/// What a compound needs before it can go on.
+pub enum Step {
+    /// It is finished: [`Compound::into_reply`].
+    Finished,
+    /// All bytes of the offered transfer, each fragment by [`Compound::write_fragment`].
+    NeedsData,
+    /// Run this on a thread that may block, then [`Compound::unblocked`].
+    Block(Blocking),
+    /// The lock of this waiter; the driver owns the lock table. Then [`Compound::locked`].
+    Lock(FileKey, Waiter, bool),
+    /// Look whether a lock is in the way, then [`Compound::tested`].
+    TestLock(FileKey, Owner, Range),
+    /// Release the locks of this open file, then [`Compound::released`].
+    ReleaseLocks(Owner),
+}
+
+/// What a compound runs against.
+pub struct Context<'a> {
+    /// Open files of its session.
+    pub files: &'a mut Files,
+    /// Exports of the server.
+    pub exports: &'a dyn Exports,
+    /// On whose behalf.
+    pub caller: &'a Caller,
+    /// Session number.
+    pub session: u64,
+}
+
+/// A request being executed.
+pub struct Compound {
+    body: Vec<u8>,
+    /// Payload that came with the request.
+    payload: Vec<u8>,
+    /// Bytes offered but not sent with the request.
+    offered: u64,
+    index: usize,
+    results: Vec<u8>,
+    data: Aggregate,
+    data_of_file: bool,
+    current: Option<u64>,
+    modifies: bool,
+    failed: bool,
+    write: Option<Writing>,
+    slot: u16,
+    sequence: u32,
+}
+
+struct Writing {
+    opened: Opened,
+    offset: u64,
+    append: bool,
+    sync: bool,
+    length: u64,
+    done: u64,
+    started_at: Option<u64>,
+    stopped: Option<Errno>,
+}
+
+impl Compound {
+    /// A request as received. `offered` bytes of its write will come in data messages.
+    ///
+    /// # Errors
+    /// The body is no legal sequence of operations, or its write and the bytes do not match.
+    pub fn new(slot: u16, sequence: u32, body: &[u8], payload: &[u8], offered: u64) -> Result<Self, ProtocolError> {
+        let requests = parse_compound(body)?;
+        let wrong = |what| Err(ProtocolError { what, at: 0 });
+        let writes: Vec<u32> = requests.iter().filter_map(|r| match r {
+            Request::Write { length, .. } => Some(*length),
+            _ => None,
+        }).collect();
+        let reads = requests.iter().filter(|r| matches!(r, Request::Read { .. } | Request::ReadDir { .. } | Request::Inquire { .. })).count();
+        if writes.len() > 1 || reads > 1 {
+            return wrong("more than one transfer in a request");
+        }
+        let length = u64::from(writes.first().copied().unwrap_or(0));
+        if length > TRANSFER_BYTES_MAX as u64 {
+            return wrong("write longer than the limit");
+        }
+        if (offered > 0 && !payload.is_empty()) || length != offered + payload.len() as u64 {
+            return wrong("write does not match the bytes sent or offered");
+        }
+        let modifies = requests.iter().any(Request::modifies);
+        Ok(Self {
+            body: body.to_vec(),
+            payload: payload.to_vec(),
+            offered,
+            index: 0,
+            results: Vec::with_capacity(256),
+            data: Aggregate::new(),
+            data_of_file: false,
+            current: None,
+            modifies,
+            failed: false,
+            write: None,
+            slot,
+            sequence,
+        })
+    }
+
+    /// True when its reply has to be remembered.
+    #[must_use]
+    pub fn modifies(&self) -> bool {
+        self.modifies
+    }
+
+    /// Tag of its first operation, for statistics.
+    #[must_use]
+    pub fn first_tag(&self) -> u8 {
+        self.body.first().copied().unwrap_or(0)
+    }
+
+    /// What the client gets: encoded results and data; whether the reply has to be remembered, and
+    /// whether the data are a file's (which come in fragments, unlike listings).
+    #[must_use]
+    pub fn into_reply(self) -> (Vec<u8>, Aggregate, bool, bool) {
+        (self.results, self.data, self.modifies, self.data_of_file)
+    }
+
+    fn result(&mut self, reply: &Reply<'_>) {
+        reply.encode(&mut self.results);
+        self.index += 1;
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        Reply::Failed { errno: errno.0 }.encode(&mut self.results);
+        self.failed = true;
+    }
+
+    /// Executes operations until the compound is finished or has to wait.
+    pub fn run(&mut self, context: &mut Context<'_>) -> Step {
+        let body = std::mem::take(&mut self.body);
+        // Parsed once when it came; the same bytes parse again.
+        let requests = parse_compound(&body).unwrap_or_default();
+        let step = loop {
+            let Some(request) = requests.get(self.index).filter(|_| !self.failed) else { break Step::Finished };
+            match self.execute(request, context) {
+                Ok(None) => {}
+                Ok(Some(step)) => break step,
+                Err(errno) => self.fail(errno),
+            }
+        };
+        self.body = body;
+        step
+    }
+
+    fn handle(&self, handle: u64) -> Result<u64, Errno> {
+        if handle == CURRENT { self.current.ok_or(Errno::EBADF) } else { Ok(handle) }
+    }
+
+    fn at(&self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
+        context.files.find(self.handle(handle)?).cloned()
+    }
+
+    fn writable_at(&self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
+        let opened = self.at(context, handle)?;
+        if opened.read_only { Err(Errno::EROFS) } else { Ok(opened) }
+    }
+
+    /// Adds an open file to the session's and makes it the current one.
+    fn opened(&mut self, context: &mut Context<'_>, opened: Opened, at: Option<u64>, attr: Attr) -> Result<(), Errno> {
+        let handle = match at {
+            Some(handle) => context.files.insert_at(handle, opened).map(|()| handle)?,
+            None => context.files.insert(opened)?,
+        };
+        self.current = Some(handle);
+        self.result(&Reply::Opened { handle, attr });
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_lines)] // one arm for each operation, each a few lines
+    fn execute(&mut self, request: &Request<'_>, context: &mut Context<'_>) -> Result<Option<Step>, Errno> {
+        let caller = context.caller;
+        match *request {
+            Request::Attach { name } => {
+                let (store, read_only) = context.exports.find(name).ok_or(Errno::ENOENT)?;
+                let file = store.root()?;
+                let attr = file.stat()?;
+                self.opened(context, Opened { store, file, read_only, flags: 0 }, None, attr)?;
+            }
+            Request::Open { base, flags, mode, path } => {
+                let Opened { store, file, read_only, .. } = self.at(context, base)?;
+                refuse_changes(read_only, flags)?;
+                let (file, attr) = store.open(caller, (&*file, path), OpenHow { flags, mode })?;
+                self.opened(context, Opened { store, file, read_only, flags }, None, attr)?;
+            }
+            Request::Reclaim { handle, flags, inode, export, path } => {
+                let (store, read_only) = context.exports.find(export).ok_or(Errno::ESTALE)?;
+                let root = store.root()?;
+                const CREATE_EXCLUSIVE_TRUNCATE: u32 = 0o100 | 0o200 | 0o1000;
+                let flags = flags & !CREATE_EXCLUSIVE_TRUNCATE;
+                let (file, attr) = if path.is_empty() {
+                    let attr = root.stat()?;
+                    (root, attr)
+                } else {
+                    store.open(caller, (&*root, path), OpenHow { flags, mode: 0 }).map_err(|_| Errno::ESTALE)?
+                };
+                if attr.inode != inode {
+                    return Err(Errno::ESTALE);
+                }
+                self.opened(context, Opened { store, file, read_only, flags }, Some(handle), attr)?;
+            }
+            Request::Close { handle } => {
+                let handle = self.handle(handle)?;
+                context.files.remove(handle)?;
+                self.result(&Reply::Done {});
+                return Ok(Some(Step::ReleaseLocks(Owner { session: context.session, id: handle, process: false })));
+            }
+            Request::Stat { base, flags, path } => {
+                let opened = self.at(context, base)?;
+                let attr = opened.store.stat(caller, (&*opened.file, path), flags & NO_FOLLOW == 0)?;
+                self.result(&Reply::Attributes { attr });
+            }
+            Request::SetAttr { base, flags, valid: set, mode, uid, gid, size, accessed, modified, path } => {
+                let opened = self.writable_at(context, base)?;
+                let wanted = |bit| set & bit != 0;
+                let set = SetAttr {
+                    mode: wanted(valid::MODE).then_some(mode),
+                    uid: wanted(valid::UID).then_some(uid),
+                    gid: wanted(valid::GID).then_some(gid),
+                    size: wanted(valid::SIZE).then_some(size),
+                    times: wanted(valid::TIMES).then_some((accessed, modified)),
+                };
+                let attr = opened.store.set_attr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, &set)?;
+                self.result(&Reply::Attributes { attr });
+            }
+            Request::Read { handle, offset, length } => {
+                let opened = self.at(context, handle)?;
+                let length = length as usize;
+                if length > TRANSFER_BYTES_MAX {
+                    return Err(Errno::EINVAL);
+                }
+                match opened.file.read(offset, length, false)? {
+                    ReadOutcome::Ready(data) => self.read(data),
+                    ReadOutcome::WouldBlock => {
+                        return Ok(Some(Step::Block(Box::new(move || {
+                            let result = match opened.file.read(offset, length, true) {
+                                Ok(ReadOutcome::Ready(data)) => Ok(Value::Read(data)),
+                                Ok(ReadOutcome::WouldBlock) => Err(Errno::EAGAIN),
+                                Err(errno) => Err(errno),
+                            };
+                            BlockingResult { result }
+                        }))));
+                    }
+                }
+            }
+            Request::Write { handle, offset, length, flags } => {
+                return self.begin_write(context, handle, offset, length, flags);
+            }
+            Request::ReadDir { handle, cookie, length, attributes } => {
+                let opened = self.at(context, handle)?;
+                let room = (length as usize).min(LISTING_BYTES_MAX);
+                let mut listing = Collect { bytes: Vec::with_capacity(room.min(32 * 1024)), room };
+                let end = opened.file.read_directory(cookie, attributes != 0, &mut listing)?;
+                if listing.bytes.is_empty() && !end {
+                    return Err(Errno::EINVAL); // not even one entry fits, as getdents64(2) says
+                }
+                self.result(&Reply::Listed { end: end.into(), length: listing.bytes.len() as u32 });
+                self.data = Aggregate::from_vec(listing.bytes);
+            }
+            Request::MakeDir { base, mode, path } => {
+                let opened = self.writable_at(context, base)?;
+                let attr = opened.store.make_directory(caller, (&*opened.file, path), mode)?;
+                self.result(&Reply::Attributes { attr });
+            }
+            Request::MakeNode { base, mode, rdev, path } => {
+                let opened = self.writable_at(context, base)?;
+                let attr = opened.store.make_node(caller, (&*opened.file, path), mode, rdev)?;
+                self.result(&Reply::Attributes { attr });
+            }
+            Request::Symlink { base, path, target } => {
+                let opened = self.writable_at(context, base)?;
+                let attr = opened.store.symlink(caller, (&*opened.file, path), target)?;
+                self.result(&Reply::Attributes { attr });
+            }
+            Request::ReadLink { base, path } => {
+                let opened = self.at(context, base)?;
+                let value = opened.store.read_link(caller, (&*opened.file, path))?;
+                self.result(&Reply::Bytes { value: &value });
+            }
+            Request::Link { base, flags, path, new_base, new_path } => {
+                let from = self.writable_at(context, base)?;
+                let to = self.writable_at(context, new_base)?;
+                same_store(&from, &to)?;
+                let target = (&*to.file, new_path);
+                let attr = from.store.link(caller, (&*from.file, path), flags & FOLLOW != 0, target)?;
+                self.result(&Reply::Attributes { attr });
+            }
+            Request::Unlink { base, flags, path } => {
+                let opened = self.writable_at(context, base)?;
+                opened.store.unlink(caller, (&*opened.file, path), flags & DIRECTORY != 0)?;
+                self.result(&Reply::Done {});
+            }
+            Request::Rename { base, flags, path, new_base, new_path } => {
+                let from = self.writable_at(context, base)?;
+                let to = self.writable_at(context, new_base)?;
+                same_store(&from, &to)?;
+                from.store.rename(caller, (&*from.file, path), (&*to.file, new_path), flags)?;
+                self.result(&Reply::Done {});
+            }
+            Request::StatFs { handle } => {
+                let statfs = self.at(context, handle)?.store.stat_fs()?;
+                self.result(&Reply::FileSystem { statfs });
+            }
+            Request::Sync { handle, kind } => {
+                let opened = self.at(context, handle)?;
+                let may_block = opened.store.may_block();
+                return Ok(self.blocking(may_block, move || match kind {
+                    sync_kind::DATA => opened.file.sync(false).map(|()| Value::Done),
+                    sync_kind::FULL => opened.file.sync(true).map(|()| Value::Done),
+                    sync_kind::FILE_SYSTEM => opened.store.sync().map(|()| Value::Done),
+                    _ => Err(Errno::EINVAL),
+                }));
+            }
+            Request::Allocate { handle, mode, offset, length } => {
+                let opened = self.writable_at(context, handle)?;
+                let may_block = opened.store.may_block();
+                return Ok(self.blocking(may_block, move || opened.file.allocate(mode, offset, length).map(|()| Value::Done)));
+            }
+            Request::Seek { handle, offset, whence } => {
+                let value = self.at(context, handle)?.file.seek(offset, whence)?;
+                self.result(&Reply::Number { value });
+            }
+            Request::CopyRange { handle, offset, new_handle, new_offset, length } => {
+                let from = self.at(context, handle)?;
+                let to = self.writable_at(context, new_handle)?;
+                same_store(&from, &to)?;
+                return Ok(self.blocking(true, move || {
+                    from.store.copy_range(&*from.file, offset, &*to.file, new_offset, length).map(Value::Number)
+                }));
+            }
+            Request::GetXattr { base, flags, path, name } => {
+                let opened = self.at(context, base)?;
+                let value = opened.store.xattr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, XattrAction::Get(name))?;
+                self.result(&Reply::Bytes { value: &value });
+            }
+            Request::SetXattr { base, flags, how, path, name, value } => {
+                let opened = self.writable_at(context, base)?;
+                opened.store.xattr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, XattrAction::Set(name, value, how))?;
+                self.result(&Reply::Done {});
+            }
+            Request::ListXattr { base, flags, path } => {
+                let opened = self.at(context, base)?;
+                let value = opened.store.xattr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, XattrAction::List)?;
+                self.result(&Reply::Bytes { value: &value });
+            }
+            Request::RemoveXattr { base, flags, path, name } => {
+                let opened = self.writable_at(context, base)?;
+                opened.store.xattr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, XattrAction::Remove(name))?;
+                self.result(&Reply::Done {});
+            }
+            Request::Lock { handle, owner, family, kind, wait, start, length } => {
+                let (file, owner, range) = self.lock_of(context, handle, owner, family, kind, start, length)?;
+                let waiter = Waiter { owner, range, slot: self.slot, sequence: self.sequence };
+                return Ok(Some(Step::Lock(file, waiter, wait != 0)));
+            }
+            Request::TestLock { handle, owner, family, kind, start, length } => {
+                let (file, owner, range) = self.lock_of(context, handle, owner, family, kind, start, length)?;
+                return Ok(Some(Step::TestLock(file, owner, range)));
+            }
+            Request::Access { base, mode, path } => {
+                let opened = self.at(context, base)?;
+                if mode & 2 != 0 && opened.read_only {
+                    return Err(Errno::EROFS);
+                }
+                opened.store.access(caller, (&*opened.file, path), mode)?;
+                self.result(&Reply::Done {});
+            }
+            Request::Inquire { what } => {
+                let answer = match what {
+                    0 => context.exports.names(),
+                    1 => context.exports.statistics(),
+                    _ => return Err(Errno::EINVAL),
+                };
+                self.result(&Reply::Answer { length: answer.len() as u32 });
+                self.data = Aggregate::from_vec(answer);
+            }
+            _ => return Err(Errno::ENOSYS),
+        }
+        Ok(None)
+    }
+
+    fn read(&mut self, data: Aggregate) {
+        self.result(&Reply::Read { length: data.len() as u32, errno: 0 });
+        self.data_of_file = true;
+        self.data = data;
+    }
+
+    /// Runs work at once, or says that it has to run where it may block.
+    fn blocking(&mut self, may_block: bool, work: impl FnOnce() -> Result<Value, Errno> + Send + 'static) -> Option<Step> {
+        if may_block {
+            return Some(Step::Block(Box::new(move || BlockingResult { result: work() })));
+        }
+        self.unblocked(BlockingResult { result: work() });
+        None
+    }
+
+    /// Takes the result of blocking work; then run again.
+    pub fn unblocked(&mut self, done: BlockingResult) {
+        match done.result {
+            Ok(Value::Done) => self.result(&Reply::Done {}),
+            Ok(Value::Number(value)) => self.result(&Reply::Number { value }),
+            Ok(Value::Read(data)) => self.read(data),
+            Ok(Value::Wrote(length, offset)) => self.result(&Reply::Wrote { length: length as u32, offset }),
+            Err(errno) => self.fail(errno),
+        }
+    }
+
+    /// Takes the outcome of a lock; then run again.
+    pub fn locked(&mut self, outcome: Result<(), Errno>) {
+        match outcome {
+            Ok(()) => self.result(&Reply::Done {}),
+            Err(errno) => self.fail(errno),
+        }
+    }
+
+    /// Takes what [`Step::TestLock`] asked for; then run again.
+    pub fn tested(&mut self, session: u64, conflict: Option<(Owner, Range)>) {
+        self.result(&match conflict {
+            None => Reply::Conflict { kind: lock::UNLOCK, start: 0, length: 0, owner: 0 },
+            Some((owner, range)) => {
+                let known = owner.session == session && owner.process;
+                let owner = if known { owner.id } else { 0 };
+                Reply::Conflict { kind: range.kind, start: range.start, length: range.length(), owner }
+            }
+        });
+    }
+
+    #[allow(clippy::too_many_arguments)] // the fields of one wire structure
+    fn lock_of(&self, context: &Context<'_>, handle: u64, process: u64, family: u8, kind: u8, start: u64, length: u64) -> Result<(FileKey, Owner, Range), Errno> {
+        let handle = self.handle(handle)?;
+        let opened = context.files.find(handle)?;
+        let (process, id, range) = match family {
+            lock::PROCESS => (true, process, Range::new(kind, start, length)?),
+            lock::OPEN_FILE => (false, handle, Range::new(kind, start, length)?),
+            lock::FLOCK => (false, handle, Range::new(kind, 0, 0)?),
+            _ => return Err(Errno::EINVAL),
+        };
+        let access = opened.flags & 3;
+        if family != lock::FLOCK && ((kind == lock::SHARED && access == 1) || (kind == lock::EXCLUSIVE && access == 0)) {
+            return Err(Errno::EBADF);
+        }
+        let (device, inode) = opened.file.identity();
+        Ok(((device, inode, family == lock::FLOCK), Owner { session: context.session, id, process }, range))
+    }
+
+    fn begin_write(&mut self, context: &Context<'_>, handle: u64, offset: u64, length: u32, flags: u32) -> Result<Option<Step>, Errno> {
+        let opened = self.writable_at(context, handle)?;
+        let append = flags & write_flag::APPEND != 0;
+        let sync = flags & write_flag::DATA_SYNC != 0;
+        if self.offered > 0 {
+            self.write = Some(Writing { opened, offset, append, sync, length: self.offered, done: 0, started_at: None, stopped: None });
+            return Ok(Some(Step::NeedsData));
+        }
+        const WAITS: u32 = 0o40000 | 0o10000 | 0o4_000_000; // O_DIRECT, O_DSYNC, and O_SYNC's other bit
+        let may_block = opened.store.may_block() && (sync || opened.flags & WAITS != 0);
+        let data = std::mem::take(&mut self.payload);
+        debug_assert_eq!(data.len(), length as usize, "checked when the request came");
+        Ok(self.blocking(may_block, move || {
+            let (count, at) = opened.file.write(offset, &data, append)?;
+            if sync {
+                opened.file.sync(false)?;
+            }
+            Ok(Value::Wrote(count, at))
+        }))
+    }
+
+    /// Bytes of the write that are still to come, in order, or `None` when it needs none.
+    #[must_use]
+    pub fn missing(&self) -> Option<(u64, u64)> {
+        self.write.as_ref().filter(|w| w.done < w.length).map(|w| (w.done, w.length - w.done))
+    }
+
+    /// Writes the next fragment. True: it was the last, run again.
+    pub fn write_fragment(&mut self, bytes: &[u8]) -> bool {
+        let Some(writing) = &mut self.write else { return true };
+        if writing.stopped.is_none() {
+            let at = writing.offset + writing.done;
+            match writing.opened.file.write(at, bytes, writing.append) {
+                Ok((count, at)) => {
+                    writing.started_at.get_or_insert(at);
+                    if count < bytes.len() {
+                        writing.stopped = Some(Errno::ENOSPC);
+                        writing.length = writing.done + count as u64;
+                    }
+                }
+                Err(errno) => {
+                    writing.stopped = Some(errno);
+                    writing.length = writing.done;
+                }
+            }
+        }
+        writing.done += bytes.len() as u64;
+        if writing.done < writing.length {
+            return false;
+        }
+        let Some(writing) = self.write.take() else { return true };
+        let synced = if writing.sync { writing.opened.file.sync(false) } else { Ok(()) };
+        match (writing.length, writing.stopped, synced) {
+            (0, Some(errno), _) | (_, _, Err(errno)) => self.fail(errno),
+            (length, ..) => {
+                let offset = writing.started_at.unwrap_or(writing.offset);
+                self.result(&Reply::Wrote { length: length as u32, offset });
+            }
+        }
+        true
+    }
+}
+
+fn refuse_changes(read_only: bool, flags: u32) -> Result<(), Errno> {
+    const CREATE_OR_TRUNCATE: u32 = 0o100 | 0o1000;
+    const PATH: u32 = 0o10_000_000;
+    let writes = flags & 3 != 0 || flags & CREATE_OR_TRUNCATE != 0;
+    if read_only && writes && flags & PATH == 0 { Err(Errno::EROFS) } else { Ok(()) }
+}
+
+fn same_store(a: &Opened, b: &Opened) -> Result<(), Errno> {
+    if Arc::ptr_eq(&a.store, &b.store) { Ok(()) } else { Err(Errno::EXDEV) }
+}
+
+struct Collect {
+    bytes: Vec<u8>,
+    room: usize,
+}
+
+impl Listing for Collect {
+    fn entry(&mut self, cookie: u64, inode: u64, file_type: u8, name: &[u8], attr: Option<Attr>) -> bool {
+        let entry = Entry { cookie, inode, file_type, name, attr };
+        if self.bytes.len() + entry.encoded_bytes() > self.room {
+            return false;
+        }
+        entry.encode(&mut self.bytes);
+        true
+    }
+}

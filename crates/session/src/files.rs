@@ -1,0 +1,113 @@
+//! The open files of a session, by handle.
+
+use std::sync::Arc;
+use towline_store::{FileStore, OpenFile};
+use towline_wire::Errno;
+use towline_wire::limits::OPEN_FILES_MAX;
+
+/// An open file and the store it belongs to.
+#[derive(Clone)]
+pub struct Opened {
+    /// Export it was opened in.
+    pub store: Arc<dyn FileStore>,
+    /// The file.
+    pub file: Arc<dyn OpenFile>,
+    /// True when the export is served read-only.
+    pub read_only: bool,
+    /// `O_*` it was opened with.
+    pub flags: u32,
+}
+
+/// Table of open files. A handle is an index and a generation, so that a handle of a closed file
+/// never names another one.
+#[derive(Default)]
+pub struct Files {
+    entries: Vec<(u32, Option<Opened>)>,
+    free: Vec<u32>,
+    open: usize,
+}
+
+impl Files {
+    /// Open files.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.open
+    }
+
+    /// True when no file is open.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.open == 0
+    }
+
+    /// Adds a file and gives it a handle.
+    ///
+    /// # Errors
+    /// `EMFILE` at the limit of open files of a session.
+    pub fn insert(&mut self, opened: Opened) -> Result<u64, Errno> {
+        if self.open >= OPEN_FILES_MAX {
+            return Err(Errno::EMFILE);
+        }
+        // Reclaimed handles can occupy an index that is still on the free list.
+        while let Some(index) = self.free.pop() {
+            let (generation, entry) = &mut self.entries[index as usize];
+            if entry.is_none() {
+                *generation = generation.wrapping_add(1) & 0x7fff_ffff;
+                *entry = Some(opened);
+                self.open += 1;
+                return Ok(u64::from(*generation) << 32 | u64::from(index));
+            }
+        }
+        let index = self.entries.len() as u64;
+        self.entries.push((1, Some(opened)));
+        self.open += 1;
+        Ok(1 << 32 | index)
+    }
+
+    /// Adds a file under the handle it had before the server restarted.
+    ///
+    /// # Errors
+    /// `EBADF` when the handle is impossible or in use.
+    pub fn insert_at(&mut self, handle: u64, opened: Opened) -> Result<(), Errno> {
+        let (index, generation) = ((handle & 0xffff_ffff) as usize, (handle >> 32) as u32);
+        if index >= OPEN_FILES_MAX || generation == 0 || generation > 0x7fff_ffff {
+            return Err(Errno::EBADF);
+        }
+        while self.entries.len() <= index {
+            self.free.push(self.entries.len() as u32);
+            self.entries.push((0, None));
+        }
+        let entry = &mut self.entries[index];
+        if entry.1.is_some() {
+            return Err(Errno::EBADF);
+        }
+        *entry = (generation, Some(opened));
+        self.open += 1;
+        Ok(())
+    }
+
+    /// The file with this handle.
+    ///
+    /// # Errors
+    /// `EBADF` when there is none.
+    pub fn find(&self, handle: u64) -> Result<&Opened, Errno> {
+        let (index, generation) = ((handle & 0xffff_ffff) as usize, handle >> 32);
+        match self.entries.get(index) {
+            Some((found, Some(opened))) if u64::from(*found) == generation => Ok(opened),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Removes the file with this handle.
+    ///
+    /// # Errors
+    /// `EBADF` when there is none.
+    pub fn remove(&mut self, handle: u64) -> Result<Opened, Errno> {
+        self.find(handle)?;
+        let index = (handle & 0xffff_ffff) as usize;
+        let opened = self.entries[index].1.take().ok_or(Errno::EBADF)?;
+        self.free.push(index as u32);
+        self.open -= 1;
+        Ok(opened)
+    }
+}

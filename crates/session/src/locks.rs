@@ -1,0 +1,275 @@
+//! Byte-range and whole-file locks of all sessions of a server.
+//!
+//! Families do not see each other, as on Linux, except that process and open-file locks conflict
+//! with one another ("Open file description locks", fcntl(2)).
+
+use std::collections::HashMap;
+use towline_wire::Errno;
+use towline_wire::request::lock;
+
+/// Who holds or wants a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// Session.
+    pub session: u64,
+    /// Process number for process locks, handle for the others.
+    pub id: u64,
+    /// True for process locks, so that a process and a handle of one number differ.
+    pub process: bool,
+}
+
+/// A range and how it is locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// Shared or exclusive.
+    pub kind: u8,
+    /// First byte.
+    pub start: u64,
+    /// Last byte, inclusive.
+    pub last: u64,
+}
+
+impl Range {
+    /// From the fields of a request; a length of zero reaches to the end.
+    ///
+    /// # Errors
+    /// `EINVAL` for an unknown kind, `EOVERFLOW` for a range beyond the largest offset.
+    pub fn new(kind: u8, start: u64, length: u64) -> Result<Self, Errno> {
+        if kind > lock::UNLOCK {
+            return Err(Errno::EINVAL);
+        }
+        let last = if length == 0 { u64::MAX } else { start.checked_add(length - 1).ok_or(Errno::EOVERFLOW)? };
+        Ok(Self { kind, start, last })
+    }
+
+    /// Length as in a request: zero when it reaches to the end.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        if self.last == u64::MAX { 0 } else { self.last - self.start + 1 }
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.start <= other.last && other.start <= self.last
+    }
+}
+
+/// A request that waits for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// Who wants it.
+    pub owner: Owner,
+    /// What is wanted.
+    pub range: Range,
+    /// Slot of the session whose request waits.
+    pub slot: u16,
+    /// Sequence number of that request.
+    pub sequence: u32,
+}
+
+/// Identity of a file, and whether `flock` locks are meant.
+pub type FileKey = (u64, u64, bool);
+
+#[derive(Default)]
+struct FileLocks {
+    held: Vec<(Owner, Range)>,
+    waiting: Vec<Waiter>,
+}
+
+/// Every lock of a server.
+#[derive(Default)]
+pub struct Locks {
+    files: HashMap<FileKey, FileLocks>,
+}
+
+/// Outcome of [`Locks::lock`].
+#[derive(Debug, PartialEq, Eq)]
+pub enum Locked {
+    /// Done; these waiters now have their locks and are to be answered.
+    Done(Vec<Waiter>),
+    /// The request waits.
+    Waiting,
+}
+
+impl Locks {
+    /// Sets or releases a lock. With `wait`, a lock that is taken is waited for.
+    ///
+    /// # Errors
+    /// `EAGAIN` when taken and not to be waited for; `EDEADLK` when waiting would never end.
+    pub fn lock(&mut self, file: FileKey, waiter: Waiter, wait: bool) -> Result<Locked, Errno> {
+        let locks = self.files.entry(file).or_default();
+        if waiter.range.kind == lock::UNLOCK {
+            locks.apply(waiter.owner, waiter.range);
+            let granted = locks.grant();
+            self.tidy(file);
+            return Ok(Locked::Done(granted));
+        }
+        if locks.conflict(waiter.owner, &waiter.range).is_none() {
+            locks.apply(waiter.owner, waiter.range);
+            // Turning an exclusive lock into a shared one can let others in.
+            return Ok(Locked::Done(locks.grant()));
+        }
+        if !wait {
+            self.tidy(file);
+            return Err(Errno::EAGAIN);
+        }
+        if waiter.owner.process && self.would_deadlock(file, &waiter) {
+            return Err(Errno::EDEADLK);
+        }
+        self.files.entry(file).or_default().waiting.push(waiter);
+        Ok(Locked::Waiting)
+    }
+
+    /// The first lock that is in the way of this one.
+    #[must_use]
+    pub fn test(&self, file: FileKey, owner: Owner, range: &Range) -> Option<(Owner, Range)> {
+        self.files.get(&file)?.conflict(owner, range)
+    }
+
+    /// Releases everything of the owners that `gone` names, and forgets what they wait for; returns
+    /// the waiters that got their locks.
+    pub fn release(&mut self, gone: impl Fn(&Owner) -> bool) -> Vec<Waiter> {
+        let mut granted = Vec::new();
+        self.files.retain(|_, locks| {
+            let before = locks.held.len() + locks.waiting.len();
+            locks.held.retain(|(owner, _)| !gone(owner));
+            locks.waiting.retain(|waiter| !gone(&waiter.owner));
+            if locks.held.len() + locks.waiting.len() != before {
+                granted.extend(locks.grant());
+            }
+            !locks.held.is_empty() || !locks.waiting.is_empty()
+        });
+        granted
+    }
+
+    /// Gives up a waiting request. True: it was waiting.
+    pub fn cancel(&mut self, session: u64, slot: u16, sequence: u32) -> bool {
+        let mut found = false;
+        for locks in self.files.values_mut() {
+            let before = locks.waiting.len();
+            locks.waiting.retain(|w| !(w.owner.session == session && w.slot == slot && w.sequence == sequence));
+            found |= locks.waiting.len() != before;
+        }
+        found
+    }
+
+    fn tidy(&mut self, file: FileKey) {
+        if self.files.get(&file).is_some_and(|l| l.held.is_empty() && l.waiting.is_empty()) {
+            self.files.remove(&file);
+        }
+    }
+
+    /// Follows who waits for whom from the holders in the way of `waiter` back to its owner.
+    fn would_deadlock(&self, file: FileKey, waiter: &Waiter) -> bool {
+        let mut seen: Vec<Owner> = Vec::new();
+        let mut next: Vec<Owner> = self.files.get(&file).map_or(Vec::new(), |l| l.blockers(waiter.owner, &waiter.range));
+        while let Some(owner) = next.pop() {
+            if owner == waiter.owner {
+                return true;
+            }
+            if seen.contains(&owner) {
+                continue;
+            }
+            seen.push(owner);
+            for locks in self.files.values() {
+                for waiting in locks.waiting.iter().filter(|w| w.owner == owner) {
+                    next.extend(locks.blockers(waiting.owner, &waiting.range));
+                }
+            }
+        }
+        false
+    }
+}
+
+impl FileLocks {
+    fn conflict(&self, owner: Owner, range: &Range) -> Option<(Owner, Range)> {
+        let exclusive = |r: &Range| r.kind == lock::EXCLUSIVE;
+        self.held.iter().find(|(other, held)| *other != owner && held.overlaps(range) && (exclusive(held) || exclusive(range))).copied()
+    }
+
+    fn blockers(&self, owner: Owner, range: &Range) -> Vec<Owner> {
+        let exclusive = |r: &Range| r.kind == lock::EXCLUSIVE;
+        let in_the_way = |(other, held): &&(Owner, Range)| {
+            *other != owner && held.overlaps(range) && (exclusive(held) || exclusive(range))
+        };
+        self.held.iter().filter(in_the_way).map(|(other, _)| *other).collect()
+    }
+
+    /// Replaces what the owner holds within the range, splitting what reaches beyond.
+    fn apply(&mut self, owner: Owner, range: Range) {
+        let mut kept = Vec::with_capacity(self.held.len() + 2);
+        for (holder, held) in self.held.drain(..) {
+            if holder != owner || !held.overlaps(&range) {
+                kept.push((holder, held));
+                continue;
+            }
+            if held.start < range.start {
+                kept.push((holder, Range { last: range.start - 1, ..held }));
+            }
+            if held.last > range.last {
+                kept.push((holder, Range { start: range.last + 1, ..held }));
+            }
+        }
+        if range.kind != lock::UNLOCK {
+            kept.push((owner, range));
+        }
+        self.held = kept;
+    }
+
+    /// Gives waiting requests their locks, first come first served, and returns them.
+    fn grant(&mut self) -> Vec<Waiter> {
+        let mut granted = Vec::new();
+        let mut still = Vec::new();
+        for waiter in std::mem::take(&mut self.waiting) {
+            if self.conflict(waiter.owner, &waiter.range).is_none() {
+                self.apply(waiter.owner, waiter.range);
+                granted.push(waiter);
+            } else {
+                still.push(waiter);
+            }
+        }
+        self.waiting = still;
+        granted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: FileKey = (1, 2, false);
+
+    fn owner(id: u64) -> Owner {
+        Owner { session: 1, id, process: true }
+    }
+
+    fn waiter(id: u64, kind: u8, start: u64, length: u64) -> Waiter {
+        Waiter { owner: owner(id), range: Range::new(kind, start, length).unwrap(), slot: id as u16, sequence: 1 }
+    }
+
+    #[test]
+    fn ranges_split_and_conflict() {
+        let mut locks = Locks::default();
+        assert_eq!(locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 100), false), Ok(Locked::Done(vec![])));
+        assert_eq!(locks.lock(FILE, waiter(1, lock::UNLOCK, 40, 10), false), Ok(Locked::Done(vec![])));
+        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 40, 10), false), Ok(Locked::Done(vec![])));
+        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 39, 1), false), Err(Errno::EAGAIN));
+        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 50, 0), false), Err(Errno::EAGAIN));
+        let (_, range) = locks.test(FILE, owner(2), &Range::new(lock::SHARED, 60, 1).unwrap()).unwrap();
+        assert_eq!((range.start, range.length()), (50, 50));
+    }
+
+    #[test]
+    fn waiters_are_served_in_order_and_deadlocks_are_seen() {
+        let mut locks = Locks::default();
+        locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), true).unwrap();
+        locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 20, 10), true).unwrap();
+        assert_eq!(locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 0, 10), true), Ok(Locked::Waiting));
+        assert_eq!(locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 20, 1), true), Err(Errno::EDEADLK));
+        let granted = locks.release(|o| *o == owner(1));
+        assert_eq!(granted, vec![waiter(2, lock::EXCLUSIVE, 0, 10)]);
+        assert_eq!(locks.lock(FILE, waiter(3, lock::SHARED, 5, 1), true), Ok(Locked::Waiting));
+        assert!(locks.cancel(1, 3, 1));
+        assert!(locks.release(|o| *o == owner(2)).is_empty());
+        assert!(locks.files.is_empty());
+    }
+}

@@ -1,0 +1,29 @@
+//! A client's identity: what belongs to it and outlives its connections.
+
+use crate::files::Files;
+use crate::slots::Slots;
+use std::sync::Arc;
+use towline_store::FileStore;
+
+/// A session.
+#[derive(Default)]
+pub struct Session {
+    /// Number that names it.
+    pub id: u64,
+    /// What a lane has to know to join it.
+    pub secret: u64,
+    /// Its requests.
+    pub slots: Slots,
+    /// Its open files.
+    pub files: Files,
+}
+
+/// What a server exports, by name.
+pub trait Exports {
+    /// The store behind a name, and whether it is served read-only.
+    fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)>;
+    /// All names, each ended by a zero byte.
+    fn names(&self) -> Vec<u8>;
+    /// Counters as JSON.
+    fn statistics(&self) -> Vec<u8>;
+}

@@ -1,0 +1,134 @@
+//! Slots: which request each one carries, and the reply remembered for when it is asked again.
+
+use towline_wire::limits::{REPLAY_BYTES_MAX, SLOTS_MAX};
+use towline_wire::{Header, ProtocolError};
+
+#[derive(Clone, Debug, Default)]
+enum State {
+    #[default]
+    Free,
+    /// Being executed.
+    Running,
+    /// Answered; the reply's bytes where they have to be remembered.
+    Answered(Option<Vec<u8>>),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    sequence: u32,
+    state: State,
+}
+
+impl Slot {
+    /// A slot that carried nothing yet takes any first sequence number: the session of a client
+    /// that goes on after a restart of the server does not start at one.
+    fn is_new(&self) -> bool {
+        self.sequence == 0 && matches!(self.state, State::Free)
+    }
+}
+
+/// The slots of a session.
+#[derive(Debug)]
+pub struct Slots(Vec<Slot>);
+
+/// What to do with a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// It is new (or harmless to repeat): execute it.
+    Execute,
+    /// It was executed: send this reply again.
+    Replay(Vec<u8>),
+    /// It is being executed: its reply will come.
+    Running,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self(vec![Slot::default(); SLOTS_MAX])
+    }
+}
+
+impl Slots {
+    /// Takes a request into its slot.
+    ///
+    /// # Errors
+    /// Its slot is busy with another request, or its sequence number is neither the last one nor
+    /// the next.
+    pub fn arrive(&mut self, header: &Header) -> Result<Arrival, ProtocolError> {
+        let slot = &mut self.0[usize::from(header.slot)];
+        if header.sequence == slot.sequence {
+            match &slot.state {
+                State::Running => return Ok(Arrival::Running),
+                State::Answered(Some(reply)) => return Ok(Arrival::Replay(reply.clone())),
+                State::Answered(None) | State::Free => {}
+            }
+        } else if header.sequence != slot.sequence.wrapping_add(1) && !slot.is_new() {
+            return Err(ProtocolError { what: "sequence number out of order", at: 4 });
+        } else if matches!(slot.state, State::Running) {
+            return Err(ProtocolError { what: "slot is busy with another request", at: 2 });
+        }
+        *slot = Slot { sequence: header.sequence, state: State::Running };
+        Ok(Arrival::Execute)
+    }
+
+    /// Notes the reply of a slot's request; `remember` when repeating the request would differ.
+    pub fn answer(&mut self, slot: u16, reply: &[u8], remember: bool) {
+        let kept = (remember && reply.len() <= REPLAY_BYTES_MAX).then(|| reply.to_vec());
+        self.0[usize::from(slot)].state = State::Answered(kept);
+    }
+
+    /// Gives a slot back whose request was never answered because its lane was lost before all
+    /// of its data came: the client will send it again from the start.
+    pub fn abandon(&mut self, slot: u16) {
+        let slot = &mut self.0[usize::from(slot)];
+        slot.sequence = slot.sequence.wrapping_sub(1);
+        slot.state = State::Free;
+    }
+
+    /// True while the slot's request with this sequence number is being executed.
+    #[must_use]
+    pub fn is_running(&self, slot: u16, sequence: u32) -> bool {
+        let slot = &self.0[usize::from(slot)];
+        slot.sequence == sequence && matches!(slot.state, State::Running)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towline_wire::Kind;
+
+    fn request(sequence: u32) -> Header {
+        Header::new(Kind::Request, 3, sequence)
+    }
+
+    #[test]
+    fn a_repeated_request_is_answered_from_memory_and_not_executed() {
+        let mut slots = Slots::default();
+        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Execute));
+        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Running));
+        slots.answer(3, b"reply", true);
+        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Replay(b"reply".to_vec())));
+        assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
+        slots.answer(3, b"listing", false);
+        assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
+    }
+
+    #[test]
+    fn sequence_numbers_out_of_order_are_refused() {
+        let mut slots = Slots::default();
+        assert!(slots.arrive(&request(1)).is_ok());
+        assert!(slots.arrive(&request(2)).is_err(), "the slot is busy");
+        slots.answer(3, b"", true);
+        assert!(slots.arrive(&request(3)).is_err());
+        assert!(slots.arrive(&request(2)).is_ok());
+    }
+
+    #[test]
+    fn an_abandoned_request_can_come_again() {
+        let mut slots = Slots::default();
+        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Execute));
+        slots.abandon(3);
+        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Execute));
+    }
+}

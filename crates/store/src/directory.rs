@@ -1,1 +1,0 @@
-//! A tree of the local file system, resolved by the kernel beneath its root.

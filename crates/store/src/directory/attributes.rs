@@ -1,0 +1,69 @@
+//! Attributes as the kernel tells them, in the form of the protocol.
+
+use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
+use std::os::fd::AsFd;
+use towline_wire::{Attr, Errno, Timestamp};
+
+/// What is asked of `statx(2)`.
+///
+/// The kernel keeps its change cookie (`STATX_CHANGE_COOKIE`) from user space, so the change
+/// number is made of the time of the last change, which since Linux 6.13 is fine enough to differ
+/// after any change that follows a look at it.
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+/// The error number of a failed system call.
+pub(super) fn errno(error: rustix::io::Errno) -> Errno {
+    // Error numbers of Linux end at 4095.
+    Errno(u16::try_from(error.raw_os_error()).unwrap_or(Errno::EIO.0))
+}
+
+/// Attributes of an open file of any kind.
+pub(super) fn stat_file(file: impl AsFd) -> Result<Statx, Errno> {
+    rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, WANTED).map_err(errno)
+}
+
+/// Attributes of a name that is not followed. `name` must be a single component.
+pub(super) fn stat_name(directory: impl AsFd, name: &[u8]) -> Result<Statx, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    rustix::fs::statx(directory, name, flags, WANTED).map_err(errno)
+}
+
+/// Attributes of a listed name, as good as this machine knows them without asking another.
+pub(super) fn stat_listed(directory: impl AsFd, name: &std::ffi::CStr) -> Option<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    rustix::fs::statx(directory, name, flags, WANTED).ok()
+}
+
+/// Device and inode number.
+pub(super) fn identity_of(stat: &Statx) -> (u64, u64) {
+    (rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)
+}
+
+/// In the form of the protocol.
+pub(super) fn attr_of(stat: &Statx) -> Attr {
+    let changed = timestamp(stat.stx_ctime);
+    let created = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
+    Attr {
+        inode: stat.stx_ino,
+        size: stat.stx_size,
+        blocks: stat.stx_blocks,
+        change: (changed.seconds as u64)
+            .wrapping_mul(1_000_000_000)
+            .wrapping_add(u64::from(changed.nanoseconds)),
+        rdev: rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+        mode: u32::from(stat.stx_mode),
+        links: stat.stx_nlink,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        block_bytes: stat.stx_blksize,
+        reserved: 0,
+        accessed: timestamp(stat.stx_atime),
+        modified: timestamp(stat.stx_mtime),
+        changed,
+        created: if created { timestamp(stat.stx_btime) } else { Timestamp::default() },
+    }
+}
+
+fn timestamp(time: StatxTimestamp) -> Timestamp {
+    Timestamp::new(time.tv_sec, time.tv_nsec)
+}

@@ -1,0 +1,81 @@
+//! Directory entries with attributes.
+
+use super::attributes::{attr_of, errno, stat_file, stat_listed};
+use super::open_file::DirectoryFile;
+use super::resolve::PARENT;
+use crate::Listing;
+use rustix::fs::{Mode, RawDir, SeekFrom, Statx};
+use towline_wire::attr::TYPE_DIRECTORY;
+use towline_wire::{Attr, Errno};
+
+/// Entries fetched by one system call: enough for several hundred names.
+const BATCH_BYTES: usize = 32 * 1024;
+/// Where `S_IF*` bits stand in a mode; below that they are `DT_*`.
+const TYPE_SHIFT: u32 = 12;
+
+impl DirectoryFile {
+    /// Lists from `cookie` on; true when the end was reached.
+    pub(super) fn list(
+        &self,
+        cookie: u64,
+        attributes: bool,
+        listing: &mut dyn Listing,
+    ) -> Result<bool, Errno> {
+        if self.kind != TYPE_DIRECTORY {
+            return Err(Errno::ENOTDIR);
+        }
+        if !self.readable {
+            return Err(Errno::EBADF);
+        }
+        // Attributes of the entries are shown only to who may search the directory.
+        let _acting = match &self.caller {
+            Some(caller) => self.tree.server.act_as(caller)?,
+            None => None,
+        };
+        let _position = self.position.lock();
+        rustix::fs::seek(&self.fd, SeekFrom::Start(cookie)).map_err(errno)?;
+        let mut batch: Vec<u8> = Vec::with_capacity(BATCH_BYTES);
+        let mut entries = RawDir::new(&self.fd, batch.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(rustix::io::Errno::INTR) => continue,
+                // A directory that was removed is an empty one.
+                Err(rustix::io::Errno::NOENT) => return Ok(true),
+                Err(error) => return Err(errno(error)),
+            };
+            let name = entry.file_name();
+            let mut inode = entry.ino();
+            let mut file_type = entry.file_type().as_raw_mode() >> TYPE_SHIFT;
+            let mut attr: Option<Attr> = None;
+            if name.to_bytes() == b".." {
+                let parent = self.parent()?;
+                inode = parent.stx_ino;
+                attr = attributes.then(|| attr_of(&parent));
+            } else if attributes && let Some(stat) = stat_listed(&self.fd, name) {
+                file_type = u32::from(stat.stx_mode) >> TYPE_SHIFT;
+                inode = stat.stx_ino;
+                attr = Some(attr_of(&stat));
+            }
+            // `DT_*` has four bits.
+            let file_type = (file_type & 15) as u8;
+            let cookie = entry.next_entry_cookie();
+            if !listing.entry(cookie, inode, file_type, name.to_bytes(), attr) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What `..` shows: the parent, or the directory itself where the parent is not in the export.
+    fn parent(&self) -> Result<Statx, Errno> {
+        let parent = match self.identity == self.tree.root_identity {
+            true => None,
+            false => self.tree.open(self, b"..", PARENT, Mode::empty()).ok(),
+        };
+        match parent {
+            Some(parent) => stat_file(parent),
+            None => stat_file(&self.fd),
+        }
+    }
+}

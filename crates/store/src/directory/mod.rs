@@ -1,0 +1,35 @@
+//! A tree of the local file system, resolved by the kernel beneath its root.
+//!
+//! [`DirectoryStore`] exports a directory. What it promises:
+//!
+//! - Every path is resolved by `openat2(2)` with `RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS`, so that
+//!   neither `..` nor a symbolic link nor a race with a rename leads out of the export: `EXDEV`.
+//!   Absolute symbolic links lead out by definition. A directory that is moved out of the export
+//!   while it is open stays open, as for a local process, but no path goes above it any more.
+//! - No client makes the server wait for a peer of a fifo or talk to a device: those, and sockets,
+//!   open only with `O_PATH` (else `ENXIO`).
+//! - A [`Caller`](crate::Caller) with `enforce` is checked by the kernel: the thread takes on that
+//!   user, group and groups and loses its capabilities for the duration of the call. Data is
+//!   written as the user who opened the file, so that set-user-id bits fall and quotas hold.
+//! - Appending reports exactly where the bytes went, whoever else appends to the file, here or in
+//!   another process: the kernel picks the place under its inode lock and tells it.
+//!
+//! What it relies on: Linux 5.8 or later, `/proc` mounted, and `umask(0)` in the server, which
+//! must be set when it starts, else the modes of new files are not those that clients sent. Inode
+//! numbers are those of the file system: export a tree without further mounts below it where
+//! clients depend on their being unique.
+
+mod attributes;
+mod changes;
+mod copy;
+mod identity;
+mod listing;
+mod open_file;
+mod open_flags;
+mod resolve;
+mod store;
+mod system;
+#[cfg(test)]
+mod tests;
+
+pub use store::DirectoryStore;

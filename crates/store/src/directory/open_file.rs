@@ -1,0 +1,381 @@
+//! Open files: reading without copying, writing, appending, space.
+
+use super::attributes::{attr_of, errno, identity_of, stat_file};
+use super::identity::Acting;
+use super::open_flags::Opening;
+use super::resolve::Tree;
+use super::system;
+use crate::{Caller, Listing, OpenFile, ReadOutcome};
+use parking_lot::Mutex;
+use rustix::buffer::spare_capacity;
+use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom, Statx};
+use rustix::io::{Errno as Code, IoSlice, ReadWriteFlags};
+use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use towline_mem::{Aggregate, Segment};
+use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
+use towline_wire::request::whence;
+use towline_wire::{Attr, Errno, limits};
+
+/// Reads of so many bytes or more refer to the pages of the file instead of copying them.
+const REFERENCE_BYTES_MIN: usize = 32 * 1024;
+/// The page cache holds files in units of a multiple of this.
+const PAGE_BYTES: u64 = 4096;
+/// Buffer through which pages are brought into memory: small enough to stay in the cache.
+const SCRATCH_BYTES: usize = 64 * 1024;
+
+/// An open file of a [`DirectoryStore`](super::DirectoryStore).
+#[derive(Debug)]
+pub(super) struct DirectoryFile {
+    pub(super) fd: Arc<OwnedFd>,
+    pub(super) tree: Arc<Tree>,
+    /// Device and inode number.
+    pub(super) identity: (u64, u64),
+    /// `S_IF*`.
+    pub(super) kind: u32,
+    pub(super) path_only: bool,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    /// Who opened it, if that one's rights are enforced.
+    pub(super) caller: Option<Caller>,
+    /// Held where the position of the descriptor matters: appending, seeking, listing.
+    pub(super) position: Mutex<()>,
+    /// `O_DIRECT` is in effect. Falls, for all later access, with the first that is not aligned
+    /// as the device wants it: our buffers are not the client's, whose own may have been.
+    direct: AtomicBool,
+    /// The file system can tell what a read would wait for.
+    tells_residency: AtomicBool,
+}
+
+impl DirectoryFile {
+    /// Takes a descriptor that was just opened so.
+    pub(super) fn new(
+        tree: &Arc<Tree>,
+        fd: Arc<OwnedFd>,
+        opening: &Opening,
+        stat: &Statx,
+        caller: Option<&Caller>,
+    ) -> Self {
+        Self {
+            fd,
+            tree: tree.clone(),
+            identity: identity_of(stat),
+            kind: u32::from(stat.stx_mode) & TYPE_MASK,
+            path_only: opening.is_path_only(),
+            readable: opening.readable,
+            writable: opening.writable,
+            caller: caller.filter(|caller| caller.enforce).cloned(),
+            position: Mutex::new(()),
+            direct: AtomicBool::new(opening.flags.contains(OFlags::DIRECT)),
+            tells_residency: AtomicBool::new(true),
+        }
+    }
+
+    /// Writes as the user who opened the file.
+    pub(super) fn act_as_user(&self) -> Result<Option<Acting<'_>>, Errno> {
+        self.tree.server.act_as_user(self.caller.as_ref())
+    }
+
+    /// After `EINVAL`: drops `O_DIRECT` if it was in effect. True: worth another try.
+    fn falls_back(&self, error: Code) -> bool {
+        if error != Code::INVAL || !self.direct.swap(false, Relaxed) {
+            return false;
+        }
+        rustix::fs::fcntl_getfl(&self.fd)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&self.fd, flags.difference(OFlags::DIRECT)))
+            .is_ok()
+    }
+
+    /// Copies bytes, waiting for the device.
+    fn read_waiting(&self, offset: u64, length: usize) -> Result<Aggregate, Errno> {
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            let at = offset + bytes.len() as u64;
+            match rustix::io::pread(&self.fd, spare_capacity(&mut bytes), at) {
+                Ok(0) => break,
+                Ok(_) if ends_within_page(offset + bytes.len() as u64) => break,
+                Ok(_) | Err(Code::INTR) => {}
+                Err(error) if self.falls_back(error) => {}
+                Err(error) => return Err(errno(error)),
+            }
+        }
+        Ok(Aggregate::from_vec(bytes))
+    }
+
+    /// Copies bytes that are in memory.
+    fn read_resident(&self, offset: u64, length: usize) -> Result<ReadOutcome, Errno> {
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            let at = offset + bytes.len() as u64;
+            match system::read_resident(&self.fd, &mut bytes, at) {
+                Ok(0) => break,
+                Ok(_) if ends_within_page(offset + bytes.len() as u64) => break,
+                Ok(_) | Err(Code::INTR) => {}
+                Err(Code::AGAIN) => return Ok(ReadOutcome::WouldBlock),
+                Err(Code::OPNOTSUPP) => {
+                    self.tells_residency.store(false, Relaxed);
+                    return self.read_waiting(offset, length).map(ReadOutcome::Ready);
+                }
+                Err(error) => return Err(errno(error)),
+            }
+        }
+        Ok(ReadOutcome::Ready(Aggregate::from_vec(bytes)))
+    }
+
+    fn read_small(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {
+        if wait || !self.tells_residency.load(Relaxed) {
+            self.read_waiting(offset, length).map(ReadOutcome::Ready)
+        } else {
+            self.read_resident(offset, length)
+        }
+    }
+
+    fn read_large(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {
+        let mut length = length as u64;
+        let mut last = self.probe(offset + length - 1)?;
+        if matches!(last, Probe::End | Probe::Unknown) {
+            let size = stat_file(&self.fd)?.stx_size;
+            if size <= offset {
+                // Files that the kernel makes up have no size but may have bytes.
+                return match size {
+                    0 => self.read_waiting(offset, length as usize).map(ReadOutcome::Ready),
+                    _ => Ok(ReadOutcome::Ready(Aggregate::new())),
+                };
+            }
+            length = length.min(size - offset);
+            if length < REFERENCE_BYTES_MIN as u64 {
+                return self.read_small(offset, length as usize, wait);
+            }
+            if matches!(last, Probe::End) {
+                last = self.probe(offset + length - 1)?;
+            }
+        }
+        if matches!(last, Probe::Here | Probe::Unknown) && self.is_cached(offset, length)? {
+            return Ok(ReadOutcome::Ready(self.reference(offset, length)));
+        }
+        if !wait {
+            return Ok(ReadOutcome::WouldBlock);
+        }
+        let present = self.bring_in(offset, length)?;
+        Ok(ReadOutcome::Ready(self.reference(offset, present)))
+    }
+
+    fn reference(&self, offset: u64, length: u64) -> Aggregate {
+        let mut aggregate = Aggregate::new();
+        aggregate.append(Segment::File(self.fd.clone()), offset, length);
+        aggregate
+    }
+
+    /// Whether one byte can be read at once. Of the last byte of a range this tells besides that
+    /// the file is long enough and that reading ahead has come so far.
+    fn probe(&self, offset: u64) -> Result<Probe, Errno> {
+        if !self.tells_residency.load(Relaxed) {
+            return Ok(Probe::Unknown);
+        }
+        let mut byte = Vec::with_capacity(1);
+        match system::read_resident(&self.fd, &mut byte, offset) {
+            Ok(0) => Ok(Probe::End),
+            Ok(_) => Ok(Probe::Here),
+            Err(Code::AGAIN | Code::INTR) => Ok(Probe::Away),
+            Err(Code::OPNOTSUPP) => {
+                self.tells_residency.store(false, Relaxed);
+                Ok(Probe::Unknown)
+            }
+            Err(error) => Err(errno(error)),
+        }
+    }
+
+    /// True when all pages of a range, whose last one was probed, are in the page cache.
+    fn is_cached(&self, offset: u64, length: u64) -> Result<bool, Errno> {
+        let page_bytes = system::page_bytes();
+        let pages_wanted = (offset + length).div_ceil(page_bytes) - offset / page_bytes;
+        match system::cached_pages(&self.fd, offset, length) {
+            Ok(pages) => Ok(pages >= pages_wanted),
+            // Without it the first page has to stand for those in between.
+            Err(_) => Ok(matches!(self.probe(offset)?, Probe::Here)),
+        }
+    }
+
+    /// Reads a range into the page cache; returns how much of it there is.
+    fn bring_in(&self, offset: u64, length: u64) -> Result<u64, Errno> {
+        // Only a hint: what follows works without.
+        let _ = rustix::fs::fadvise(&self.fd, offset, NonZeroU64::new(length), Advice::WillNeed);
+        let mut scratch = Vec::with_capacity(SCRATCH_BYTES);
+        let mut present = 0;
+        while present < length {
+            scratch.clear();
+            match rustix::io::pread(&self.fd, spare_capacity(&mut scratch), offset + present) {
+                Ok(0) => break,
+                Ok(count) => present += count as u64,
+                Err(Code::INTR) => {}
+                Err(error) => return Err(errno(error)),
+            }
+        }
+        Ok(present.min(length))
+    }
+
+    pub(super) fn write_at(&self, offset: u64, data: &[u8]) -> Result<(usize, u64), Errno> {
+        let mut done = 0;
+        loop {
+            match rustix::io::pwrite(&self.fd, &data[done..], offset + done as u64) {
+                Ok(0) => return Ok((done, offset)),
+                Ok(count) if done + count == data.len() => return Ok((data.len(), offset)),
+                Ok(count) => done += count,
+                Err(Code::INTR) => {}
+                Err(error) if self.falls_back(error) => {}
+                Err(_) if done > 0 => return Ok((done, offset)),
+                Err(error) => return Err(errno(error)),
+            }
+        }
+    }
+
+    /// One system call, so that other appends cannot come between; the position that it leaves
+    /// behind tells where the kernel, under its lock of the inode, has put the bytes.
+    fn write_at_end(&self, data: &[u8]) -> Result<(usize, u64), Errno> {
+        const AT_POSITION: u64 = u64::MAX;
+        if data.is_empty() {
+            return Ok((0, stat_file(&self.fd)?.stx_size));
+        }
+        let parts = [IoSlice::new(data)];
+        let _position = self.position.lock();
+        loop {
+            match rustix::io::pwritev2(&self.fd, &parts, AT_POSITION, ReadWriteFlags::APPEND) {
+                Ok(count) => {
+                    let end = rustix::fs::tell(&self.fd).map_err(errno)?;
+                    return Ok((count, end - count as u64));
+                }
+                Err(Code::INTR) => {}
+                Err(error) if self.falls_back(error) => {}
+                Err(error) => return Err(errno(error)),
+            }
+        }
+    }
+}
+
+enum Probe {
+    /// Can be read at once.
+    Here,
+    /// Would have to be waited for.
+    Away,
+    /// At or behind the end of the file.
+    End,
+    /// The file system cannot tell.
+    Unknown,
+}
+
+impl OpenFile for DirectoryFile {
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+
+    fn stat(&self) -> Result<Attr, Errno> {
+        stat_file(&self.fd).map(|stat| attr_of(&stat))
+    }
+
+    fn read(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {
+        if !self.readable {
+            return Err(Errno::EBADF);
+        }
+        if self.kind == TYPE_DIRECTORY {
+            return Err(Errno::EISDIR);
+        }
+        let length = length.min(limits::TRANSFER_BYTES_MAX);
+        // Offsets of Linux are signed.
+        if offset.checked_add(length as u64).is_none_or(|end| i64::try_from(end).is_err()) {
+            return Err(Errno::EINVAL);
+        }
+        if length == 0 {
+            return Ok(ReadOutcome::Ready(Aggregate::new()));
+        }
+        if self.direct.load(Relaxed) {
+            // Always waits for the device, and has no pages to refer to.
+            return match wait {
+                true => self.read_waiting(offset, length).map(ReadOutcome::Ready),
+                false => Ok(ReadOutcome::WouldBlock),
+            };
+        }
+        if length < REFERENCE_BYTES_MIN {
+            self.read_small(offset, length, wait)
+        } else {
+            self.read_large(offset, length, wait)
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8], append: bool) -> Result<(usize, u64), Errno> {
+        if !self.writable {
+            return Err(Errno::EBADF);
+        }
+        let _acting = self.act_as_user()?;
+        if append {
+            return self.write_at_end(data);
+        }
+        if offset.checked_add(data.len() as u64).is_none_or(|end| i64::try_from(end).is_err()) {
+            return Err(Errno::EFBIG);
+        }
+        self.write_at(offset, data)
+    }
+
+    fn read_directory(
+        &self,
+        cookie: u64,
+        attributes: bool,
+        listing: &mut dyn Listing,
+    ) -> Result<bool, Errno> {
+        self.list(cookie, attributes, listing)
+    }
+
+    fn sync(&self, full: bool) -> Result<(), Errno> {
+        let result = match full {
+            true => rustix::fs::fsync(&self.fd),
+            false => rustix::fs::fdatasync(&self.fd),
+        };
+        result.map_err(errno)
+    }
+
+    fn allocate(&self, mode: u32, offset: u64, length: u64) -> Result<(), Errno> {
+        let flags = FallocateFlags::from_bits_retain(mode);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let zero = FallocateFlags::ZERO_RANGE;
+        let known = [
+            FallocateFlags::empty(),
+            FallocateFlags::KEEP_SIZE,
+            punch,
+            zero,
+            zero | FallocateFlags::KEEP_SIZE,
+        ];
+        if !known.contains(&flags) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if !self.writable {
+            return Err(Errno::EBADF);
+        }
+        let _acting = self.act_as_user()?;
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.fd, flags, offset, length))
+            .map_err(errno)
+    }
+
+    fn seek(&self, offset: u64, whence: u32) -> Result<u64, Errno> {
+        if self.kind != TYPE_FILE {
+            return Err(if self.path_only { Errno::EBADF } else { Errno::EINVAL });
+        }
+        let target = match whence {
+            whence::DATA => SeekFrom::Data(offset),
+            whence::HOLE => SeekFrom::Hole(offset),
+            _ => return Err(Errno::EINVAL),
+        };
+        let _position = self.position.lock();
+        rustix::fs::seek(&self.fd, target).map_err(errno)
+    }
+
+    fn identity(&self) -> (u64, u64) {
+        self.identity
+    }
+}
+
+/// True when a read that stops here has met the end of the file: what is missing from memory is
+/// missing from the start of a page.
+fn ends_within_page(end: u64) -> bool {
+    !end.is_multiple_of(PAGE_BYTES)
+}

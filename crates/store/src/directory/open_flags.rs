@@ -1,0 +1,86 @@
+//! The flags of `open(2)` as they travel, in terms of this machine.
+
+use crate::OpenHow;
+use rustix::fs::{Mode, OFlags};
+use towline_wire::Errno;
+
+/// How to open, understood.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Opening {
+    /// For `openat2(2)`.
+    pub(super) flags: OFlags,
+    /// For `openat2(2)`: zero unless something may be created.
+    pub(super) mode: Mode,
+    /// Open for reading.
+    pub(super) readable: bool,
+    /// Open for writing.
+    pub(super) writable: bool,
+}
+
+const ACCESS_MASK: u32 = 3;
+const WRITE_ONLY: u32 = 1;
+const READ_WRITE: u32 = 2;
+
+/// The flags that are passed on, with their values on x86-64, which are those of the protocol.
+/// `O_APPEND` is missing because each write says whether it appends.
+const PASSED: [(u32, OFlags); 10] = [
+    (0o100, OFlags::CREATE),
+    (0o200, OFlags::EXCL),
+    (0o1000, OFlags::TRUNC),
+    (0o10_000, OFlags::DSYNC),
+    (0o4_010_000, OFlags::SYNC),
+    (0o40_000, OFlags::DIRECT),
+    (0o200_000, OFlags::DIRECTORY),
+    (0o400_000, OFlags::NOFOLLOW),
+    (0o1_000_000, OFlags::NOATIME),
+    (0o20_200_000, OFlags::TMPFILE),
+];
+pub(super) const PATH_ONLY: u32 = 0o10_000_000;
+
+impl Opening {
+    /// Translates the flags.
+    ///
+    /// # Errors
+    /// `EINVAL` for the access mode 3, which allows neither reading nor writing.
+    pub(super) fn of(how: OpenHow) -> Result<Self, Errno> {
+        let mut flags = OFlags::CLOEXEC;
+        for (bits, flag) in PASSED {
+            if how.flags & bits == bits {
+                flags |= flag;
+            }
+        }
+        if how.flags & PATH_ONLY != 0 {
+            // As on Linux, all other flags are ignored; `openat2` would refuse them.
+            flags &= OFlags::CLOEXEC | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+            flags |= OFlags::PATH;
+            return Ok(Self { flags, mode: Mode::empty(), readable: false, writable: false });
+        }
+        // Never wait for the other end of a fifo, never take a terminal as ours.
+        flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
+        let (readable, writable) = match how.flags & ACCESS_MASK {
+            0 => (true, false),
+            WRITE_ONLY => (false, true),
+            READ_WRITE => (true, true),
+            _ => return Err(Errno::EINVAL),
+        };
+        flags |= match (readable, writable) {
+            (true, true) => OFlags::RDWR,
+            (_, true) => OFlags::WRONLY,
+            _ => OFlags::RDONLY,
+        };
+        let creates = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
+        let bits = if creates { how.mode & 0o7777 } else { 0 };
+        Ok(Self { flags, mode: Mode::from_raw_mode(bits), readable, writable })
+    }
+
+    /// True when nothing but a reference is opened.
+    pub(super) fn is_path_only(&self) -> bool {
+        self.flags.contains(OFlags::PATH)
+    }
+
+    /// True when opening changes a file that exists, or allows to change it, or makes one without
+    /// a name.
+    pub(super) fn changes(&self) -> bool {
+        self.writable || self.flags.intersects(OFlags::TRUNC) || self.flags.contains(OFlags::TMPFILE)
+    }
+}

@@ -1,0 +1,197 @@
+//! Paths to files, never out of the export.
+
+use super::attributes::{errno, identity_of, stat_file, stat_name};
+use super::identity::ServerIdentity;
+use super::open_file::DirectoryFile;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Statx};
+use rustix::io::Errno as Code;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use towline_wire::Errno;
+use towline_wire::limits::PATH_BYTES_MAX;
+
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
+/// How often a resolution is tried that collided with renames elsewhere in the file system.
+const COLLISIONS_MAX: usize = 100;
+/// Opens a reference to a directory.
+pub(super) const PARENT: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// What all open files of a store share.
+#[derive(Debug)]
+pub(super) struct Tree {
+    /// The root of the export, a reference (`O_PATH`).
+    pub(super) root: std::sync::Arc<OwnedFd>,
+    /// Device and inode of the root.
+    pub(super) root_identity: (u64, u64),
+    /// Who runs the server.
+    pub(super) server: ServerIdentity,
+    /// Nothing may be changed.
+    pub(super) read_only: bool,
+}
+
+/// A descriptor that is either an open file's own or was opened for one call.
+#[derive(Debug)]
+pub(super) enum Found<'a> {
+    /// That of an open file.
+    Base(&'a DirectoryFile),
+    /// Opened for this call, as a reference (`O_PATH`).
+    Opened(OwnedFd),
+}
+
+impl AsFd for Found<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Base(file) => file.fd.as_fd(),
+            Self::Opened(fd) => fd.as_fd(),
+        }
+    }
+}
+
+/// A name in an open directory.
+#[derive(Debug)]
+pub(super) struct Place<'a> {
+    /// The directory.
+    pub(super) directory: Found<'a>,
+    /// The last component, with slashes after it if the path ended so; may be `.` or `..`, which
+    /// the system calls that take a new or removed name refuse.
+    pub(super) name: &'a [u8],
+}
+
+impl Place<'_> {
+    /// Attributes of what stands there now, links not followed.
+    pub(super) fn stat(&self) -> Result<Statx, Errno> {
+        // With a slash after it, a symbolic link would be followed, perhaps out of the export.
+        stat_name(&self.directory, trim_slashes(self.name))
+    }
+}
+
+impl Tree {
+    /// `EROFS` when nothing may be changed.
+    pub(super) fn check_writable(&self) -> Result<(), Errno> {
+        if self.read_only { Err(Errno::EROFS) } else { Ok(()) }
+    }
+
+    /// Opens `path` from `base`, beneath the root.
+    pub(super) fn open(
+        &self,
+        base: &DirectoryFile,
+        path: &[u8],
+        flags: OFlags,
+        mode: Mode,
+    ) -> Result<OwnedFd, Errno> {
+        if path.starts_with(b"/") {
+            return Err(Errno::EXDEV);
+        }
+        let is_root = base.identity == self.root_identity;
+        let goes_up = path == b".." || path.starts_with(b"../");
+        if is_root || !goes_up {
+            match open_beneath(base.fd.as_fd(), path, flags, mode) {
+                Err(Code::XDEV) if !is_root => {}
+                result => return result.map_err(errno),
+            }
+        }
+        // It leaves the base, but perhaps not the export.
+        let path = self.path_from_root(base, path)?;
+        open_beneath(self.root.as_fd(), &path, flags, mode).map_err(errno)
+    }
+
+    /// The file that `path` names, or the base itself if it is empty.
+    pub(super) fn find<'a>(
+        &self,
+        base: &'a DirectoryFile,
+        path: &[u8],
+        follow: bool,
+    ) -> Result<Found<'a>, Errno> {
+        if path.is_empty() {
+            return Ok(Found::Base(base));
+        }
+        let mut flags = OFlags::PATH | OFlags::CLOEXEC;
+        if !follow {
+            flags |= OFlags::NOFOLLOW;
+        }
+        self.open(base, path, flags, Mode::empty()).map(Found::Opened)
+    }
+
+    /// The directory and last component of `path`.
+    pub(super) fn place<'a>(
+        &self,
+        base: &'a DirectoryFile,
+        path: &'a [u8],
+    ) -> Result<Place<'a>, Errno> {
+        if path.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        if path.starts_with(b"/") {
+            return Err(Errno::EXDEV);
+        }
+        let Some(slash) = trim_slashes(path).iter().rposition(|byte| *byte == b'/') else {
+            return Ok(Place { directory: Found::Base(base), name: path });
+        };
+        let directory = self.open(base, &path[..slash], PARENT, Mode::empty())?;
+        Ok(Place { directory: Found::Opened(directory), name: &path[slash + 1..] })
+    }
+
+    /// The path from the root to where `base` is now, and on along `path`.
+    ///
+    /// The result is only a hint where to look, as everything is resolved beneath the root again;
+    /// if a rename comes between, another file of the export is found, as could have happened to
+    /// `..` itself.
+    fn path_from_root(&self, base: &DirectoryFile, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let root = path_of(&self.root)?;
+        let place = path_of(&base.fd)?;
+        let rest = place.strip_prefix(trim_slashes(&root)).ok_or(Errno::EXDEV)?;
+        if !rest.is_empty() && !rest.starts_with(b"/") {
+            return Err(Errno::EXDEV);
+        }
+        let rest = rest.strip_prefix(b"/").unwrap_or(rest);
+        let mut joined = if rest.is_empty() { b".".to_vec() } else { rest.to_vec() };
+        // A removed directory has a path that names nothing or something else.
+        let found = open_beneath(self.root.as_fd(), &joined, PARENT, Mode::empty()).map_err(errno)?;
+        if identity_of(&stat_file(&found)?) != base.identity {
+            return Err(Errno::ENOENT);
+        }
+        joined.push(b'/');
+        joined.extend_from_slice(path);
+        if joined.len() > PATH_BYTES_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        Ok(joined)
+    }
+}
+
+/// True for one component that a system call can be given without any resolution: no slash, and
+/// neither `.` nor `..`.
+pub(super) fn is_name(path: &[u8]) -> bool {
+    !path.is_empty() && path != b"." && path != b".." && !path.contains(&b'/')
+}
+
+/// The name under `/proc` that leads straight to an open file.
+pub(super) fn proc_path(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
+}
+
+fn path_of(fd: impl AsFd) -> Result<Vec<u8>, Errno> {
+    let path = rustix::fs::readlinkat(CWD, proc_path(fd), Vec::new()).map_err(errno)?;
+    Ok(path.into_bytes())
+}
+
+fn open_beneath(
+    base: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, Code> {
+    let mut result = rustix::fs::openat2(base, path, flags, mode, BENEATH);
+    for _ in 1..COLLISIONS_MAX {
+        if !matches!(result, Err(Code::AGAIN | Code::INTR)) {
+            break;
+        }
+        result = rustix::fs::openat2(base, path, flags, mode, BENEATH);
+    }
+    result
+}
+
+fn trim_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+    &path[..end]
+}

@@ -1,0 +1,373 @@
+//! The store: names beneath the root.
+
+use super::attributes::{attr_of, errno, identity_of, stat_file, stat_name};
+use super::changes;
+use super::copy::copy_between;
+use super::identity::ServerIdentity;
+use super::open_file::DirectoryFile;
+use super::open_flags::Opening;
+use super::resolve::{Found, PARENT, Tree, is_name, proc_path};
+use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
+use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
+use towline_wire::{Attr, Errno, StatFs};
+
+/// `access(2)`: may be written.
+const WRITE_OK: u32 = 2;
+
+/// A directory of the local file system, to be exported.
+///
+/// All methods may block on the file system. See [the module](super) for what is promised.
+#[derive(Debug)]
+pub struct DirectoryStore {
+    tree: Arc<Tree>,
+    root: Arc<DirectoryFile>,
+}
+
+impl DirectoryStore {
+    /// Exports the directory at `path`, which may be a symbolic link to one. With `read_only`
+    /// every change fails with `EROFS`, also opening for writing.
+    ///
+    /// The identity that the calling thread has now is the one that the server's threads return
+    /// to after acting as a client's user.
+    ///
+    /// # Errors
+    /// There is no such directory, or the kernel has no `openat2(2)`.
+    pub fn new(path: &Path, read_only: bool) -> std::io::Result<Arc<Self>> {
+        let root = Arc::new(rustix::fs::open(path, PARENT, Mode::empty())?);
+        // Better to learn now than from each request that it is missing or forbidden.
+        rustix::fs::openat2(&root, c".", PARENT, Mode::empty(), ResolveFlags::BENEATH)?;
+        let stat = stat_file(&root)?;
+        let tree = Arc::new(Tree {
+            root: root.clone(),
+            root_identity: identity_of(&stat),
+            server: ServerIdentity::of_this_thread()?,
+            read_only,
+        });
+        let opening = Opening::of(OpenHow { flags: super::open_flags::PATH_ONLY, mode: 0 })?;
+        let root = Arc::new(DirectoryFile::new(&tree, root, &opening, &stat, None));
+        Ok(Arc::new(Self { tree, root }))
+    }
+
+    /// Our own type of an open file, if it belongs to this store.
+    fn file<'a>(&self, file: &'a dyn OpenFile) -> Result<&'a DirectoryFile, Errno> {
+        let file = file.as_any().downcast_ref::<DirectoryFile>().ok_or(Errno::EXDEV)?;
+        if Arc::ptr_eq(&file.tree, &self.tree) { Ok(file) } else { Err(Errno::EXDEV) }
+    }
+
+    /// Opens what `openat2(2)` or, for an empty path, the open file itself leads to.
+    fn descriptor(
+        &self,
+        base: &DirectoryFile,
+        path: &[u8],
+        opening: &Opening,
+    ) -> Result<OwnedFd, Errno> {
+        if path.is_empty() {
+            return reopen(&Found::Base(base), base.kind, opening.flags, opening.mode);
+        }
+        match self.tree.open(base, path, opening.flags, opening.mode) {
+            // Someone holds a lease on the file, which takes time to break.
+            Err(Errno::EAGAIN) => {
+                let follow = !opening.flags.contains(OFlags::NOFOLLOW);
+                let found = self.tree.find(base, path, follow)?;
+                let kind = u32::from(stat_file(&found)?.stx_mode) & TYPE_MASK;
+                if kind != TYPE_FILE {
+                    return Err(Errno::ENXIO);
+                }
+                reopen(&found, kind, opening.flags.difference(OFlags::NONBLOCK), opening.mode)
+            }
+            result => result,
+        }
+    }
+
+    /// In a read-only export: the opening without what would change anything.
+    fn restrict(
+        &self,
+        base: &DirectoryFile,
+        path: &[u8],
+        mut opening: Opening,
+    ) -> Result<Opening, Errno> {
+        let creates = opening.flags.contains(OFlags::CREATE);
+        if !creates && !opening.changes() {
+            return Ok(opening);
+        }
+        let exclusive = creates && opening.flags.contains(OFlags::EXCL);
+        let follow = !exclusive && !opening.flags.contains(OFlags::NOFOLLOW);
+        match self.tree.find(base, path, follow) {
+            Err(Errno::ENOENT) if creates => return Err(Errno::EROFS),
+            Err(error) => return Err(error),
+            Ok(_) if exclusive => return Err(Errno::EEXIST),
+            Ok(_) if opening.changes() => return Err(Errno::EROFS),
+            Ok(_) => {}
+        }
+        opening.flags.remove(OFlags::CREATE);
+        opening.mode = Mode::empty();
+        Ok(opening)
+    }
+}
+
+impl FileStore for DirectoryStore {
+    fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
+        Ok(self.root.clone())
+    }
+
+    fn open(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        how: OpenHow,
+    ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+        let base = self.file(base)?;
+        let mut opening = Opening::of(how)?;
+        let acting = self.tree.server.act_as(caller)?;
+        if self.tree.read_only {
+            opening = self.restrict(base, path, opening)?;
+        }
+        let fd = self.descriptor(base, path, &opening)?;
+        drop(acting);
+        let stat = stat_file(&fd)?;
+        let kind = u32::from(stat.stx_mode) & TYPE_MASK;
+        if !opening.is_path_only() && kind != TYPE_FILE && kind != TYPE_DIRECTORY {
+            return Err(Errno::ENXIO);
+        }
+        let file = DirectoryFile::new(&self.tree, Arc::new(fd), &opening, &stat, Some(caller));
+        Ok((Arc::new(file), attr_of(&stat)))
+    }
+
+    fn stat(&self, caller: &Caller, (base, path): Source<'_>, follow: bool) -> Result<Attr, Errno> {
+        let base = self.file(base)?;
+        if path.is_empty() {
+            return base.stat();
+        }
+        let _acting = self.tree.server.act_as(caller)?;
+        if is_name(path) {
+            let stat = stat_name(&base.fd, path)?;
+            if !follow || u32::from(stat.stx_mode) & TYPE_MASK != TYPE_SYMLINK {
+                return Ok(attr_of(&stat));
+            }
+        }
+        let found = self.tree.find(base, path, follow)?;
+        stat_file(&found).map(|stat| attr_of(&stat))
+    }
+
+    fn set_attr(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        follow: bool,
+        set: &SetAttr,
+    ) -> Result<Attr, Errno> {
+        let base = self.file(base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        let found = self.tree.find(base, path, follow)?;
+        self.tree.check_writable()?;
+        changes::set_attributes(&found, set)
+    }
+
+    fn access(&self, caller: &Caller, (base, path): Source<'_>, mode: u32) -> Result<(), Errno> {
+        let access = Access::from_bits(mode).ok_or(Errno::EINVAL)?;
+        let base = self.file(base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        let found = self.tree.find(base, path, true)?;
+        rustix::fs::accessat(CWD, proc_path(&found), access, AtFlags::EACCESS).map_err(errno)?;
+        if mode & WRITE_OK != 0 { self.tree.check_writable() } else { Ok(()) }
+    }
+
+    fn make_directory(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        mode: u32,
+    ) -> Result<Attr, Errno> {
+        let base = self.file(base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        self.tree.check_writable()?;
+        let place = self.tree.place(base, path)?;
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        rustix::fs::mkdirat(&place.directory, place.name, mode).map_err(errno)?;
+        place.stat().map(|stat| attr_of(&stat))
+    }
+
+    fn make_node(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        mode: u32,
+        rdev: u64,
+    ) -> Result<Attr, Errno> {
+        let kind = match FileType::from_raw_mode(mode) {
+            FileType::Unknown if mode & TYPE_MASK == 0 => FileType::RegularFile,
+            FileType::Unknown | FileType::Symlink => return Err(Errno::EINVAL),
+            FileType::Directory => return Err(Errno::EPERM),
+            kind => kind,
+        };
+        let base = self.file(base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        self.tree.check_writable()?;
+        let place = self.tree.place(base, path)?;
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        rustix::fs::mknodat(&place.directory, place.name, kind, mode, rdev).map_err(errno)?;
+        place.stat().map(|stat| attr_of(&stat))
+    }
+
+    fn symlink(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        target: &[u8],
+    ) -> Result<Attr, Errno> {
+        let base = self.file(base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        self.tree.check_writable()?;
+        let place = self.tree.place(base, path)?;
+        rustix::fs::symlinkat(target, &place.directory, place.name).map_err(errno)?;
+        place.stat().map(|stat| attr_of(&stat))
+    }
+
+    fn read_link(&self, caller: &Caller, (base, path): Source<'_>) -> Result<Vec<u8>, Errno> {
+        let base = self.file(base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        let target = if is_name(path) {
+            rustix::fs::readlinkat(&base.fd, path, Vec::new())
+        } else {
+            let found = self.tree.find(base, path, false)?;
+            // Linux says ENOENT here of what is no symbolic link.
+            rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(|error| match error {
+                rustix::io::Errno::NOENT => rustix::io::Errno::INVAL,
+                error => error,
+            })
+        };
+        target.map(std::ffi::CString::into_bytes).map_err(errno)
+    }
+
+    fn link(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        follow: bool,
+        (new_base, new_path): Source<'_>,
+    ) -> Result<Attr, Errno> {
+        let base = self.file(base)?;
+        let new_base = self.file(new_base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        self.tree.check_writable()?;
+        let place = self.tree.place(new_base, new_path)?;
+        if is_name(path) && !follow {
+            let to = &place.directory;
+            rustix::fs::linkat(&base.fd, path, to, place.name, AtFlags::empty()).map_err(errno)?;
+        } else {
+            let found = self.tree.find(base, path, follow)?;
+            let from = proc_path(&found);
+            let flags = AtFlags::SYMLINK_FOLLOW;
+            rustix::fs::linkat(CWD, from, &place.directory, place.name, flags).map_err(errno)?;
+        }
+        place.stat().map(|stat| attr_of(&stat))
+    }
+
+    fn unlink(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        directory: bool,
+    ) -> Result<(), Errno> {
+        let base = self.file(base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        self.tree.check_writable()?;
+        let place = self.tree.place(base, path)?;
+        let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        rustix::fs::unlinkat(&place.directory, place.name, flags).map_err(errno)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        (new_base, new_path): Source<'_>,
+        flags: u32,
+    ) -> Result<(), Errno> {
+        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
+        let flags = RenameFlags::from_bits(flags)
+            .filter(|flags| known.contains(*flags))
+            .ok_or(Errno::EINVAL)?;
+        let base = self.file(base)?;
+        let new_base = self.file(new_base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        self.tree.check_writable()?;
+        let from = self.tree.place(base, path)?;
+        let to = self.tree.place(new_base, new_path)?;
+        rustix::fs::renameat_with(&from.directory, from.name, &to.directory, to.name, flags)
+            .map_err(errno)
+    }
+
+    fn xattr(
+        &self,
+        caller: &Caller,
+        (base, path): Source<'_>,
+        follow: bool,
+        action: XattrAction<'_>,
+    ) -> Result<Vec<u8>, Errno> {
+        let base = self.file(base)?;
+        let _acting = self.tree.server.act_as(caller)?;
+        let found = self.tree.find(base, path, follow)?;
+        if matches!(action, XattrAction::Set(..) | XattrAction::Remove(_)) {
+            self.tree.check_writable()?;
+        }
+        changes::xattr(&found, action)
+    }
+
+    fn copy_range(
+        &self,
+        from: &dyn OpenFile,
+        offset: u64,
+        to: &dyn OpenFile,
+        to_offset: u64,
+        length: u64,
+    ) -> Result<u64, Errno> {
+        copy_between(self.file(from)?, offset, self.file(to)?, to_offset, length)
+    }
+
+    fn stat_fs(&self) -> Result<StatFs, Errno> {
+        let stat = rustix::fs::fstatvfs(&self.tree.root).map_err(errno)?;
+        Ok(StatFs {
+            block_bytes: stat.f_frsize,
+            blocks: stat.f_blocks,
+            blocks_free: stat.f_bfree,
+            blocks_available: stat.f_bavail,
+            files: stat.f_files,
+            files_free: stat.f_ffree,
+            name_bytes_max: stat.f_namemax,
+            id: stat.f_fsid,
+        })
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.tree.root, c".", flags, Mode::empty()) {
+            Ok(root) => rustix::fs::syncfs(root).map_err(errno),
+            // A root that may not be read can still be synchronized, along with all else.
+            Err(rustix::io::Errno::ACCESS) => {
+                rustix::fs::sync();
+                Ok(())
+            }
+            Err(error) => Err(errno(error)),
+        }
+    }
+
+    fn may_block(&self) -> bool {
+        true
+    }
+}
+
+/// Opens a file again that is open already, perhaps as a mere reference.
+fn reopen(found: &Found<'_>, kind: u32, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    if kind != TYPE_FILE && kind != TYPE_DIRECTORY && !flags.contains(OFlags::PATH) {
+        return Err(if kind == TYPE_SYMLINK { Errno::ELOOP } else { Errno::ENXIO });
+    }
+    let flags = flags.difference(OFlags::NOFOLLOW | OFlags::CREATE | OFlags::EXCL);
+    let temporary = flags.contains(OFlags::TMPFILE);
+    let mode = if temporary { mode } else { Mode::empty() };
+    rustix::fs::open(proc_path(found), flags, mode).map_err(errno)
+}

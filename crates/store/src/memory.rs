@@ -1,1 +1,0 @@
-//! A file system of our own in memory.

@@ -1,0 +1,188 @@
+//! The memory of a store: one memfd in blocks, and the account of what is used.
+
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use towline_mem::{Segment, SharedMemory};
+use towline_wire::Errno;
+
+/// Bytes of a block, the unit of addresses in the arena.
+pub(super) const BLOCK_BYTES: u64 = 64 * 1024;
+/// Bytes of a page, the unit in which memory is taken and charged.
+pub(super) const PAGE_BYTES: u64 = 4096;
+/// Pages of a block, as many as a mask of pages has bits.
+pub(super) const BLOCK_PAGES: u64 = BLOCK_BYTES / PAGE_BYTES;
+
+/// Addresses for each byte of the limit: a file of one page has a block of sixteen.
+const ADDRESS_RATIO: u64 = BLOCK_PAGES;
+/// Blocks beyond the ratio: for copies made while readers still hold the original.
+const SPARE_BLOCKS: u64 = 4096;
+/// Most addresses of an arena; an eighth of what a process has.
+const ADDRESS_BYTES_MAX: u64 = 1 << 44;
+/// Most free blocks that keep their pages for quick reuse.
+const WARM_BLOCKS_MAX: u64 = 256;
+
+const _: () = assert!(BLOCK_PAGES == u16::BITS as u64);
+const _: () = assert!(ADDRESS_BYTES_MAX / BLOCK_BYTES <= u32::MAX as u64);
+
+/// Hands out blocks and counts what is used against the limit.
+///
+/// What is in a block when it is handed out is undefined: whoever takes one writes each page
+/// entirely before anyone may read it.
+pub(super) struct Arena {
+    memory: Arc<SharedMemory>,
+    limit: u64,
+    used: AtomicU64,
+    inodes: AtomicU64,
+    warm_max: usize,
+    free: Mutex<Free>,
+}
+
+/// Blocks that nobody has. Those of `warm` still have pages, those of `cold` have none, and those
+/// from `next` on were never used.
+struct Free {
+    warm: Vec<u32>,
+    cold: Vec<u32>,
+    next: u32,
+    end: u32,
+}
+
+/// One block; goes back to the arena when dropped.
+pub(super) struct Block {
+    arena: Arc<Arena>,
+    index: u32,
+    warm: bool,
+    /// Set when its pages may be in the hands of the network, where a later change of them would
+    /// be seen: they must not be written any more, even after every reader is done.
+    lent: AtomicBool,
+}
+
+impl Arena {
+    /// Memory for `limit` bytes.
+    pub(super) fn new(name: &str, limit: u64) -> std::io::Result<Arc<Self>> {
+        let wanted = limit.saturating_mul(ADDRESS_RATIO).saturating_add(SPARE_BLOCKS * BLOCK_BYTES);
+        let length = wanted.min(ADDRESS_BYTES_MAX) / BLOCK_BYTES * BLOCK_BYTES;
+        let end = (length / BLOCK_BYTES) as u32;
+        let length = usize::try_from(length).map_err(std::io::Error::other)?;
+        Ok(Arc::new(Self {
+            memory: Arc::new(SharedMemory::create(name, length)?),
+            limit,
+            used: AtomicU64::new(0),
+            inodes: AtomicU64::new(0),
+            warm_max: WARM_BLOCKS_MAX.min(limit / BLOCK_BYTES / 8) as usize,
+            free: Mutex::new(Free { warm: Vec::new(), cold: Vec::new(), next: 0, end }),
+        }))
+    }
+
+    /// The memory that all blocks are in.
+    pub(super) fn memory(&self) -> &Arc<SharedMemory> {
+        &self.memory
+    }
+
+    /// The limit, the bytes used of it, and the number of inodes.
+    pub(super) fn usage(&self) -> (u64, u64, u64) {
+        let used = self.used.load(Ordering::Relaxed);
+        (self.limit, used.min(self.limit), self.inodes.load(Ordering::Relaxed))
+    }
+
+    /// Counts inodes that exist now.
+    pub(super) fn count_inode(&self, born: bool) {
+        if born {
+            self.inodes.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.inodes.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Charges `bytes`, or nothing and `ENOSPC`.
+    pub(super) fn charge(&self, bytes: u64) -> Result<(), Errno> {
+        let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        let result = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        result.map(|_| ()).map_err(|_| Errno::ENOSPC)
+    }
+
+    /// Charges up to `count` pages and says how many.
+    pub(super) fn charge_pages(&self, count: u64) -> u64 {
+        if count == 0 {
+            return 0;
+        }
+        let fitting = |used: u64| (self.limit.saturating_sub(used) / PAGE_BYTES).min(count);
+        let add = |used: u64| Some(used + fitting(used) * PAGE_BYTES);
+        let result = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        result.map_or(0, fitting)
+    }
+
+    /// Takes a charge back.
+    pub(super) fn release(&self, bytes: u64) {
+        if bytes != 0 {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// A block with undefined contents, or `ENOSPC` when the addresses are used up.
+    pub(super) fn block(self: &Arc<Self>) -> Result<Arc<Block>, Errno> {
+        let mut free = self.free.lock();
+        let (index, warm) = if let Some(index) = free.warm.pop() {
+            (index, true)
+        } else if let Some(index) = free.cold.pop() {
+            (index, false)
+        } else if free.next < free.end {
+            free.next += 1;
+            (free.next - 1, false)
+        } else {
+            return Err(Errno::ENOSPC);
+        };
+        drop(free);
+        Ok(Arc::new(Block { arena: self.clone(), index, warm, lent: AtomicBool::new(false) }))
+    }
+}
+
+impl Block {
+    /// Where it begins in the memory.
+    pub(super) fn start(&self) -> usize {
+        self.index as usize * BLOCK_BYTES as usize
+    }
+
+    /// True when its pages are there already, so that writing to the mapping does not fault.
+    pub(super) fn is_warm(&self) -> bool {
+        self.warm
+    }
+
+    /// A segment that keeps the block; with `lend`, one that may be sent without copying.
+    pub(super) fn segment(self: &Arc<Self>, lend: bool) -> Segment {
+        if lend {
+            self.lent.store(true, Ordering::Relaxed);
+        }
+        Segment::Shared(self.arena.memory.clone(), Some(self.clone()))
+    }
+
+    /// True when nobody else holds the block and its pages were never lent: it may be written.
+    pub(super) fn is_writable(this: &mut Arc<Self>) -> bool {
+        Arc::get_mut(this).is_some_and(|block| !*block.lent.get_mut())
+    }
+
+    /// Gives pages back unless somebody else holds the block; they read as zeros then.
+    pub(super) fn punch(this: &mut Arc<Self>, offset: usize, length: usize) {
+        if let Some(block) = Arc::get_mut(this) {
+            // The pages are no longer part of any file, so that failing wastes memory only.
+            let _ = block.arena.memory.punch(block.start() + offset, length);
+        }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let lent = *self.lent.get_mut();
+        if !lent {
+            let mut free = self.arena.free.lock();
+            if free.warm.len() < self.arena.warm_max {
+                free.warm.push(self.index);
+                return;
+            }
+        }
+        // A block that cannot be punched stays out of use: the network may still send its pages.
+        if self.arena.memory.punch(self.start(), BLOCK_BYTES as usize).is_ok() {
+            self.arena.free.lock().cold.push(self.index);
+        }
+    }
+}

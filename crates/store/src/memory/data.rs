@@ -1,0 +1,459 @@
+//! The bytes of one file: which pages it has and which blocks they stand in.
+
+use super::arena::{Arena, BLOCK_BYTES, BLOCK_PAGES, Block, PAGE_BYTES};
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+use towline_mem::{Aggregate, Segment};
+use towline_wire::Errno;
+
+/// A read of this length or more may be sent without copying; shorter ones are always copied.
+const LEND_BYTES_MIN: u64 = 32 * 1024;
+/// From this length on, bytes for pages not there yet are written by a system call: it takes all
+/// of them at once instead of one fault each.
+const SYSCALL_BYTES_MIN: usize = 8 * 1024;
+
+const PAGE: usize = PAGE_BYTES as usize;
+static ZEROS: LazyLock<Arc<Vec<u8>>> = LazyLock::new(|| Arc::new(vec![0; BLOCK_BYTES as usize]));
+
+/// The pages of one block of a file, as masks of sixteen bits.
+#[derive(Clone, Default)]
+struct Slot {
+    /// Where the pages of `data` stand; present exactly when there are any.
+    block: Option<Arc<Block>>,
+    /// Pages with bytes. All others read as zeros, whatever stands in the block.
+    data: u16,
+    /// Pages charged to the file: those with bytes, and those allocated ahead.
+    charged: u16,
+}
+
+/// The pages of one file.
+///
+/// Bytes of its pages behind the end of the file are zero, so that it can grow over them.
+pub(super) struct Data {
+    arena: Arc<Arena>,
+    slots: BTreeMap<u64, Slot>,
+    pages: u64,
+}
+
+/// Pages cut off a file. Dropping it gives the memory back, which takes a while: do so without
+/// locks held.
+pub(super) struct Cut(#[allow(dead_code)] BTreeMap<u64, Slot>);
+
+/// The bytes of a range as they were at one moment.
+pub(super) struct Snapshot {
+    offset: u64,
+    length: u64,
+    slots: Vec<(u64, Slot)>,
+}
+
+/// Mask of the pages `first..end`.
+fn mask(first: u64, end: u64) -> u16 {
+    debug_assert!(end <= BLOCK_PAGES, "a block has {BLOCK_PAGES} pages");
+    let below = |page: u64| ((1u32 << page) - 1) as u16;
+    if first >= end { 0 } else { below(end) & !below(first) }
+}
+
+/// The runs of ones in a mask, as byte ranges `(start, end)` of the block.
+fn runs(mut mask: u16) -> impl Iterator<Item = (usize, usize)> {
+    std::iter::from_fn(move || {
+        if mask == 0 {
+            return None;
+        }
+        let first = mask.trailing_zeros();
+        let end = first + (mask >> first).trailing_ones();
+        mask &= !(self::mask(u64::from(first), u64::from(end)));
+        Some((first as usize * PAGE, end as usize * PAGE))
+    })
+}
+
+/// The parts of `start..end` in each block: its index, and the range within it.
+fn parts(start: u64, end: u64) -> impl Iterator<Item = (u64, u64, u64)> {
+    (start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)).map(move |index| {
+        let base = index * BLOCK_BYTES;
+        (index, start.max(base) - base, end.min(base + BLOCK_BYTES) - base)
+    })
+}
+
+impl Slot {
+    fn bytes_charged(&self) -> u64 {
+        u64::from(self.charged.count_ones()) * PAGE_BYTES
+    }
+
+    /// Makes sure that the block may be written; in a new one, the pages of `keep` are as before.
+    fn make_writable(&mut self, arena: &Arc<Arena>, keep: u16) -> Result<&Arc<Block>, Errno> {
+        let writable = self.block.as_mut().is_some_and(Block::is_writable);
+        if !writable {
+            let block = arena.block()?;
+            if let Some(old) = &self.block {
+                for (start, end) in runs(self.data & keep) {
+                    let (from, to) = (old.start() + start, block.start() + start);
+                    arena.memory().copy_within(from, to, end - start);
+                }
+            }
+            self.block = Some(block);
+        }
+        self.block.as_ref().ok_or(Errno::EIO)
+    }
+
+    /// Writes zeros over `from..to` where there are pages of `data`.
+    fn zero(&mut self, arena: &Arc<Arena>, from: u64, to: u64, keep: u16) -> Result<(), Errno> {
+        let touched = self.data & mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+        if touched == 0 || from == to {
+            return Ok(());
+        }
+        let start = self.make_writable(arena, keep)?.start();
+        for (run_start, run_end) in runs(touched) {
+            let (first, end) = (run_start.max(from as usize), run_end.min(to as usize));
+            arena.memory().copy_in(start + first, &ZEROS[..end - first]);
+        }
+        Ok(())
+    }
+}
+
+impl Data {
+    /// No pages.
+    pub(super) fn new(arena: Arc<Arena>) -> Self {
+        Self { arena, slots: BTreeMap::new(), pages: 0 }
+    }
+
+    /// Pages charged to the file.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Shares the bytes of a range, which must be within the file.
+    pub(super) fn read(&self, offset: u64, length: u64) -> Aggregate {
+        let lend = length >= LEND_BYTES_MIN;
+        let end = offset + length;
+        let mut aggregate = Aggregate::new();
+        let mut position = offset;
+        let last = end.div_ceil(BLOCK_BYTES);
+        for (index, slot) in self.slots.range(offset / BLOCK_BYTES..last) {
+            let Some(block) = &slot.block else { continue };
+            let base = index * BLOCK_BYTES;
+            for (start, stop) in runs(slot.data) {
+                let (first, stop) = ((base + start as u64).max(offset), base + stop as u64);
+                let stop = stop.min(end);
+                if first >= stop {
+                    continue;
+                }
+                append_zeros(&mut aggregate, first - position);
+                let inside = block.start() as u64 + (first - base);
+                aggregate.append(block.segment(lend), inside, stop - first);
+                position = stop;
+            }
+        }
+        append_zeros(&mut aggregate, end - position);
+        aggregate
+    }
+
+    /// Writes `bytes`; fewer when space runs out, and `ENOSPC` when not even one could be.
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
+        let arena = self.arena.clone();
+        let count = self.fill(offset, bytes.len() as u64, &mut |block, inside, done, length| {
+            let part = &bytes[done as usize..][..length];
+            let start = block.start() + inside;
+            if block.is_warm() || length < SYSCALL_BYTES_MIN || !write_at(&arena, start, part) {
+                arena.memory().copy_in(start, part);
+            }
+        })?;
+        Ok(count as usize)
+    }
+
+    /// Makes pages for a range and has `put` write them, block by block, given the block, where in
+    /// it, how much of the range is done, and how much to write.
+    fn fill(
+        &mut self,
+        offset: u64,
+        length: u64,
+        put: &mut dyn FnMut(&Arc<Block>, usize, u64, usize),
+    ) -> Result<u64, Errno> {
+        let mut done = 0;
+        if length == 0 {
+            return Ok(0);
+        }
+        for (index, from, to) in parts(offset, offset + length) {
+            let slot = self.slots.entry(index).or_default();
+            let granted = grant(slot, &self.arena, from, to);
+            let result = fill_slot(slot, &self.arena, from, granted, |block| {
+                put(block, from as usize, done, (granted - from) as usize);
+            });
+            let added = match result {
+                Ok(added) => added,
+                Err(_) => {
+                    self.arena.release(count_new(slot, from, granted) * PAGE_BYTES);
+                    0
+                }
+            };
+            self.pages += added;
+            let written = if result.is_ok() { granted - from } else { 0 };
+            if slot.charged == 0 {
+                self.slots.remove(&index);
+            }
+            done += written;
+            if written < to - from {
+                break;
+            }
+        }
+        stopped(done)
+    }
+
+    /// Cuts everything from `size` on off.
+    pub(super) fn truncate(&mut self, size: u64) -> Result<Cut, Errno> {
+        let next = size.div_ceil(BLOCK_BYTES);
+        self.clear(size, next * BLOCK_BYTES, false)?;
+        let cut = self.slots.split_off(&next);
+        let bytes: u64 = cut.values().map(Slot::bytes_charged).sum();
+        self.pages -= bytes / PAGE_BYTES;
+        self.arena.release(bytes);
+        Ok(Cut(cut))
+    }
+
+    /// Makes a range read as zeros; its whole pages go, or with `keep` stay charged.
+    pub(super) fn clear(&mut self, start: u64, end: u64, keep: bool) -> Result<(), Errno> {
+        if start >= end {
+            return Ok(());
+        }
+        let mut empty = Vec::new();
+        for (index, slot) in self.slots.range_mut(start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)) {
+            let base = index * BLOCK_BYTES;
+            let (from, to) = (start.max(base) - base, end.min(base + BLOCK_BYTES) - base);
+            let whole = mask(from.div_ceil(PAGE_BYTES), to / PAGE_BYTES);
+            let head_end = to.min(from.next_multiple_of(PAGE_BYTES));
+            let tail_start = from.max(to / PAGE_BYTES * PAGE_BYTES).max(head_end);
+            slot.zero(&self.arena, from, head_end, !whole)?;
+            slot.zero(&self.arena, tail_start, to, !whole)?;
+            let gone = slot.data & whole;
+            slot.data &= !whole;
+            if slot.data == 0 {
+                slot.block = None;
+            } else if let Some(block) = &mut slot.block {
+                for (first, stop) in runs(gone) {
+                    Block::punch(block, first, stop - first);
+                }
+            }
+            if !keep {
+                let pages = u64::from((slot.charged & whole).count_ones());
+                slot.charged &= !whole;
+                self.pages -= pages;
+                self.arena.release(pages * PAGE_BYTES);
+                if slot.charged == 0 {
+                    empty.push(*index);
+                }
+            }
+        }
+        for index in empty {
+            self.slots.remove(&index);
+        }
+        Ok(())
+    }
+
+    /// Charges all pages of a range, so that writing there cannot fail; or none, with `ENOSPC`.
+    pub(super) fn reserve(&mut self, start: u64, end: u64) -> Result<(), Errno> {
+        let wanted = end.div_ceil(PAGE_BYTES) - start / PAGE_BYTES;
+        let within = self.slots.range(start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES));
+        let had: u64 = within
+            .map(|(index, slot)| {
+                let base = index * BLOCK_BYTES;
+                let from = start.max(base) - base;
+                let to = end.min(base + BLOCK_BYTES) - base;
+                let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+                u64::from((slot.charged & pages).count_ones())
+            })
+            .sum();
+        let missing = wanted - had;
+        self.arena.charge(missing.checked_mul(PAGE_BYTES).ok_or(Errno::ENOSPC)?)?;
+        for (index, from, to) in parts(start, end) {
+            let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+            self.slots.entry(index).or_default().charged |= pages;
+        }
+        self.pages += missing;
+        Ok(())
+    }
+
+    /// The first byte of data at or behind `offset`, if there is any.
+    pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
+        let first = offset / BLOCK_BYTES;
+        self.slots.range(first..).find_map(|(index, slot)| {
+            let page = if *index == first { offset % BLOCK_BYTES / PAGE_BYTES } else { 0 };
+            let pages = slot.data & mask(page, BLOCK_PAGES);
+            let start = index * BLOCK_BYTES + u64::from(pages.trailing_zeros()) * PAGE_BYTES;
+            (pages != 0).then(|| start.max(offset))
+        })
+    }
+
+    /// The first byte of a hole at or behind `offset`.
+    pub(super) fn next_hole(&self, offset: u64) -> u64 {
+        let mut expected = offset / BLOCK_BYTES;
+        for (index, slot) in self.slots.range(expected..) {
+            if *index != expected {
+                break;
+            }
+            let base = index * BLOCK_BYTES;
+            let page = offset.saturating_sub(base) / PAGE_BYTES;
+            let holes = !slot.data & mask(page, BLOCK_PAGES);
+            if holes != 0 {
+                return offset.max(base + u64::from(holes.trailing_zeros()) * PAGE_BYTES);
+            }
+            expected += 1;
+        }
+        offset.max(expected * BLOCK_BYTES)
+    }
+
+    /// Keeps the bytes of a range as they are now, without copying them.
+    pub(super) fn snapshot(&self, offset: u64, length: u64) -> Snapshot {
+        let range = offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES);
+        let slots = self.slots.range(range).map(|(index, slot)| (*index, slot.clone()));
+        Snapshot { offset, length, slots: slots.collect() }
+    }
+
+    /// Writes what a snapshot holds to `target`, its holes as holes; whole blocks that fall on
+    /// blocks are shared until either side changes them. As [`Data::write`] when space runs out.
+    pub(super) fn put(&mut self, snapshot: &Snapshot, target: u64) -> Result<u64, Errno> {
+        let (start, end) = (snapshot.offset, snapshot.offset + snapshot.length);
+        let mut position = start;
+        for (index, slot) in &snapshot.slots {
+            let base = index * BLOCK_BYTES;
+            let Some(block) = &slot.block else { continue };
+            let whole = base >= start && base + BLOCK_BYTES <= end;
+            if whole && (target + (base - start)).is_multiple_of(BLOCK_BYTES) {
+                self.clear(target + (position - start), target + (base - start), false)?;
+                position = base;
+                if !self.share((target + (base - start)) / BLOCK_BYTES, slot) {
+                    return stopped(position - start);
+                }
+                position = base + BLOCK_BYTES;
+                continue;
+            }
+            for (first, stop) in runs(slot.data) {
+                let first = (base + first as u64).max(start);
+                let stop = (base + stop as u64).min(end);
+                if first >= stop {
+                    continue;
+                }
+                self.clear(target + (position - start), target + (first - start), false)?;
+                let from = block.start() + (first - base) as usize;
+                let memory = self.arena.memory().clone();
+                let mut copy = |to: &Arc<Block>, inside: usize, done: u64, length: usize| {
+                    memory.copy_within(from + done as usize, to.start() + inside, length);
+                };
+                let to = target + (first - start);
+                let done = self.fill(to, stop - first, &mut copy).unwrap_or(0);
+                position = first + done;
+                if position < stop {
+                    return stopped(position - start);
+                }
+            }
+        }
+        self.clear(target + (position - start), target + snapshot.length, false)?;
+        Ok(snapshot.length)
+    }
+
+    /// Replaces a block by one that another file has, too; false when there is no space for it.
+    fn share(&mut self, index: u64, source: &Slot) -> bool {
+        let old = self.slots.get(&index).map_or(0, |slot| u64::from(slot.charged.count_ones()));
+        let new = u64::from(source.data.count_ones());
+        if new > old && self.arena.charge((new - old) * PAGE_BYTES).is_err() {
+            return false;
+        }
+        self.arena.release(old.saturating_sub(new) * PAGE_BYTES);
+        self.pages = self.pages + new - old;
+        let shared = Slot { charged: source.data, ..source.clone() };
+        self.slots.insert(index, shared);
+        true
+    }
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        self.arena.release(self.pages * PAGE_BYTES);
+    }
+}
+
+fn stopped(done: u64) -> Result<u64, Errno> {
+    if done == 0 { Err(Errno::ENOSPC) } else { Ok(done) }
+}
+
+fn append_zeros(aggregate: &mut Aggregate, mut count: u64) {
+    while count != 0 {
+        let part = count.min(BLOCK_BYTES);
+        aggregate.append(Segment::Host(ZEROS.clone()), 0, part);
+        count -= part;
+    }
+}
+
+/// Writes through the descriptor; false when that failed, and then anything may stand there.
+fn write_at(arena: &Arena, start: usize, mut bytes: &[u8]) -> bool {
+    let mut position = start as u64;
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(arena.memory().fd(), bytes, position) {
+            Ok(0) => return false,
+            Ok(count) => {
+                bytes = &bytes[count..];
+                position += count as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+/// Pages of `from..to` that are not charged yet.
+fn count_new(slot: &Slot, from: u64, to: u64) -> u64 {
+    let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+    u64::from((pages & !slot.charged).count_ones())
+}
+
+/// Charges what writing `from..to` needs; returns the end of what there is space for.
+fn grant(slot: &Slot, arena: &Arena, from: u64, to: u64) -> u64 {
+    let needed = count_new(slot, from, to);
+    let mut granted = arena.charge_pages(needed);
+    if granted == needed {
+        return to;
+    }
+    for page in from / PAGE_BYTES..to.div_ceil(PAGE_BYTES) {
+        if slot.charged & mask(page, page + 1) == 0 {
+            if granted == 0 {
+                return from.max(page * PAGE_BYTES);
+            }
+            granted -= 1;
+        }
+    }
+    to
+}
+
+/// Prepares the pages of `from..to`, already charged, has `put` write exactly this range, and
+/// returns how many pages are new. On an error nothing has changed.
+fn fill_slot(
+    slot: &mut Slot,
+    arena: &Arc<Arena>,
+    from: u64,
+    to: u64,
+    put: impl FnOnce(&Arc<Block>),
+) -> Result<u64, Errno> {
+    if from == to {
+        return Ok(0);
+    }
+    let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+    let whole = mask(from.div_ceil(PAGE_BYTES), to / PAGE_BYTES);
+    let data = slot.data;
+    let block = slot.make_writable(arena, !whole)?;
+    // What the first and last page hold besides the new bytes would else be what some other file
+    // left there.
+    let (start, memory) = (block.start(), arena.memory());
+    let (first, last) = (from / PAGE_BYTES, (to - 1) / PAGE_BYTES);
+    if data & mask(first, first + 1) == 0 {
+        let page = (first * PAGE_BYTES) as usize;
+        memory.copy_in(start + page, &ZEROS[..from as usize - page]);
+    }
+    if data & mask(last, last + 1) == 0 {
+        let end = ((last + 1) * PAGE_BYTES) as usize;
+        memory.copy_in(start + to as usize, &ZEROS[..end - to as usize]);
+    }
+    put(block);
+    let added = u64::from((pages & !slot.charged).count_ones());
+    slot.data |= pages;
+    slot.charged |= pages;
+    Ok(added)
+}

@@ -1,0 +1,268 @@
+//! Open files.
+
+use super::data::Data;
+use super::inode::{Content, Inode};
+use super::names::{COOKIE_PARENT, COOKIE_SELF};
+use super::open::{ACCESS_MODE, NO_ACCESS_TIME, PATH};
+use super::store::{ROOT_NUMBER, Tree};
+use crate::{Listing, OpenFile, ReadOutcome};
+use parking_lot::RwLock;
+use std::any::Any;
+use std::sync::Arc;
+use towline_mem::Aggregate;
+use towline_wire::attr::TYPE_FIFO;
+use towline_wire::{Attr, Errno};
+
+/// No file is longer.
+const SIZE_MAX: u64 = i64::MAX as u64;
+const APPEND: u32 = libc::O_APPEND as u32;
+const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
+const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE as u32;
+const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE as u32;
+const SEEK_DATA: u32 = libc::SEEK_DATA as u32;
+const SEEK_HOLE: u32 = libc::SEEK_HOLE as u32;
+
+/// An open file, directory or `O_PATH` handle of a [`MemoryStore`](super::MemoryStore).
+pub(super) struct MemoryFile {
+    // Dropped before the tree, so that the root is the last directory to go.
+    inode: Arc<Inode>,
+    tree: Arc<Tree>,
+    flags: u32,
+    /// Writing leaves set-id bits alone.
+    privileged: bool,
+}
+
+impl MemoryFile {
+    /// A file opened with `flags`, which were checked.
+    pub(super) fn new(tree: Arc<Tree>, inode: Arc<Inode>, flags: u32, privileged: bool) -> Self {
+        Self { inode, tree, flags, privileged }
+    }
+
+    /// The tree it is in.
+    pub(super) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// What is open.
+    pub(super) fn inode(&self) -> &Arc<Inode> {
+        &self.inode
+    }
+
+    /// True when it was opened with `O_PATH`.
+    pub(super) fn is_path(&self) -> bool {
+        self.flags & PATH != 0
+    }
+
+    /// True when it was opened for writing.
+    pub(super) fn is_writable(&self) -> bool {
+        !self.is_path() && matches!(self.flags & ACCESS_MODE, 1 | 2)
+    }
+
+    fn is_readable(&self) -> bool {
+        !self.is_path() && matches!(self.flags & ACCESS_MODE, 0 | 2)
+    }
+
+    fn data_to_write(&self) -> Result<&RwLock<Data>, Errno> {
+        if self.is_writable() { self.inode.data() } else { Err(Errno::EBADF) }
+    }
+
+    fn data_to_read(&self) -> Result<&RwLock<Data>, Errno> {
+        if self.is_readable() { self.inode.data() } else { Err(Errno::EBADF) }
+    }
+
+    fn accessed(&self) {
+        if self.flags & NO_ACCESS_TIME == 0 {
+            self.inode.accessed();
+        }
+    }
+
+    /// `copy_file_range(2)` to here.
+    pub(super) fn copy_from(
+        &self,
+        target: u64,
+        from: &Self,
+        offset: u64,
+        length: u64,
+    ) -> Result<u64, Errno> {
+        let source = from.data_to_read()?;
+        let data = self.data_to_write()?;
+        if self.flags & APPEND != 0 {
+            return Err(Errno::EBADF);
+        }
+        if offset > SIZE_MAX || target > SIZE_MAX {
+            return Err(Errno::EINVAL);
+        }
+        if length > SIZE_MAX - offset || length > SIZE_MAX - target {
+            return Err(Errno::EOVERFLOW);
+        }
+        // The source is only locked to take hold of its blocks: whoever changes them makes copies.
+        let locked = source.read();
+        let length = length.min(from.inode.attr().size.saturating_sub(offset));
+        let overlap = offset < target + length && target < offset + length;
+        if Arc::ptr_eq(&self.inode, &from.inode) && overlap {
+            return Err(Errno::EINVAL);
+        }
+        let snapshot = locked.snapshot(offset, length);
+        drop(locked);
+        if length == 0 {
+            return Ok(0);
+        }
+        let mut data = data.write();
+        let count = data.put(&snapshot, target)?;
+        let size = self.inode.attr().size.max(target + count);
+        self.inode.data_changed(&data, Some(size), self.privileged);
+        drop(data);
+        from.accessed();
+        Ok(count)
+    }
+}
+
+impl OpenFile for MemoryFile {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn stat(&self) -> Result<Attr, Errno> {
+        Ok(self.inode.attr())
+    }
+
+    fn read(&self, offset: u64, length: usize, _wait: bool) -> Result<ReadOutcome, Errno> {
+        let data = self.data_to_read()?;
+        if offset > SIZE_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let locked = data.read();
+        let size = self.inode.attr().size;
+        let length = (length as u64).min(size.saturating_sub(offset));
+        let aggregate = if length == 0 { Aggregate::new() } else { locked.read(offset, length) };
+        drop(locked);
+        self.accessed();
+        Ok(ReadOutcome::Ready(aggregate))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8], append: bool) -> Result<(usize, u64), Errno> {
+        let mut data = self.data_to_write()?.write();
+        let size = self.inode.attr().size;
+        let start = if append || self.flags & APPEND != 0 { size } else { offset };
+        if start > SIZE_MAX {
+            return Err(Errno::EINVAL);
+        }
+        if bytes.is_empty() {
+            return Ok((0, start));
+        }
+        let room = SIZE_MAX - start;
+        if room == 0 {
+            return Err(Errno::EFBIG);
+        }
+        let fitting = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
+        let count = data.write(start, &bytes[..fitting])?;
+        let end = start + count as u64;
+        self.inode.data_changed(&data, Some(size.max(end)), self.privileged);
+        Ok((count, start))
+    }
+
+    fn read_directory(
+        &self,
+        cookie: u64,
+        attributes: bool,
+        listing: &mut dyn Listing,
+    ) -> Result<bool, Errno> {
+        if !self.is_readable() {
+            return Err(Errno::EBADF);
+        }
+        let directory = self.inode.directory()?;
+        let mut list = |cookie, inode: &Inode, name: &[u8]| {
+            let attr = attributes.then(|| inode.attr());
+            listing.entry(cookie, inode.number, inode.entry_type(), name, attr)
+        };
+        let names = directory.names.read();
+        // A removed directory has no entries at all, not even itself.
+        if !names.is_dead() {
+            if cookie < COOKIE_SELF && !list(COOKIE_SELF, &self.inode, b".") {
+                return Ok(false);
+            }
+            if cookie < COOKIE_PARENT {
+                let root = self.inode.number == ROOT_NUMBER;
+                let parent = self.inode.parent().filter(|_| !root);
+                if !list(COOKIE_PARENT, parent.as_ref().unwrap_or(&self.inode), b"..") {
+                    return Ok(false);
+                }
+            }
+            for (cookie, entry) in names.after(cookie) {
+                if !list(cookie, &entry.inode, &entry.name) {
+                    return Ok(false);
+                }
+            }
+        }
+        drop(names);
+        self.accessed();
+        Ok(true)
+    }
+
+    fn sync(&self, _full: bool) -> Result<(), Errno> {
+        if self.is_path() { Err(Errno::EBADF) } else { Ok(()) }
+    }
+
+    fn allocate(&self, mode: u32, offset: u64, length: u64) -> Result<(), Errno> {
+        if self.is_path() {
+            return Err(Errno::EBADF);
+        }
+        if offset > SIZE_MAX || length > SIZE_MAX || length == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let keep = mode & KEEP_SIZE != 0;
+        match mode & !KEEP_SIZE {
+            0 | ZERO_RANGE => {}
+            PUNCH_HOLE if keep => {}
+            _ => return Err(Errno::EOPNOTSUPP),
+        }
+        if !self.is_writable() {
+            return Err(Errno::EBADF);
+        }
+        let data = match &self.inode.content {
+            Content::File(data) => data,
+            Content::Directory(_) => return Err(Errno::EISDIR),
+            _ if self.inode.file_type == TYPE_FIFO => return Err(Errno::ESPIPE),
+            _ => return Err(Errno::ENODEV),
+        };
+        if length > SIZE_MAX - offset {
+            return Err(Errno::EFBIG);
+        }
+        let end = offset + length;
+        let mut data = data.write();
+        let size = self.inode.attr().size;
+        match mode & !KEEP_SIZE {
+            PUNCH_HOLE => data.clear(offset, end, false)?,
+            ZERO_RANGE => {
+                data.reserve(offset, end)?;
+                data.clear(offset, end, true)?;
+            }
+            _ => data.reserve(offset, end)?,
+        }
+        let size = if keep { size } else { size.max(end) };
+        self.inode.data_changed(&data, Some(size), self.privileged);
+        Ok(())
+    }
+
+    fn seek(&self, offset: u64, whence: u32) -> Result<u64, Errno> {
+        if self.is_path() {
+            return Err(Errno::EBADF);
+        }
+        if !matches!(whence, SEEK_DATA | SEEK_HOLE) {
+            return Err(Errno::EINVAL);
+        }
+        let data = self.inode.data().map_err(|_| Errno::EINVAL)?.read();
+        let size = self.inode.attr().size;
+        if offset >= size {
+            return Err(Errno::ENXIO);
+        }
+        if whence == SEEK_DATA {
+            return data.next_data(offset).filter(|found| *found < size).ok_or(Errno::ENXIO);
+        }
+        Ok(data.next_hole(offset).min(size))
+    }
+
+    fn identity(&self) -> (u64, u64) {
+        (self.tree.id, self.inode.number)
+    }
+}

@@ -1,0 +1,285 @@
+//! One file of any type: its attributes and what it holds.
+
+use super::arena::{Arena, BLOCK_BYTES, PAGE_BYTES};
+use super::data::{Cut, Data};
+use super::names::{Entry, Names};
+use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
+use towline_wire::{Attr, Errno, Timestamp};
+
+/// What an inode costs besides its data: about what its structures take.
+pub(super) const INODE_BYTES: u64 = 512;
+/// The set-user-id bit of a mode.
+pub(super) const SET_UID: u32 = 0o4000;
+/// The set-group-id bit of a mode.
+pub(super) const SET_GID: u32 = 0o2000;
+/// The sticky bit of a mode.
+pub(super) const STICKY: u32 = 0o1000;
+
+const DAY_SECONDS: i64 = 24 * 60 * 60;
+/// What a directory says its length is.
+const DIRECTORY_BYTES: u64 = 4096;
+
+/// Extended attributes by name.
+pub(super) type Xattrs = BTreeMap<Box<[u8]>, Box<[u8]>>;
+
+/// A file of any type.
+pub(super) struct Inode {
+    /// Unique in the store, and never used again.
+    pub(super) number: u64,
+    /// The type bits of the mode, which never change.
+    pub(super) file_type: u32,
+    /// What it holds, by type.
+    pub(super) content: Content,
+    /// Extended attributes; most files have none.
+    pub(super) xattrs: Mutex<Option<Box<Xattrs>>>,
+    attr: RwLock<Attr>,
+    /// False for an `O_TMPFILE | O_EXCL`, which no link may ever name.
+    linkable: AtomicBool,
+    arena: Arc<Arena>,
+    charged: u64,
+}
+
+/// What a file holds.
+pub(super) enum Content {
+    /// A regular file.
+    File(RwLock<Data>),
+    /// A directory.
+    Directory(Directory),
+    /// Where a symbolic link points.
+    Symlink(Box<[u8]>),
+    /// Fifos, sockets and devices.
+    Node,
+}
+
+/// Names, and where `..` leads.
+pub(super) struct Directory {
+    /// Its entries.
+    pub(super) names: RwLock<Names>,
+    /// The directory it is in; nothing for the root.
+    pub(super) parent: Mutex<Weak<Inode>>,
+}
+
+/// What a new inode starts with.
+pub(super) struct Birth {
+    /// Type and permission bits.
+    pub(super) mode: u32,
+    /// Owner.
+    pub(super) uid: u32,
+    /// Group.
+    pub(super) gid: u32,
+    /// Device number.
+    pub(super) rdev: u64,
+    /// What it holds.
+    pub(super) content: Content,
+}
+
+/// The present time.
+pub(super) fn now() -> Timestamp {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    Timestamp::new(time.tv_sec, time.tv_nsec as u32)
+}
+
+impl Content {
+    /// An empty directory in `parent`.
+    pub(super) fn directory(parent: Weak<Inode>) -> Self {
+        Self::Directory(Directory { names: RwLock::default(), parent: Mutex::new(parent) })
+    }
+
+    /// An empty regular file.
+    pub(super) fn file(arena: &Arc<Arena>) -> Self {
+        Self::File(RwLock::new(Data::new(arena.clone())))
+    }
+}
+
+impl Inode {
+    /// A new inode, with no links but those that a directory has to itself; `ENOSPC`.
+    pub(super) fn new(arena: &Arc<Arena>, number: u64, birth: Birth) -> Result<Arc<Self>, Errno> {
+        let (links, size, extra) = match &birth.content {
+            Content::Directory(_) => (2, DIRECTORY_BYTES, 0),
+            Content::Symlink(target) => (1, target.len() as u64, target.len() as u64),
+            _ => (1, 0, 0),
+        };
+        let charged = INODE_BYTES + extra;
+        arena.charge(charged)?;
+        arena.count_inode(true);
+        let time = now();
+        let attr = Attr {
+            inode: number,
+            size,
+            change: 1,
+            rdev: birth.rdev,
+            mode: birth.mode,
+            links,
+            uid: birth.uid,
+            gid: birth.gid,
+            block_bytes: BLOCK_BYTES as u32,
+            accessed: time,
+            modified: time,
+            changed: time,
+            created: time,
+            ..Attr::default()
+        };
+        Ok(Arc::new(Self {
+            number,
+            file_type: birth.mode & TYPE_MASK,
+            content: birth.content,
+            xattrs: Mutex::new(None),
+            attr: RwLock::new(attr),
+            linkable: AtomicBool::new(true),
+            arena: arena.clone(),
+            charged,
+        }))
+    }
+
+    /// The attributes.
+    pub(super) fn attr(&self) -> Attr {
+        *self.attr.read()
+    }
+
+    /// Changes attributes; the change time and counter follow.
+    pub(super) fn change<T>(&self, with: impl FnOnce(&mut Attr, Timestamp) -> T) -> T {
+        let time = now();
+        let mut attr = self.attr.write();
+        let result = with(&mut attr, time);
+        attr.changed = time;
+        attr.change += 1;
+        result
+    }
+
+    /// As [`Inode::change`] for a change of contents.
+    pub(super) fn modify(&self, with: impl FnOnce(&mut Attr)) {
+        self.change(|attr, time| {
+            attr.modified = time;
+            with(attr);
+        });
+    }
+
+    /// Notes that it was read, as rarely as `relatime` does.
+    pub(super) fn accessed(&self) {
+        let attr = self.attr.read();
+        let (accessed, time) = (attr.accessed, now());
+        let stale = accessed <= attr.modified
+            || accessed <= attr.changed
+            || time.seconds - accessed.seconds >= DAY_SECONDS;
+        drop(attr);
+        if stale {
+            self.attr.write().accessed = time;
+        }
+    }
+
+    /// True for a directory.
+    pub(super) fn is_directory(&self) -> bool {
+        self.file_type == TYPE_DIRECTORY
+    }
+
+    /// The directory that it is, or `ENOTDIR`.
+    pub(super) fn directory(&self) -> Result<&Directory, Errno> {
+        match &self.content {
+            Content::Directory(directory) => Ok(directory),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// The data of a regular file; `EISDIR` or `EINVAL` for others.
+    pub(super) fn data(&self) -> Result<&RwLock<Data>, Errno> {
+        match &self.content {
+            Content::File(data) => Ok(data),
+            Content::Directory(_) => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Where a symbolic link points.
+    pub(super) fn target(&self) -> Option<&[u8]> {
+        match &self.content {
+            Content::Symlink(target) => Some(target),
+            _ => None,
+        }
+    }
+
+    /// The type as `readdir(3)` tells it.
+    pub(super) fn entry_type(&self) -> u8 {
+        // DT_* are the type bits of a mode, shifted.
+        (self.file_type >> 12) as u8
+    }
+
+    /// The directory that `..` of this one names, if it still exists.
+    pub(super) fn parent(&self) -> Option<Arc<Self>> {
+        self.directory().ok()?.parent.lock().upgrade()
+    }
+
+    /// True when `links` zero means removed, false for a file that `O_TMPFILE` may yet link.
+    pub(super) fn is_linkable(&self) -> bool {
+        self.linkable.load(Ordering::Relaxed)
+    }
+
+    /// Says whether a file without links may get one.
+    pub(super) fn set_linkable(&self, linkable: bool) {
+        self.linkable.store(linkable, Ordering::Relaxed);
+    }
+
+    /// Cuts or extends a regular file. `privileged` spares the set-id bits.
+    pub(super) fn truncate(&self, size: u64, privileged: bool) -> Result<Cut, Errno> {
+        if size > i64::MAX as u64 {
+            return Err(Errno::EINVAL);
+        }
+        let mut data = self.data()?.write();
+        let cut = data.truncate(size)?;
+        self.data_changed(&data, Some(size), privileged);
+        Ok(cut)
+    }
+
+    /// Notes a change of data, and the new size if it changed; the lock of the data is held.
+    pub(super) fn data_changed(&self, data: &Data, size: Option<u64>, privileged: bool) {
+        self.modify(|attr| {
+            attr.size = size.unwrap_or(attr.size);
+            attr.blocks = data.pages() * (PAGE_BYTES / 512);
+            if !privileged {
+                attr.mode = without_set_id(attr.mode);
+            }
+        });
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        self.arena.count_inode(false);
+        let xattrs = self.xattrs.get_mut().as_ref().map_or(0, |all| xattr_bytes(all));
+        self.arena.release(self.charged + xattrs);
+    }
+}
+
+/// The mode without set-id bits, as after a write by someone without privilege: the group bit
+/// only means set-group-id where the group may execute.
+pub(super) fn without_set_id(mode: u32) -> u32 {
+    if mode & TYPE_MASK != TYPE_FILE || mode & (SET_UID | SET_GID) == 0 {
+        return mode;
+    }
+    let group = if mode & 0o010 != 0 { SET_GID } else { 0 };
+    mode & !(SET_UID | group)
+}
+
+/// What extended attributes cost.
+pub(super) fn xattr_bytes(xattrs: &Xattrs) -> u64 {
+    xattrs.iter().map(|(name, value)| xattr_cost(name, value)).sum()
+}
+
+/// What one extended attribute costs.
+pub(super) fn xattr_cost(name: &[u8], value: &[u8]) -> u64 {
+    (64 + name.len() + value.len()) as u64
+}
+
+/// Empties a tree of directories one by one: dropping it whole would recurse as deep as it is.
+pub(super) fn dismantle(root: Arc<Inode>) {
+    let mut pending = vec![root];
+    while let Some(inode) = pending.pop() {
+        let Ok(directory) = inode.directory() else { continue };
+        let names = std::mem::take(&mut *directory.names.write());
+        let children = names.into_entries().map(|Entry { inode, .. }| inode);
+        pending.extend(children.filter(|child| child.is_directory()));
+    }
+}

@@ -1,0 +1,95 @@
+//! The names in one directory, in an order that stays while names come and go.
+
+use super::inode::Inode;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound;
+use std::sync::Arc;
+
+/// Cookie of `.`.
+pub(super) const COOKIE_SELF: u64 = 1;
+/// Cookie of `..`, and the last that no name has.
+pub(super) const COOKIE_PARENT: u64 = 2;
+
+/// What a name costs besides its bytes.
+const NAME_BYTES: u64 = 64;
+
+/// One name.
+pub(super) struct Entry {
+    /// The name.
+    pub(super) name: Arc<[u8]>,
+    /// What it names.
+    pub(super) inode: Arc<Inode>,
+}
+
+/// Names by hash and by cookie. A new name gets a higher cookie than all before, and keeps it:
+/// a listing that goes on behind a cookie neither repeats a name nor misses one that was there.
+#[derive(Default)]
+pub(super) struct Names {
+    by_name: HashMap<Arc<[u8]>, (u64, Arc<Inode>)>,
+    by_cookie: BTreeMap<u64, Entry>,
+    cookie_last: u64,
+    dead: bool,
+}
+
+/// What the name costs.
+pub(super) fn name_cost(name: &[u8]) -> u64 {
+    NAME_BYTES + name.len() as u64
+}
+
+impl Names {
+    /// What `name` names.
+    pub(super) fn find(&self, name: &[u8]) -> Option<&Arc<Inode>> {
+        self.by_name.get(name).map(|(_, inode)| inode)
+    }
+
+    /// True without names.
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// True once the directory is removed; it gets no more names.
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead
+    }
+
+    /// Notes that the directory is removed.
+    pub(super) fn bury(&mut self) {
+        self.dead = true;
+    }
+
+    /// Adds a name that is not there, or lets one that is name something else, in its place of
+    /// the order; returns what it named.
+    pub(super) fn insert(&mut self, name: &[u8], inode: Arc<Inode>) -> Option<Arc<Inode>> {
+        if let Some((cookie, old)) = self.by_name.get_mut(name) {
+            if let Some(entry) = self.by_cookie.get_mut(cookie) {
+                entry.inode = inode.clone();
+            }
+            return Some(std::mem::replace(old, inode));
+        }
+        let cookie = self.cookie_last.max(COOKIE_PARENT) + 1;
+        self.cookie_last = cookie;
+        let name: Arc<[u8]> = name.into();
+        self.by_cookie.insert(cookie, Entry { name: name.clone(), inode: inode.clone() });
+        self.by_name.insert(name, (cookie, inode));
+        None
+    }
+
+    /// Removes a name; returns what it named.
+    pub(super) fn remove(&mut self, name: &[u8]) -> Option<Arc<Inode>> {
+        let (cookie, inode) = self.by_name.remove(name)?;
+        self.by_cookie.remove(&cookie);
+        Some(inode)
+    }
+
+    /// The names behind `cookie`, in order.
+    pub(super) fn after(&self, cookie: u64) -> impl Iterator<Item = (u64, &Entry)> {
+        let range = (Bound::Excluded(cookie.max(COOKIE_PARENT)), Bound::Unbounded);
+        self.by_cookie.range(range).map(|(cookie, entry)| (*cookie, entry))
+    }
+
+    /// All entries.
+    pub(super) fn into_entries(self) -> impl Iterator<Item = Entry> {
+        drop(self.by_name);
+        self.by_cookie.into_values()
+    }
+}

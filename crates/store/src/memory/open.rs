@@ -1,0 +1,179 @@
+//! Opening and creating regular files.
+
+use super::access::{READ, WRITE, check, check_names, inherit, keeps_set_id, owns};
+use super::inode::{Birth, Content, Inode};
+use super::names::name_cost;
+use super::store::Tree;
+use super::walk::{Component, Last};
+use crate::{Caller, OpenHow, Source};
+use std::sync::Arc;
+use towline_wire::Errno;
+use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_SYMLINK};
+
+/// Two lowest bits of the flags.
+pub(super) const ACCESS_MODE: u32 = libc::O_ACCMODE as u32;
+/// Neither reads nor writes.
+pub(super) const PATH: u32 = libc::O_PATH as u32;
+/// Does not count as access.
+pub(super) const NO_ACCESS_TIME: u32 = libc::O_NOATIME as u32;
+
+const CREATE: u32 = libc::O_CREAT as u32;
+const EXCLUSIVE: u32 = libc::O_EXCL as u32;
+const TRUNCATE: u32 = libc::O_TRUNC as u32;
+const DIRECTORY: u32 = libc::O_DIRECTORY as u32;
+const NO_FOLLOW: u32 = libc::O_NOFOLLOW as u32;
+/// `O_TMPFILE` without the `O_DIRECTORY` that it includes.
+const TEMPORARY: u32 = (libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
+
+/// Permission bits of a mode.
+pub(super) const MODE_BITS: u32 = 0o7777;
+
+/// What `flags` need permission for.
+fn wanted(flags: u32) -> u32 {
+    let by_mode = [READ, WRITE, READ | WRITE, READ | WRITE][(flags & ACCESS_MODE) as usize];
+    by_mode | if flags & TRUNCATE != 0 { WRITE } else { 0 }
+}
+
+/// The flags without those that `O_PATH` makes meaningless; `EINVAL` for contradictions.
+fn checked_flags(flags: u32) -> Result<u32, Errno> {
+    if flags & PATH != 0 {
+        return Ok(flags & (PATH | DIRECTORY | NO_FOLLOW));
+    }
+    if flags & TEMPORARY != 0 {
+        let sane = flags & DIRECTORY != 0 && flags & CREATE == 0 && wanted(flags) & WRITE != 0;
+        return if sane { Ok(flags) } else { Err(Errno::EINVAL) };
+    }
+    if flags & (CREATE | DIRECTORY) == CREATE | DIRECTORY {
+        return Err(Errno::EINVAL);
+    }
+    Ok(flags)
+}
+
+impl Tree {
+    /// `openat(2)`: the inode, and the flags that count.
+    pub(super) fn open(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        how: OpenHow,
+    ) -> Result<(Arc<Inode>, u32), Errno> {
+        let flags = checked_flags(how.flags)?;
+        if flags & TEMPORARY != 0 {
+            let directory = self.find(caller, at, flags & NO_FOLLOW == 0)?;
+            return Ok((self.create_temporary(caller, &directory, how.mode, flags)?, flags));
+        }
+        if at.1.is_empty() {
+            let inode = self.base(&at)?.inode().clone();
+            self.open_found(caller, &inode, flags)?;
+            return Ok((inode, flags));
+        }
+        let mut walk = self.walk(caller, at)?;
+        loop {
+            let last = walk.last()?;
+            let named = matches!(last.component, Component::Name(_));
+            if flags & CREATE != 0 && named && last.slashes {
+                return Err(Errno::EISDIR);
+            }
+            let inode = match last.find() {
+                Err(Errno::ENOENT) if flags & CREATE != 0 && named => {
+                    match self.create(caller, &last, how.mode)? {
+                        Some(inode) => return Ok((inode, flags)),
+                        // Somebody else was faster: the file is there now.
+                        None => last.find()?,
+                    }
+                }
+                found => found?,
+            };
+            let exclusive = flags & (CREATE | EXCLUSIVE) == CREATE | EXCLUSIVE;
+            let stay = !last.slashes && (flags & NO_FOLLOW != 0 || exclusive);
+            if inode.target().is_some() && !stay {
+                walk.follow(&last, inode)?;
+                continue;
+            }
+            if last.slashes && !inode.is_directory() {
+                return Err(Errno::ENOTDIR);
+            }
+            self.open_found(caller, &inode, flags)?;
+            return Ok((inode, flags));
+        }
+    }
+
+    /// Opens what exists.
+    fn open_found(&self, caller: &Caller, inode: &Arc<Inode>, flags: u32) -> Result<(), Errno> {
+        if flags & CREATE != 0 {
+            if flags & EXCLUSIVE != 0 {
+                return Err(Errno::EEXIST);
+            }
+            if inode.is_directory() {
+                return Err(Errno::EISDIR);
+            }
+        }
+        if flags & DIRECTORY != 0 && !inode.is_directory() {
+            return Err(Errno::ENOTDIR);
+        }
+        if flags & PATH != 0 {
+            return Ok(());
+        }
+        let wanted = wanted(flags);
+        match inode.file_type {
+            TYPE_SYMLINK => return Err(Errno::ELOOP),
+            TYPE_DIRECTORY if wanted & WRITE != 0 => return Err(Errno::EISDIR),
+            _ => check(caller, inode, wanted)?,
+        }
+        if flags & NO_ACCESS_TIME != 0 && !owns(caller, &inode.attr()) {
+            return Err(Errno::EPERM);
+        }
+        match inode.file_type {
+            TYPE_DIRECTORY => Ok(()),
+            TYPE_FILE if flags & TRUNCATE != 0 => {
+                drop(inode.truncate(0, keeps_set_id(caller))?);
+                Ok(())
+            }
+            TYPE_FILE => Ok(()),
+            _ => Err(Errno::ENXIO),
+        }
+    }
+
+    /// Creates a regular file; nothing when the name exists by now.
+    fn create(&self, caller: &Caller, last: &Last, mode: u32) -> Result<Option<Arc<Inode>>, Errno> {
+        let name = last.new_name()?;
+        let mut names = last.lock_names()?;
+        if names.find(name).is_some() {
+            return Ok(None);
+        }
+        check_names(caller, &last.directory)?;
+        self.arena.charge(name_cost(name))?;
+        let birth = self.birth(caller, &last.directory, mode);
+        let inode = Inode::new(&self.arena, self.number(), birth)
+            .inspect_err(|_| self.arena.release(name_cost(name)))?;
+        names.insert(name, inode.clone());
+        last.directory.modify(|_| ());
+        Ok(Some(inode))
+    }
+
+    fn birth(&self, caller: &Caller, directory: &Inode, mode: u32) -> Birth {
+        let (uid, gid, mode) = inherit(caller, directory, TYPE_FILE | mode & MODE_BITS);
+        Birth { mode, uid, gid, rdev: 0, content: Content::file(&self.arena) }
+    }
+
+    /// Creates a regular file without a name.
+    fn create_temporary(
+        &self,
+        caller: &Caller,
+        directory: &Inode,
+        mode: u32,
+        flags: u32,
+    ) -> Result<Arc<Inode>, Errno> {
+        let names = directory.directory()?.names.read();
+        check_names(caller, directory)?;
+        if names.is_dead() {
+            return Err(Errno::ENOENT);
+        }
+        drop(names);
+        let birth = self.birth(caller, directory, mode);
+        let inode = Inode::new(&self.arena, self.number(), birth)?;
+        inode.set_linkable(flags & EXCLUSIVE == 0);
+        inode.change(|attr, _| attr.links = 0);
+        Ok(inode)
+    }
+}

@@ -1,0 +1,201 @@
+//! Renaming.
+
+use super::access::{WRITE, check, check_names, check_removal};
+use super::create::{bury, unlinked};
+use super::inode::Inode;
+use super::names::{Names, name_cost};
+use super::store::Tree;
+use super::walk::{Component, Last, Name};
+use crate::{Caller, Source};
+use parking_lot::RwLockWriteGuard;
+use std::sync::Arc;
+use towline_wire::Errno;
+
+const NO_REPLACE: u32 = 1;
+const EXCHANGE: u32 = 2;
+
+/// The names of both directories, which may be one.
+struct Locked<'a> {
+    from: RwLockWriteGuard<'a, Names>,
+    to: Option<RwLockWriteGuard<'a, Names>>,
+}
+
+/// The two ends of a rename, looked up.
+struct Ends {
+    source: Arc<Inode>,
+    target: Option<Arc<Inode>>,
+}
+
+impl Locked<'_> {
+    fn to(&mut self) -> &mut Names {
+        self.to.as_deref_mut().unwrap_or(&mut self.from)
+    }
+}
+
+impl Tree {
+    /// `renameat2(2)`.
+    pub(super) fn rename(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        to: Source<'_>,
+        flags: u32,
+    ) -> Result<(), Errno> {
+        if flags & !(NO_REPLACE | EXCHANGE) != 0 || flags == NO_REPLACE | EXCHANGE {
+            return Err(Errno::EINVAL);
+        }
+        let from = self.walk(caller, at)?.last()?;
+        let to = self.walk(caller, to)?.last()?;
+        let Component::Name(old) = &from.component else { return Err(Errno::EBUSY) };
+        let Component::Name(new) = &to.component else {
+            return Err(if flags & NO_REPLACE != 0 { Errno::EEXIST } else { Errno::EBUSY });
+        };
+        new.checked()?;
+        let same = Arc::ptr_eq(&from.directory, &to.directory);
+        let topology = (!same).then(|| self.topology.lock());
+        let (trap, mut locked) = lock(&from, &to, same)?;
+        let ends = find(&mut locked, old, new)?;
+        check_ends(&from, &to, &ends, trap.as_ref(), flags)?;
+        let Ends { source, target } = ends;
+        if target.as_ref().is_some_and(|target| Arc::ptr_eq(target, &source)) {
+            return Ok(());
+        }
+        check_permissions(caller, &from, &to, &source, target.as_ref(), flags)?;
+        match target {
+            Some(target) if flags & EXCHANGE != 0 => {
+                locked.from.insert(old, target.clone());
+                locked.to().insert(new, source.clone());
+                moved(&target, &to, &from);
+                moved(&source, &from, &to);
+            }
+            Some(target) => {
+                bury(&target)?;
+                locked.from.remove(old);
+                locked.to().insert(new, source.clone());
+                self.arena.release(name_cost(old));
+                to.directory.change(|attr, _| attr.links -= u32::from(target.is_directory()));
+                moved(&source, &from, &to);
+                drop((locked, topology));
+                // What may be the end of a large file happens without locks.
+                unlinked(&target);
+            }
+            None => {
+                let (old_cost, new_cost) = (name_cost(old), name_cost(new));
+                self.arena.charge(new_cost.saturating_sub(old_cost))?;
+                self.arena.release(old_cost.saturating_sub(new_cost));
+                locked.from.remove(old);
+                locked.to().insert(new, source.clone());
+                moved(&source, &from, &to);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Locks the names of both directories, an ancestor first. If one is an ancestor of the other,
+/// tells the child of it that leads there: neither end of the rename may be this one.
+fn lock<'a>(
+    from: &'a Last,
+    to: &'a Last,
+    same: bool,
+) -> Result<(Option<Arc<Inode>>, Locked<'a>), Errno> {
+    if same {
+        return Ok((None, Locked { from: from.lock_names()?, to: None }));
+    }
+    if let Some(trap) = child_towards(&to.directory, &from.directory) {
+        let to = Some(to.lock_names()?);
+        return Ok((Some(trap), Locked { from: from.lock_names()?, to }));
+    }
+    let trap = child_towards(&from.directory, &to.directory);
+    let from = from.lock_names()?;
+    Ok((trap, Locked { from, to: Some(to.lock_names()?) }))
+}
+
+/// The child of `ancestor` through which one gets to `descendant`, or which it is.
+fn child_towards(ancestor: &Arc<Inode>, descendant: &Arc<Inode>) -> Option<Arc<Inode>> {
+    let mut node = descendant.clone();
+    while let Some(parent) = node.parent() {
+        if Arc::ptr_eq(&parent, ancestor) {
+            return Some(node);
+        }
+        node = parent;
+    }
+    None
+}
+
+fn find(locked: &mut Locked<'_>, old: &Name, new: &Name) -> Result<Ends, Errno> {
+    let source = locked.from.find(old).cloned().ok_or(Errno::ENOENT)?;
+    Ok(Ends { source, target: locked.to().find(new).cloned() })
+}
+
+/// Checks what does not depend on the caller, in the order of Linux.
+fn check_ends(
+    from: &Last,
+    to: &Last,
+    ends: &Ends,
+    trap: Option<&Arc<Inode>>,
+    flags: u32,
+) -> Result<(), Errno> {
+    let exchange = flags & EXCHANGE != 0;
+    let Ends { source, target } = ends;
+    match target {
+        Some(_) if flags & NO_REPLACE != 0 => return Err(Errno::EEXIST),
+        None if exchange => return Err(Errno::ENOENT),
+        Some(target) if exchange && to.slashes && !target.is_directory() => {
+            return Err(Errno::ENOTDIR);
+        }
+        _ => {}
+    }
+    if !source.is_directory() && (from.slashes || !exchange && to.slashes) {
+        return Err(Errno::ENOTDIR);
+    }
+    let is_trap = |inode: &Arc<Inode>| trap.is_some_and(|trap| Arc::ptr_eq(trap, inode));
+    if is_trap(source) {
+        return Err(Errno::EINVAL);
+    }
+    if target.as_ref().is_some_and(is_trap) {
+        return Err(if exchange { Errno::EINVAL } else { Errno::ENOTEMPTY });
+    }
+    Ok(())
+}
+
+fn check_permissions(
+    caller: &Caller,
+    from: &Last,
+    to: &Last,
+    source: &Arc<Inode>,
+    target: Option<&Arc<Inode>>,
+    flags: u32,
+) -> Result<(), Errno> {
+    let exchange = flags & EXCHANGE != 0;
+    check_removal(caller, &from.directory, source, source.is_directory())?;
+    match target {
+        None => check_names(caller, &to.directory)?,
+        Some(target) => {
+            let directory = if exchange { target.is_directory() } else { source.is_directory() };
+            check_removal(caller, &to.directory, target, directory)?;
+        }
+    }
+    // Moving a directory changes its `..`.
+    if !Arc::ptr_eq(&from.directory, &to.directory) {
+        if source.is_directory() {
+            check(caller, source, WRITE)?;
+        }
+        if let Some(target) = target.filter(|target| exchange && target.is_directory()) {
+            check(caller, target, WRITE)?;
+        }
+    }
+    Ok(())
+}
+
+/// Notes that `inode` went from one directory to the other, or got another name.
+fn moved(inode: &Arc<Inode>, from: &Last, to: &Last) {
+    inode.change(|_, _| ());
+    let crossing = !Arc::ptr_eq(&from.directory, &to.directory);
+    let links = u32::from(crossing && inode.is_directory());
+    from.directory.modify(|attr| attr.links -= links);
+    to.directory.modify(|attr| attr.links += links);
+    if let Ok(directory) = inode.directory() {
+        *directory.parent.lock() = Arc::downgrade(&to.directory);
+    }
+}

@@ -1,0 +1,259 @@
+//! The store: its tree, and the operations on paths.
+
+use super::access::check;
+use super::arena::{Arena, PAGE_BYTES};
+use super::file::MemoryFile;
+use super::inode::{Content, INODE_BYTES, Inode, dismantle};
+use super::walk::Walk;
+use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use towline_wire::attr::TYPE_DIRECTORY;
+use towline_wire::limits::NAME_BYTES_MAX;
+use towline_wire::{Attr, Errno, StatFs};
+
+/// Inode number of the root directory.
+pub(super) const ROOT_NUMBER: u64 = 1;
+
+/// Most bytes that one request copies between files; the client asks again for the rest.
+const COPY_BYTES_MAX: u64 = 256 * 1024 * 1024;
+
+/// Numbers the stores of this process.
+static STORES: AtomicU64 = AtomicU64::new(0);
+
+/// A file system in the memory of this process, gone with it.
+///
+/// It behaves as a local Linux file system with `relatime`, down to error numbers. Callers with
+/// [`Caller::enforce`] are checked against permission bits, sticky directories, and the rules that
+/// most distributions set as `protected_symlinks` and `protected_hardlinks`; others may do all.
+/// Opening a fifo, a socket or a device other than with `O_PATH` fails with `ENXIO`: they belong
+/// to the machine of the client.
+///
+/// No call waits for a device. Calls from several threads run at once; those that change one
+/// directory, or the data of one file, wait for each other.
+pub struct MemoryStore {
+    tree: Arc<Tree>,
+}
+
+/// What a store and its open files share.
+pub(super) struct Tree {
+    /// Number of the store.
+    pub(super) id: u64,
+    /// Where data stands, and the account of what is used.
+    pub(super) arena: Arc<Arena>,
+    /// Held by renames between directories: no directory gets another parent meanwhile.
+    pub(super) topology: Mutex<()>,
+    root: Arc<Inode>,
+    number_last: AtomicU64,
+}
+
+impl MemoryStore {
+    /// A new store with an empty root directory, mode 0777 and sticky, as `/tmp` has.
+    ///
+    /// `name` is what the memory is called in `/proc`. `limit_bytes` is how much it may take:
+    /// pages of 4 KiB for data, and a little for each inode, name and extended attribute.
+    /// Memory is taken when data is written; up to 16 MiB, but no more than an eighth of the
+    /// limit, stay for reuse when data is removed.
+    ///
+    /// # Errors
+    /// What `memfd_create(2)` or `mmap(2)` say; `ENOSPC` for a limit too small for the root.
+    pub fn new(name: &str, limit_bytes: u64) -> std::io::Result<Arc<Self>> {
+        let arena = Arena::new(name, limit_bytes)?;
+        let caller = Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false };
+        let (uid, gid) = super::access::owner(&caller);
+        let birth = super::inode::Birth {
+            mode: TYPE_DIRECTORY | 0o1777,
+            uid,
+            gid,
+            rdev: 0,
+            content: Content::directory(Weak::new()),
+        };
+        let root = Inode::new(&arena, ROOT_NUMBER, birth)?;
+        let id = STORES.fetch_add(1, Ordering::Relaxed) + 1;
+        let number_last = AtomicU64::new(ROOT_NUMBER);
+        let topology = Mutex::new(());
+        Ok(Arc::new(Self { tree: Arc::new(Tree { id, arena, topology, root, number_last }) }))
+    }
+}
+
+impl Tree {
+    /// A number for a new inode.
+    pub(super) fn number(&self) -> u64 {
+        self.number_last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The open file that a path starts at; `EXDEV` when it is one of another store.
+    pub(super) fn base<'a>(&self, at: &Source<'a>) -> Result<&'a MemoryFile, Errno> {
+        let file = at.0.as_any().downcast_ref::<MemoryFile>().ok_or(Errno::EXDEV)?;
+        if std::ptr::eq(file.tree(), self) { Ok(file) } else { Err(Errno::EXDEV) }
+    }
+
+    /// Starts walking a path.
+    pub(super) fn walk<'a>(
+        &self,
+        caller: &'a Caller,
+        at: Source<'a>,
+    ) -> Result<Walk<'a>, Errno> {
+        Walk::new(caller, self.base(&at)?.inode().clone(), at.1)
+    }
+
+    /// The inode that a path leads to.
+    pub(super) fn find(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        follow: bool,
+    ) -> Result<Arc<Inode>, Errno> {
+        if at.1.is_empty() {
+            return Ok(self.base(&at)?.inode().clone());
+        }
+        self.walk(caller, at)?.finish(follow)
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        dismantle(self.root.clone());
+    }
+}
+
+impl FileStore for MemoryStore {
+    fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
+        let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+        let root = self.tree.root.clone();
+        Ok(Arc::new(MemoryFile::new(self.tree.clone(), root, flags, true)))
+    }
+
+    fn open(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        how: OpenHow,
+    ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+        let (inode, flags) = self.tree.open(caller, at, how)?;
+        let attr = inode.attr();
+        let privileged = super::access::keeps_set_id(caller);
+        Ok((Arc::new(MemoryFile::new(self.tree.clone(), inode, flags, privileged)), attr))
+    }
+
+    fn stat(&self, caller: &Caller, at: Source<'_>, follow: bool) -> Result<Attr, Errno> {
+        Ok(self.tree.find(caller, at, follow)?.attr())
+    }
+
+    fn set_attr(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        follow: bool,
+        set: &SetAttr,
+    ) -> Result<Attr, Errno> {
+        self.tree.set_attr(caller, at, follow, set)
+    }
+
+    fn access(&self, caller: &Caller, at: Source<'_>, mode: u32) -> Result<(), Errno> {
+        if mode & !7 != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let inode = self.tree.find(caller, at, true)?;
+        if mode == 0 { Ok(()) } else { check(caller, &inode, mode) }
+    }
+
+    fn make_directory(&self, caller: &Caller, at: Source<'_>, mode: u32) -> Result<Attr, Errno> {
+        self.tree.make_directory(caller, at, mode)
+    }
+
+    fn make_node(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        mode: u32,
+        rdev: u64,
+    ) -> Result<Attr, Errno> {
+        self.tree.make_node(caller, at, mode, rdev)
+    }
+
+    fn symlink(&self, caller: &Caller, at: Source<'_>, target: &[u8]) -> Result<Attr, Errno> {
+        self.tree.symlink(caller, at, target)
+    }
+
+    fn read_link(&self, caller: &Caller, at: Source<'_>) -> Result<Vec<u8>, Errno> {
+        // readlinkat(2) tells an open file that is no link from a path to one.
+        let other = if at.1.is_empty() { Errno::ENOENT } else { Errno::EINVAL };
+        let inode = self.tree.find(caller, at, false)?;
+        let target = inode.target().ok_or(other)?;
+        inode.accessed();
+        Ok(target.to_vec())
+    }
+
+    fn link(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        follow: bool,
+        to: Source<'_>,
+    ) -> Result<Attr, Errno> {
+        self.tree.link(caller, at, follow, to)
+    }
+
+    fn unlink(&self, caller: &Caller, at: Source<'_>, directory: bool) -> Result<(), Errno> {
+        self.tree.unlink(caller, at, directory)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        to: Source<'_>,
+        flags: u32,
+    ) -> Result<(), Errno> {
+        self.tree.rename(caller, at, to, flags)
+    }
+
+    fn xattr(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        follow: bool,
+        action: XattrAction<'_>,
+    ) -> Result<Vec<u8>, Errno> {
+        let inode = self.tree.find(caller, at, follow)?;
+        super::xattr::xattr(&self.tree.arena, caller, &inode, action)
+    }
+
+    fn copy_range(
+        &self,
+        from: &dyn OpenFile,
+        offset: u64,
+        to: &dyn OpenFile,
+        to_offset: u64,
+        length: u64,
+    ) -> Result<u64, Errno> {
+        let from = self.tree.base(&(from, b""))?;
+        let to = self.tree.base(&(to, b""))?;
+        to.copy_from(to_offset, from, offset, length.min(COPY_BYTES_MAX))
+    }
+
+    fn stat_fs(&self) -> Result<StatFs, Errno> {
+        let (limit, used, inodes) = self.tree.arena.usage();
+        let free = limit - used;
+        Ok(StatFs {
+            block_bytes: PAGE_BYTES,
+            blocks: limit / PAGE_BYTES,
+            blocks_free: free / PAGE_BYTES,
+            blocks_available: free / PAGE_BYTES,
+            files: inodes + free / INODE_BYTES,
+            files_free: free / INODE_BYTES,
+            name_bytes_max: NAME_BYTES_MAX as u64,
+            id: self.tree.id,
+        })
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn may_block(&self) -> bool {
+        false
+    }
+}

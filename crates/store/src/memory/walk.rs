@@ -1,0 +1,245 @@
+//! From paths to inodes, without leaving the tree.
+
+use super::access::{EXECUTE, check, check_follow};
+use super::inode::Inode;
+use super::names::Names;
+use crate::Caller;
+use std::sync::Arc;
+use towline_wire::Errno;
+use towline_wire::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
+
+/// Most symbolic links in one path, as in Linux.
+const LINKS_MAX: u32 = 40;
+
+/// A name, copied out of its path.
+#[derive(Clone)]
+pub(super) struct Name {
+    length: u8,
+    bytes: [u8; NAME_BYTES_MAX],
+}
+
+/// How a path ends.
+pub(super) enum Component {
+    /// With `.`.
+    Dot,
+    /// With `..`.
+    DotDot,
+    /// With a name, which may or may not exist.
+    Name(Name),
+}
+
+/// The end of a path: the last component is still to be looked up in `directory`.
+pub(super) struct Last {
+    /// Where; it is a directory, and the caller may search it.
+    pub(super) directory: Arc<Inode>,
+    /// What.
+    pub(super) component: Component,
+    /// True when slashes follow.
+    pub(super) slashes: bool,
+}
+
+/// A path on its way. It does not allocate unless it meets symbolic links.
+pub(super) struct Walk<'a> {
+    caller: &'a Caller,
+    directory: Arc<Inode>,
+    rest: Rest<'a>,
+    pending: Vec<Rest<'a>>,
+    links: u32,
+    /// A followed symbolic link had slashes behind it.
+    wants_directory: bool,
+}
+
+/// What is left of a path or of the target of a link.
+enum Rest<'a> {
+    Path(&'a [u8]),
+    Target(Arc<Inode>, usize),
+}
+
+impl Name {
+    fn new(bytes: &[u8]) -> Result<Self, Errno> {
+        if bytes.len() > NAME_BYTES_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let mut name = Self { length: bytes.len() as u8, bytes: [0; NAME_BYTES_MAX] };
+        name.bytes[..bytes.len()].copy_from_slice(bytes);
+        Ok(name)
+    }
+
+    /// The name for a new file, which must not have zero bytes.
+    pub(super) fn checked(&self) -> Result<&[u8], Errno> {
+        if self.contains(&0) { Err(Errno::EINVAL) } else { Ok(self) }
+    }
+}
+
+impl std::ops::Deref for Name {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.length)]
+    }
+}
+
+impl Rest<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Path(bytes) => bytes,
+            Self::Target(link, from) => &link.target().unwrap_or_default()[*from..],
+        }
+    }
+
+    fn advance(&mut self, count: usize) {
+        match self {
+            Self::Path(bytes) => *bytes = &bytes[count..],
+            Self::Target(_, from) => *from += count,
+        }
+    }
+}
+
+impl<'a> Walk<'a> {
+    /// Starts at `from`. An empty path has no last component: that is for callers to treat.
+    pub(super) fn new(caller: &'a Caller, from: Arc<Inode>, path: &'a [u8]) -> Result<Self, Errno> {
+        match path.first() {
+            None => return Err(Errno::ENOENT),
+            Some(b'/') => return Err(Errno::EXDEV),
+            Some(_) if path.len() > PATH_BYTES_MAX => return Err(Errno::ENAMETOOLONG),
+            Some(_) => {}
+        }
+        let rest = Rest::Path(path);
+        let (pending, links) = (Vec::new(), 0);
+        Ok(Self { caller, directory: from, rest, pending, links, wants_directory: false })
+    }
+
+    /// Goes on to the last component.
+    pub(super) fn last(&mut self) -> Result<Last, Errno> {
+        loop {
+            let mut rest = std::mem::replace(&mut self.rest, Rest::Path(b""));
+            let bytes = rest.bytes();
+            let skipped = count_slashes(bytes);
+            if skipped == bytes.len() {
+                // Only a target is ever left with nothing, or with slashes, before its end.
+                self.rest = self.pending.pop().ok_or(Errno::ENOENT)?;
+                continue;
+            }
+            let bytes = &bytes[skipped..];
+            let end = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
+            let (component, after) = bytes.split_at(end);
+            let slashes = count_slashes(after);
+            let exhausted = slashes == after.len();
+            self.directory.directory()?;
+            check(self.caller, &self.directory, EXECUTE)?;
+            if exhausted && self.pending.is_empty() {
+                let component = match component {
+                    b"." => Component::Dot,
+                    b".." => Component::DotDot,
+                    name => Component::Name(Name::new(name)?),
+                };
+                let directory = self.directory.clone();
+                let slashes = slashes != 0 || self.wants_directory;
+                return Ok(Last { directory, component, slashes });
+            }
+            let next = step(&self.directory, component)?;
+            let link = next.target().is_some();
+            if !exhausted {
+                rest.advance(skipped + end + slashes);
+                if link {
+                    self.pending.push(rest);
+                } else {
+                    self.rest = rest;
+                }
+            }
+            if link {
+                self.enter(next)?;
+            } else {
+                self.directory = next;
+            }
+        }
+    }
+
+    /// Goes on with the target of a link found as the last component; then [`Walk::last`] again.
+    pub(super) fn follow(&mut self, last: &Last, link: Arc<Inode>) -> Result<(), Errno> {
+        check_follow(self.caller, &last.directory, &link)?;
+        self.wants_directory |= last.slashes;
+        self.enter(link)
+    }
+
+    fn enter(&mut self, link: Arc<Inode>) -> Result<(), Errno> {
+        self.links += 1;
+        if self.links > LINKS_MAX {
+            return Err(Errno::ELOOP);
+        }
+        link.accessed();
+        if link.target().is_some_and(|target| target.starts_with(b"/")) {
+            return Err(Errno::EXDEV);
+        }
+        self.rest = Rest::Target(link, 0);
+        Ok(())
+    }
+
+    /// Goes on to the end. A symbolic link there is followed if asked for, or if slashes follow.
+    pub(super) fn finish(&mut self, follow: bool) -> Result<Arc<Inode>, Errno> {
+        loop {
+            let last = self.last()?;
+            let inode = last.find()?;
+            if inode.target().is_some() && (follow || last.slashes) {
+                self.follow(&last, inode)?;
+                continue;
+            }
+            if last.slashes && !inode.is_directory() {
+                return Err(Errno::ENOTDIR);
+            }
+            return Ok(inode);
+        }
+    }
+}
+
+impl Last {
+    /// What it names; `ENOENT`.
+    pub(super) fn find(&self) -> Result<Arc<Inode>, Errno> {
+        match &self.component {
+            Component::Dot => Ok(self.directory.clone()),
+            Component::DotDot => parent(&self.directory),
+            Component::Name(name) => child(&self.directory, name),
+        }
+    }
+
+    /// The name for something new; `EEXIST` for `.` and `..`, which exist.
+    pub(super) fn new_name(&self) -> Result<&[u8], Errno> {
+        match &self.component {
+            Component::Name(name) => name.checked(),
+            Component::Dot | Component::DotDot => Err(Errno::EEXIST),
+        }
+    }
+
+    /// Locks the names of the directory to change them; `ENOENT` when it is removed.
+    pub(super) fn lock_names(
+        &self,
+    ) -> Result<parking_lot::RwLockWriteGuard<'_, Names>, Errno> {
+        let names = self.directory.directory()?.names.write();
+        if names.is_dead() { Err(Errno::ENOENT) } else { Ok(names) }
+    }
+}
+
+fn count_slashes(bytes: &[u8]) -> usize {
+    bytes.iter().take_while(|byte| **byte == b'/').count()
+}
+
+fn step(directory: &Arc<Inode>, component: &[u8]) -> Result<Arc<Inode>, Errno> {
+    match component {
+        b"." => Ok(directory.clone()),
+        b".." => parent(directory),
+        name if name.len() > NAME_BYTES_MAX => Err(Errno::ENAMETOOLONG),
+        name => child(directory, name),
+    }
+}
+
+/// The parent: above the root is outside.
+fn parent(directory: &Inode) -> Result<Arc<Inode>, Errno> {
+    if directory.number == super::store::ROOT_NUMBER {
+        return Err(Errno::EXDEV);
+    }
+    directory.parent().ok_or(Errno::ENOENT)
+}
+
+fn child(directory: &Inode, name: &[u8]) -> Result<Arc<Inode>, Errno> {
+    directory.directory()?.names.read().find(name).cloned().ok_or(Errno::ENOENT)
+}
