@@ -1,0 +1,25 @@
+# Each target does all its own set-up on a Debian machine with the Rust toolchain.
+.PHONY: demo test check build fuzz bench install
+
+demo: ## build, then a guided tour with real timings
+	cargo run --release --quiet --bin towline -- demo
+
+test: ## what has to pass: style, unit, property, integration and fault tests
+	sh tests/run
+
+build:
+	cargo build --release
+
+check: ## style only
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+
+fuzz: ## a minute for each decoder; needs nightly Rust and cargo-fuzz
+	sh fuzz/run 60
+
+bench: build ## the goals, beside the limit of this machine
+	python3 benches/goals.py
+
+install: build ## to PREFIX (default /usr/local)
+	install -D target/release/towline $(or $(PREFIX),/usr/local)/bin/towline
+	for page in man/*.1; do install -D -m 644 $$page $(or $(PREFIX),/usr/local)/share/man/man1/$${page##*/}; done

@@ -1,0 +1,156 @@
+//! What of a file besides its bytes a copy takes along.
+
+use super::Preserve;
+use super::end::{End, Status};
+use super::part::STAMP;
+use crate::report::Outcome;
+use towline_client::{Attr, Errno, SetAttr};
+
+/// What is to be preserved, and what new files get else.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wanted {
+    /// Permission bits, with those for set-user-ID.
+    pub(super) mode: bool,
+    /// Times.
+    pub(super) times: bool,
+    /// User and group.
+    pub(super) owner: bool,
+    /// Hard links within what is copied.
+    pub(super) links: bool,
+    /// Extended attributes.
+    pub(super) xattr: bool,
+    /// The file mode creation mask of this process.
+    pub(super) umask: u32,
+}
+
+impl Wanted {
+    /// From the command line.
+    pub(super) fn new(preserve: &[Preserve], umask: u32) -> Self {
+        let all = preserve.contains(&Preserve::All);
+        let has = |what| all || preserve.contains(&what);
+        Self {
+            mode: has(Preserve::Mode),
+            times: has(Preserve::Times),
+            owner: has(Preserve::Owner),
+            links: has(Preserve::Links),
+            xattr: has(Preserve::Xattr),
+            umask,
+        }
+    }
+
+    /// Permission bits for a new file; those of a file that is replaced stay.
+    pub(super) fn mode(&self, source: &Attr, replaced: Option<&Attr>) -> u32 {
+        match replaced {
+            _ if self.mode => source.mode & 0o7777,
+            Some(attr) => attr.mode & 0o7777,
+            None => source.mode & 0o777 & !self.umask,
+        }
+    }
+
+    /// What remains to be set after a file was created with [`Wanted::mode`].
+    pub(super) fn rest(&self, source: &Attr, replaced: Option<&Attr>) -> SetAttr {
+        let owner = if self.owner { Some(source) } else { replaced };
+        SetAttr {
+            mode: (self.mode || replaced.is_some()).then(|| self.mode(source, replaced)),
+            uid: owner.map(|attr| attr.uid),
+            gid: owner.map(|attr| attr.gid),
+            size: None,
+            times: self.times.then_some((source.accessed, source.modified)),
+        }
+    }
+
+    /// As [`Wanted::rest`], for a link itself, which has no mode.
+    pub(super) fn rest_of_link(&self, source: &Attr) -> SetAttr {
+        SetAttr { mode: None, ..self.rest(source, None) }
+    }
+}
+
+/// Sets what there is to set. An owner that this user may not give is left out, and with it the
+/// set-user-ID bits, which would mean another user than in the source.
+pub(super) fn set(target: &End, set: &SetAttr) -> Outcome<()> {
+    if *set == SetAttr::default() {
+        return Ok(());
+    }
+    match target.set_attr(set) {
+        Err(failure) if failure.is(Errno::EPERM) && set.uid.is_some() => {
+            let less = without_owner(set);
+            if less == SetAttr::default() { Ok(()) } else { target.set_attr(&less) }
+        }
+        result => result,
+    }
+}
+
+fn without_owner(set: &SetAttr) -> SetAttr {
+    SetAttr { uid: None, gid: None, mode: set.mode.map(|mode| mode & 0o1777), ..*set }
+}
+
+/// Copies the extended attributes; those of the system that the target refuses are left out.
+pub(super) fn copy_xattrs(source: &End, target: &End) -> Outcome<()> {
+    let names = match source.xattrs() {
+        Err(failure) if failure.is(Errno::EOPNOTSUPP) => return Ok(()),
+        result => result.map_err(|failure| failure.about(source))?,
+    };
+    for name in names.iter().filter(|name| name.as_slice() != STAMP.as_bytes()) {
+        let value = match source.xattr(name) {
+            Err(failure) if failure.is(Errno::ENODATA) => continue,
+            result => result.map_err(|failure| failure.about(source))?,
+        };
+        match target.set_xattr(name, &value) {
+            Err(failure) if failure.is_refusal() && !name.starts_with(b"user.") => (),
+            Err(failure) => {
+                let name = crate::text::escaped(name);
+                return Err(failure.with(format_args!("setting extended attribute {name}")));
+            }
+            Ok(()) => (),
+        }
+    }
+    Ok(())
+}
+
+/// True when the target is a copy of this version of the source, going by size and time.
+pub(super) fn unchanged(source: &Status, target: &Status) -> bool {
+    let (source, target) = (&source.attr, &target.attr);
+    target.is_file() && source.size == target.size && source.modified == target.modified
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towline_client::Timestamp;
+
+    fn source() -> Attr {
+        let modified = Timestamp::new(7, 9);
+        Attr { mode: 0o104_775, uid: 1, gid: 2, size: 5, modified, ..Attr::default() }
+    }
+
+    #[test]
+    fn new_files_obey_the_mask_and_replaced_ones_keep_their_mode() {
+        let plain = Wanted { umask: 0o022, ..Wanted::default() };
+        assert_eq!(plain.mode(&source(), None), 0o755);
+        assert_eq!(plain.rest(&source(), None), SetAttr::default());
+        let old = Attr { mode: 0o100_600, uid: 8, gid: 9, ..Attr::default() };
+        assert_eq!(plain.mode(&source(), Some(&old)), 0o600);
+        let rest = plain.rest(&source(), Some(&old));
+        assert_eq!((rest.mode, rest.uid, rest.gid), (Some(0o600), Some(8), Some(9)));
+    }
+
+    #[test]
+    fn preserving_sets_what_is_asked_for() {
+        let all = Wanted::new(&[Preserve::All], 0o022);
+        let set = all.rest(&source(), None);
+        assert_eq!((set.mode, set.uid, set.gid), (Some(0o4775), Some(1), Some(2)));
+        assert_eq!(set.times.map(|times| times.1), Some(Timestamp::new(7, 9)));
+        assert_eq!(without_owner(&set).mode, Some(0o775), "no set-user-ID for another user");
+        assert_eq!(all.rest_of_link(&source()).mode, None);
+    }
+
+    #[test]
+    fn a_copy_is_known_by_size_and_time() {
+        let status = |attr| Status { attr, device: (false, 0) };
+        let original = status(Attr { mode: 0o100_644, ..source() });
+        let mut copy = original;
+        assert!(unchanged(&original, &copy));
+        copy.attr.modified.nanoseconds += 1;
+        assert!(!unchanged(&original, &copy));
+    }
+}

@@ -1,0 +1,338 @@
+//! One side of a copy: a local path or a remote place, with the operations that a copy needs.
+
+use super::handle::Handle;
+use super::local;
+use crate::remote::{Place, Remotes, flag, last_name};
+use crate::report::{Failure, Outcome};
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use towline_client::{Attr, Errno, SetAttr, Url};
+
+/// Most symbolic links followed to find where a target really is.
+const LINKS_MAX: u32 = 40;
+
+/// A file on this machine or on a server.
+#[derive(Clone)]
+pub(crate) enum End {
+    /// On this machine.
+    Local(PathBuf),
+    /// On a server.
+    Remote(Place),
+}
+
+/// Attributes, and what tells files of different file systems apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Status {
+    /// Attributes.
+    pub(crate) attr: Attr,
+    /// Together with the inode number names the file, among files of this machine and of servers.
+    pub(crate) device: (bool, u64),
+}
+
+/// One name of a directory.
+pub(crate) struct Listed {
+    /// Name.
+    pub(crate) name: Vec<u8>,
+    /// Its status, links not followed.
+    pub(crate) status: Status,
+}
+
+impl End {
+    /// From an argument: what looks like one of our URLs is remote.
+    pub(crate) fn parse(remotes: &Remotes, argument: &OsStr) -> Outcome<Self> {
+        match argument.to_str() {
+            Some(text) if Url::looks_like(text) => {
+                Ok(Self::Remote(remotes.place(text).map_err(|f| f.about(text))?))
+            }
+            _ => Ok(Self::Local(argument.into())),
+        }
+    }
+
+    /// True on this machine.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, Self::Local(_))
+    }
+
+    /// A name in this directory.
+    pub(crate) fn child(&self, name: &[u8]) -> Self {
+        match self {
+            Self::Local(path) => Self::Local(path.join(OsStr::from_bytes(name))),
+            Self::Remote(place) => Self::Remote(place.child(name)),
+        }
+    }
+
+    /// Another name in the directory that holds this one.
+    pub(crate) fn sibling(&self, name: &[u8]) -> Outcome<Self> {
+        match self {
+            Self::Local(path) => Ok(Self::Local(path.with_file_name(OsStr::from_bytes(name)))),
+            Self::Remote(place) => Ok(Self::Remote(place.sibling(name).ok_or(Errno::EISDIR)?)),
+        }
+    }
+
+    /// The last name; empty, `.` or `..` where the path ends so.
+    pub(crate) fn name(&self) -> &[u8] {
+        match self {
+            Self::Local(path) => last_name(path.as_os_str().as_bytes()),
+            Self::Remote(place) => place.name(),
+        }
+    }
+
+    /// True when the path ends in a slash, which only directories may.
+    pub(crate) fn must_be_directory(&self) -> bool {
+        match self {
+            Self::Local(path) => path.as_os_str().as_bytes().ends_with(b"/"),
+            Self::Remote(place) => place.full().ends_with(b"/"),
+        }
+    }
+
+    /// Attributes.
+    pub(crate) fn status(&self, follow: bool) -> Outcome<Status> {
+        match self {
+            Self::Local(path) => local::status(path, follow),
+            Self::Remote(place) => Ok(Status {
+                attr: place.base.stat_path(place.path(), follow)?,
+                device: (true, place.device()),
+            }),
+        }
+    }
+
+    /// Attributes, or `None` when there is no such file.
+    pub(crate) fn status_if_any(&self, follow: bool) -> Outcome<Option<Status>> {
+        match self.status(follow) {
+            Ok(status) => Ok(Some(status)),
+            Err(failure) if failure.is(Errno::ENOENT) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// All names of this directory with their attributes.
+    pub(crate) fn list(&self) -> Outcome<Vec<Listed>> {
+        match self {
+            Self::Local(path) => local::list(path),
+            Self::Remote(place) => list_remote(place),
+        }
+    }
+
+    /// The same end, able to take more names below it.
+    pub(crate) fn shortened(self) -> Outcome<Self> {
+        match self {
+            Self::Remote(place) => place.shortened().map(Self::Remote),
+            local @ Self::Local(_) => Ok(local),
+        }
+    }
+
+    /// Where a symbolic link points.
+    pub(crate) fn read_link(&self) -> Outcome<Vec<u8>> {
+        match self {
+            Self::Local(path) => Ok(std::fs::read_link(path)?.into_os_string().into_vec()),
+            Self::Remote(place) => Ok(place.base.read_link(place.path())?),
+        }
+    }
+
+    /// The first `length` bytes, fewer when there are not so many; remote: one round trip.
+    pub(crate) fn read_start(&self, length: usize) -> Outcome<Vec<u8>> {
+        let mut data = vec![0; length];
+        let read = match self {
+            Self::Local(path) => {
+                Handle::Local(std::fs::File::open(path)?).read_at(&mut data, 0)?
+            }
+            Self::Remote(place) => place.base.read_path(place.path(), &mut data)?,
+        };
+        data.truncate(read);
+        Ok(data)
+    }
+
+    /// Creates a file, which must not exist, with all its bytes; remote: one round trip.
+    pub(crate) fn write_new(&self, mode: u32, data: &[u8]) -> Outcome<()> {
+        match self {
+            Self::Local(path) => local::write_new(path, mode, data),
+            Self::Remote(place) => {
+                let flags = flag::WRITE | flag::CREATE | flag::EXCLUSIVE;
+                Ok(place.base.write_path(place.path(), flags, mode, data)?)
+            }
+        }
+    }
+
+    /// Opens for reading.
+    pub(crate) fn open(&self) -> Outcome<Handle> {
+        match self {
+            Self::Local(path) => Ok(Handle::Local(std::fs::File::open(path)?)),
+            Self::Remote(place) => Ok(Handle::Remote(place.base.open(place.path(), 0, 0)?)),
+        }
+    }
+
+    /// Opens a part for reading and writing, creates it with `mode` if missing. A symbolic link
+    /// that somebody put there is not followed.
+    pub(crate) fn create(&self, mode: u32) -> Outcome<Handle> {
+        match self {
+            Self::Local(path) => local::create(path, mode),
+            Self::Remote(place) => {
+                let flags = flag::READ_WRITE | flag::CREATE | flag::NO_FOLLOW;
+                Ok(Handle::Remote(place.base.open(place.path(), flags, mode)?))
+            }
+        }
+    }
+
+    /// Opens an existing fifo or device for writing.
+    pub(crate) fn open_write(&self) -> Outcome<Handle> {
+        match self {
+            Self::Local(path) => {
+                Ok(Handle::Local(std::fs::OpenOptions::new().write(true).open(path)?))
+            }
+            Self::Remote(place) => {
+                Ok(Handle::Remote(place.base.open(place.path(), flag::WRITE, 0)?))
+            }
+        }
+    }
+
+    /// Makes a directory.
+    pub(crate) fn make_directory(&self, mode: u32) -> Outcome<()> {
+        match self {
+            Self::Local(path) => local::make_directory(path, mode),
+            Self::Remote(place) => Ok(place.base.make_directory(place.path(), mode).map(drop)?),
+        }
+    }
+
+    /// Makes a symbolic link here that points to `target`.
+    pub(crate) fn symlink(&self, target: &[u8]) -> Outcome<()> {
+        match self {
+            Self::Local(path) => Ok(std::os::unix::fs::symlink(OsStr::from_bytes(target), path)?),
+            Self::Remote(place) => Ok(place.base.symlink(place.path(), target).map(drop)?),
+        }
+    }
+
+    /// Makes a fifo, socket or device.
+    pub(crate) fn make_node(&self, mode: u32, rdev: u64) -> Outcome<()> {
+        match self {
+            Self::Local(path) => local::make_node(path, mode, rdev),
+            Self::Remote(place) => Ok(place.base.make_node(place.path(), mode, rdev).map(drop)?),
+        }
+    }
+
+    /// Gives this file another name, on the same side.
+    pub(crate) fn link(&self, new: &Self) -> Outcome<()> {
+        match (self, new) {
+            (Self::Local(path), Self::Local(new)) => Ok(std::fs::hard_link(path, new)?),
+            (Self::Remote(place), Self::Remote(new)) => {
+                Ok(place.base.link(place.path(), false, &new.base, new.path()).map(drop)?)
+            }
+            _ => Err(Errno::EXDEV.into()),
+        }
+    }
+
+    /// Renames over what is there, on the same side.
+    pub(crate) fn rename(&self, new: &Self) -> Outcome<()> {
+        match (self, new) {
+            (Self::Local(path), Self::Local(new)) => Ok(std::fs::rename(path, new)?),
+            (Self::Remote(place), Self::Remote(new)) => {
+                Ok(place.base.rename(place.path(), &new.base, new.path(), 0)?)
+            }
+            _ => Err(Errno::EXDEV.into()),
+        }
+    }
+
+    /// Removes a file.
+    pub(crate) fn unlink(&self) -> Outcome<()> {
+        match self {
+            Self::Local(path) => Ok(std::fs::remove_file(path)?),
+            Self::Remote(place) => Ok(place.base.unlink(place.path(), false)?),
+        }
+    }
+
+    /// Sets attributes, of a link itself where it is one.
+    pub(crate) fn set_attr(&self, set: &SetAttr) -> Outcome<()> {
+        match self {
+            Self::Local(path) => local::set_attr(path, set),
+            Self::Remote(place) => Ok(place.base.set_attr(place.path(), false, set).map(drop)?),
+        }
+    }
+
+    /// Names of the extended attributes.
+    pub(crate) fn xattrs(&self) -> Outcome<Vec<Vec<u8>>> {
+        match self {
+            Self::Local(path) => local::xattrs(path),
+            Self::Remote(place) => Ok(place.base.list_xattrs(place.path(), false)?),
+        }
+    }
+
+    /// Value of an extended attribute.
+    pub(crate) fn xattr(&self, name: &[u8]) -> Outcome<Vec<u8>> {
+        match self {
+            Self::Local(path) => local::xattr(path, name),
+            Self::Remote(place) => Ok(place.base.xattr(place.path(), false, name)?),
+        }
+    }
+
+    /// Sets an extended attribute.
+    pub(crate) fn set_xattr(&self, name: &[u8], value: &[u8]) -> Outcome<()> {
+        match self {
+            Self::Local(path) => local::set_xattr(path, name, value),
+            Self::Remote(place) => {
+                Ok(place.base.set_xattr(place.path(), false, name, value, 0)?)
+            }
+        }
+    }
+
+    /// Where a symbolic link in the place of a target leads, so that a copy does not replace the
+    /// link. `root` gives the root of the same export.
+    pub(crate) fn resolved(self, root: impl Fn(&Place) -> Outcome<Place>) -> Outcome<Self> {
+        let place = match self {
+            Self::Local(path) => return local::resolve(&path).map(Self::Local),
+            Self::Remote(place) => place,
+        };
+        let root = root(&place)?;
+        let mut path = place.full().to_vec();
+        for _ in 0..LINKS_MAX {
+            let here = place.elsewhere(&root, path.clone());
+            let target = match here.base.read_link(here.path()) {
+                Ok(target) => target,
+                // Not a link, or nothing yet: this is the place.
+                Err(error) if [Errno::EINVAL, Errno::ENOENT].contains(&error.errno()) => {
+                    return Ok(Self::Remote(here));
+                }
+                Err(error) => return Err(error.into()),
+            };
+            if target.starts_with(b"/") {
+                return Err(Failure::new(
+                    "is a symbolic link with an absolute target; name the target instead",
+                ));
+            }
+            let directory = Path::new(OsStr::from_bytes(&path));
+            let directory = directory.parent().unwrap_or(Path::new(""));
+            path = directory.join(OsStr::from_bytes(&target)).into_os_string().into_vec();
+        }
+        Err(Errno::ELOOP.into())
+    }
+}
+
+fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
+    let directory = place.base.open(place.path(), flag::DIRECTORY, 0)?;
+    let device = (true, place.device());
+    let mut listed = Vec::new();
+    for entry in directory.list_all(true)? {
+        let attr = match entry.attr {
+            Some(attr) => attr,
+            None => match directory.stat_path(&entry.name, false) {
+                Ok(attr) => attr,
+                // It went away between the listing and now.
+                Err(error) if error.errno() == Errno::ENOENT => continue,
+                Err(error) => return Err(Failure::from(error).about(place.child(&entry.name))),
+            },
+        };
+        listed.push(Listed { name: entry.name, status: Status { attr, device } });
+    }
+    Ok(listed)
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(path) => {
+                f.write_str(&crate::text::escaped(path.as_os_str().as_bytes()))
+            }
+            Self::Remote(place) => place.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! The copy of one regular file: in one round trip where that is safe, else through a part.
+
+use super::attributes::{self, Wanted};
+use super::end::{End, Status};
+use super::handle::Handle;
+use super::part::{self, Stamp};
+use super::pieces::{Transfer, first_difference};
+use super::progress::Progress;
+use crate::report::{Failure, Outcome};
+use crate::text::human;
+use std::sync::{Condvar, Mutex, PoisonError};
+use towline_client::{Attr, Errno};
+use towline_wire::limits::INLINE_BYTES_MAX;
+
+/// Files up to this size are copied in one piece.
+const WHOLE_BYTES_MAX: u64 = 1024 * 1024;
+/// Bytes moved at once to and from fifos and devices.
+const STREAM_BYTES: usize = 256 * 1024;
+/// Large files under way at once; each has several pieces in memory.
+const LARGE_MAX: usize = 4;
+/// How often a part is opened anew because another copy has just finished with it.
+const PART_TRIES: usize = 10;
+
+/// What is known of a target before it is written.
+#[derive(Clone, Copy)]
+pub(super) enum Existing {
+    /// Nobody looked.
+    Unknown,
+    /// There is none.
+    Nothing,
+    /// This.
+    There(Status),
+}
+
+impl From<Option<Status>> for Existing {
+    fn from(status: Option<Status>) -> Self {
+        status.map_or(Self::Nothing, Self::There)
+    }
+}
+
+/// How regular files are copied.
+pub(super) struct Files {
+    /// Attributes to take along.
+    pub(super) wanted: Wanted,
+    /// Skip what is complete, go on with parts.
+    pub(super) resume: bool,
+    /// Compare afterwards.
+    pub(super) verify: bool,
+    /// Tells the parts of this run from those of others.
+    pub(super) run: u32,
+    /// Is told of all bytes.
+    pub(super) progress: Progress,
+    /// Large files under way.
+    pub(super) large: Permits,
+}
+
+impl Files {
+    /// Copies a regular file.
+    pub(super) fn copy(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        mut existing: Existing,
+    ) -> Outcome<()> {
+        if matches!(existing, Existing::Unknown) && (self.resume || target.is_local()) {
+            existing = target.status_if_any(false).map_err(|f| f.about(target))?.into();
+        }
+        if let Existing::There(there) = existing {
+            check_replaceable(status, &there).map_err(|f| f.about(target))?;
+            if self.resume && attributes::unchanged(status, &there) {
+                self.progress.bytes(status.attr.size);
+                return Ok(());
+            }
+        }
+        let sparse = status.attr.blocks.saturating_mul(512) < status.attr.size;
+        if status.attr.size > WHOLE_BYTES_MAX || sparse {
+            return self.large(source, target, status, existing, sparse);
+        }
+        let expected = status.attr.size as usize;
+        let data = source.read_start(expected + 1).map_err(|f| f.about(source))?;
+        if data.len() > expected {
+            // It grew since it was looked at, by how much nobody knows.
+            return self.large(source, target, status, existing, sparse);
+        }
+        self.whole(source, target, status, existing, &data)?;
+        self.progress.bytes(status.attr.size);
+        Ok(())
+    }
+
+    /// Writes a file in one piece: straight to its name where no half file can come of it.
+    fn whole(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        mut existing: Existing,
+        data: &[u8],
+    ) -> Outcome<()> {
+        let attr = &status.attr;
+        let inline = data.len() <= INLINE_BYTES_MAX && !target.is_local();
+        if inline && !matches!(existing, Existing::There(_)) {
+            // The data arrives with the request, so the server writes all of it or nothing.
+            match target.write_new(self.wanted.mode(attr, None), data) {
+                Ok(()) => {
+                    let finished = self.finish(source, target, attr, None, Some(data));
+                    return finished.map_err(|f| f.about(target));
+                }
+                Err(failure) if failure.is(Errno::EEXIST) => {
+                    existing = target.status_if_any(false).map_err(|f| f.about(target))?.into();
+                }
+                Err(failure) => return Err(without_half(target, failure).about(target)),
+            }
+        }
+        let replaced = replaced(status, &existing).map_err(|f| f.about(target))?;
+        let part = target.sibling(&part::unique_name(target.name(), self.run))?;
+        let written = part
+            .write_new(self.wanted.mode(attr, replaced.as_ref()), data)
+            .and_then(|()| self.finish(source, &part, attr, replaced.as_ref(), Some(data)))
+            .and_then(|()| part.rename(target));
+        written.map_err(|failure| {
+            // What matters is why the copy failed, not whether the part could be removed.
+            let _ = part.unlink();
+            failure.about(target)
+        })
+    }
+
+    /// Compares, and sets attributes.
+    fn finish(
+        &self,
+        source: &End,
+        written: &End,
+        attr: &Attr,
+        replaced: Option<&Attr>,
+        data: Option<&[u8]>,
+    ) -> Outcome<()> {
+        if let (true, Some(data)) = (self.verify, data) {
+            let read = written.read_start(data.len() + 1)?;
+            if read.len() != data.len() || crc32c::crc32c(&read) != crc32c::crc32c(data) {
+                let _ = written.unlink();
+                return Err(Failure::new("differs from the source after the copy; removed"));
+            }
+        }
+        if self.wanted.xattr {
+            attributes::copy_xattrs(source, written)?;
+        }
+        let mut set = self.wanted.rest(attr, replaced);
+        if data.is_none() {
+            // A large part is for its owner only until it is complete.
+            set.mode = Some(self.wanted.mode(attr, replaced));
+        }
+        attributes::set(written, &set)
+    }
+
+    fn large(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        existing: Existing,
+        sparse: bool,
+    ) -> Outcome<()> {
+        let _permit = self.large.take();
+        let existing = match existing {
+            Existing::Unknown => target.status_if_any(false).map_err(|f| f.about(target))?.into(),
+            known => known,
+        };
+        let replaced = replaced(status, &existing).map_err(|f| f.about(target))?;
+        let input = source.open().map_err(|f| f.about(source))?;
+        let attr = input.opened().map_err(|f| f.about(source))?;
+        let part = target.sibling(&part::name(target.name()))?;
+        let output = open_part(&part)?;
+        let stamp = Stamp::new(&attr);
+        let data = self.fill(source, target, (&input, &output), &attr, &stamp, sparse);
+        if let Err(failure) = data {
+            return Err(keep_or_remove(failure, &part, &output, &stamp).about(target));
+        }
+        let finished = self
+            .check(&input, &output, &attr, sparse)
+            .and_then(|()| {
+                // It is there only when the copy took long, or not at all.
+                let _ = output.remove_xattr(part::STAMP);
+                output.close()
+            })
+            .and_then(|()| self.finish(source, &part, &attr, replaced.as_ref(), None))
+            .and_then(|()| part.rename(target));
+        finished.map_err(|failure| {
+            let _ = part.unlink();
+            failure.about(target)
+        })
+    }
+
+    fn fill(
+        &self,
+        source: &End,
+        target: &End,
+        (input, output): (&Handle, &Handle),
+        attr: &Attr,
+        stamp: &Stamp,
+        sparse: bool,
+    ) -> Outcome<()> {
+        let from = if self.resume { stamp.done(output).unwrap_or(0).min(attr.size) } else { 0 };
+        output.set_size(from)?;
+        self.progress.bytes(from);
+        let inside = match (source, target) {
+            (End::Remote(source), End::Remote(target)) => {
+                source.same_server(target) && source.same_export(target)
+            }
+            _ => false,
+        };
+        let (size, progress) = (attr.size, &self.progress);
+        let transfer = Transfer {
+            source: input,
+            target: output,
+            size,
+            from,
+            sparse,
+            inside,
+            stamp,
+            progress,
+        };
+        transfer.run()?;
+        output.set_size(size)
+    }
+
+    fn check(&self, input: &Handle, output: &Handle, attr: &Attr, sparse: bool) -> Outcome<()> {
+        if !self.verify {
+            return Ok(());
+        }
+        match first_difference(input, output, attr.size, sparse)? {
+            None => Ok(()),
+            Some(at) => Err(Failure::new(format!(
+                "differs from the source at byte {at} after the copy; removed (did the source change?)"
+            ))),
+        }
+    }
+
+    /// Copies from or to a fifo or device, whose length nobody knows, until it ends.
+    pub(super) fn stream(&self, source: &End, target: &End, status: &Status) -> Outcome<()> {
+        let existing = target.status_if_any(true).map_err(|f| f.about(target))?;
+        let mut input = source.open().map_err(|f| f.about(source))?;
+        if existing.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory()) {
+            let mut output = target.open_write().map_err(|f| f.about(target))?;
+            return self.pump(source, target, &mut input, &mut output);
+        }
+        let replaced =
+            replaced(status, &Existing::from(existing)).map_err(|f| f.about(target))?;
+        let part = target.sibling(&part::unique_name(target.name(), self.run))?;
+        let mut output = part.create(0o600).map_err(|f| f.about(&part))?;
+        let attr = Attr { mode: status.attr.mode & 0o666, ..status.attr };
+        let copied = self
+            .pump(source, target, &mut input, &mut output)
+            .and_then(|()| output.close())
+            .and_then(|()| self.finish(source, &part, &attr, replaced.as_ref(), None))
+            .and_then(|()| part.rename(target));
+        copied.map_err(|failure| {
+            let _ = part.unlink();
+            failure.about(target)
+        })
+    }
+
+    fn pump(&self, from: &End, to: &End, input: &mut Handle, output: &mut Handle) -> Outcome<()> {
+        let mut buffer = vec![0; STREAM_BYTES];
+        let mut at = 0;
+        loop {
+            let read = input.read_next(&mut buffer, at).map_err(|f| f.about(from))?;
+            if read == 0 {
+                return Ok(());
+            }
+            output.write_next(&buffer[..read], at).map_err(|f| f.about(to))?;
+            at += read as u64;
+            self.progress.bytes(read as u64);
+        }
+    }
+}
+
+fn check_replaceable(source: &Status, there: &Status) -> Outcome<()> {
+    if source.device == there.device && source.attr.inode == there.attr.inode {
+        return Err(Failure::new("is the same file as the source"));
+    }
+    if there.attr.is_directory() {
+        return Err(Failure::new("is a directory and cannot be replaced by a file"));
+    }
+    if !there.attr.is_file() && !there.attr.is_symlink() {
+        return Err(Failure::new("exists and is no regular file; remove it first"));
+    }
+    Ok(())
+}
+
+/// The attributes that a file takes over from the one whose place it takes.
+fn replaced(source: &Status, existing: &Existing) -> Outcome<Option<Attr>> {
+    match existing {
+        Existing::There(there) => {
+            check_replaceable(source, there)?;
+            Ok(Some(there.attr).filter(Attr::is_file))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Removes what a failed write of a new file may have left.
+fn without_half(target: &End, failure: Failure) -> Failure {
+    let late = [Errno::ENOSPC, Errno::EDQUOT, Errno::EFBIG, Errno::EIO];
+    if late.iter().any(|errno| failure.is(*errno)) {
+        // Often there is nothing to remove.
+        let _ = target.unlink();
+    }
+    failure
+}
+
+fn open_part(part: &End) -> Outcome<Handle> {
+    for _ in 0..PART_TRIES {
+        let handle = part.create(0o600).map_err(|f| f.about(part))?;
+        if !handle.lock().map_err(|f| f.about(part))? {
+            break;
+        }
+        let named = part.status_if_any(false).map_err(|f| f.about(part))?;
+        let opened = handle.opened().map_err(|f| f.about(part))?;
+        // Another copy may have renamed the part into place before this one had the lock.
+        if named.is_some_and(|status| status.attr.inode == opened.inode) {
+            return Ok(handle);
+        }
+    }
+    Err(Failure::new("another copy is writing this part; wait for it to end").about(part))
+}
+
+/// After a failure: keeps what can be continued, removes the rest, and says which.
+fn keep_or_remove(failure: Failure, part: &End, output: &Handle, stamp: &Stamp) -> Failure {
+    match stamp.done(output) {
+        Some(done) if done > 0 => {
+            let full = failure.is(Errno::ENOSPC) || failure.is(Errno::EDQUOT);
+            let first = if full { "free space and " } else { "" };
+            failure.with(format_args!(
+                "{} are kept in {part}: {first}repeat with --resume to go on, or remove it",
+                human(done)
+            ))
+        }
+        _ => match part.unlink() {
+            Ok(()) => failure.with("the incomplete copy was removed"),
+            Err(_) => failure.with(format_args!("the incomplete copy may be left in {part}")),
+        },
+    }
+}
+
+/// Bounds how many large files are under way.
+pub(super) struct Permits {
+    free: Mutex<usize>,
+    returned: Condvar,
+}
+
+impl Default for Permits {
+    fn default() -> Self {
+        Self { free: Mutex::new(LARGE_MAX), returned: Condvar::new() }
+    }
+}
+
+/// The right to have one large file under way.
+pub(super) struct Permit<'a>(&'a Permits);
+
+impl Permits {
+    fn take(&self) -> Permit<'_> {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.returned.wait_while(free, |free| *free == 0);
+        *waited.unwrap_or_else(PoisonError::into_inner) -= 1;
+        Permit(self)
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.0.returned.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_other_regular_files_and_links_are_replaced() {
+        let status = |inode, mode| Status {
+            attr: Attr { inode, mode, ..Attr::default() },
+            device: (true, 1),
+        };
+        let source = status(1, 0o100_644);
+        assert!(check_replaceable(&source, &source).is_err(), "itself");
+        assert!(check_replaceable(&source, &status(2, 0o040_755)).is_err(), "a directory");
+        assert!(check_replaceable(&source, &status(2, 0o020_666)).is_err(), "a device");
+        assert!(check_replaceable(&source, &status(2, 0o100_600)).is_ok());
+        let elsewhere = Status { device: (false, 1), ..source };
+        assert!(check_replaceable(&source, &elsewhere).is_ok(), "same number, other side");
+        let link = Existing::There(status(2, 0o120_777));
+        assert_eq!(replaced(&source, &link).unwrap(), None, "a link has no mode to keep");
+    }
+}

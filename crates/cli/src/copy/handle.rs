@@ -1,0 +1,189 @@
+//! Open files of either side: positioned reads and writes, holes, and the stamp of a part.
+
+use super::local;
+use crate::report::{Failure, Outcome};
+use rustix::fs::{FlockOperation, SeekFrom, XattrFlags};
+use std::os::unix::fs::FileExt;
+use towline_client::{Attr, Errno, File, Lock, SetAttr};
+use towline_wire::request::{lock, whence};
+
+/// An open file.
+pub(crate) enum Handle {
+    /// On this machine.
+    Local(std::fs::File),
+    /// On a server.
+    Remote(File),
+}
+
+impl Handle {
+    /// Attributes now.
+    pub(crate) fn attr(&self) -> Outcome<Attr> {
+        match self {
+            Self::Local(file) => Ok(local::status_of(&file.metadata()?).attr),
+            Self::Remote(file) => Ok(file.stat()?),
+        }
+    }
+
+    /// Attributes when it was opened, or later.
+    pub(crate) fn opened(&self) -> Outcome<Attr> {
+        match self {
+            Self::Local(_) => self.attr(),
+            Self::Remote(file) => Ok(*file.attr()),
+        }
+    }
+
+    /// Reads until the buffer is full or the file ends.
+    pub(crate) fn read_at(&self, target: &mut [u8], offset: u64) -> Outcome<usize> {
+        let mut filled = 0;
+        while filled < target.len() {
+            let (rest, at) = (&mut target[filled..], offset + filled as u64);
+            let read = match self {
+                Self::Local(file) => match file.read_at(rest, at) {
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                    result => result?,
+                },
+                Self::Remote(file) => file.read_at(rest, at)?,
+            };
+            if read == 0 {
+                break;
+            }
+            filled += read;
+        }
+        Ok(filled)
+    }
+
+    /// Reads what comes next in a fifo or device, or from `offset` of a remote file.
+    pub(crate) fn read_next(&mut self, target: &mut [u8], offset: u64) -> Outcome<usize> {
+        match self {
+            Self::Local(file) => Ok(std::io::Read::read(file, target)?),
+            Self::Remote(file) => Ok(file.read_at(target, offset)?),
+        }
+    }
+
+    /// Writes to a fifo or device in order, or at `offset` of a remote file.
+    pub(crate) fn write_next(&mut self, data: &[u8], offset: u64) -> Outcome<()> {
+        match self {
+            Self::Local(file) => Ok(std::io::Write::write_all(file, data)?),
+            Self::Remote(_) => self.write_at(data, offset),
+        }
+    }
+
+    /// Writes all.
+    pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> Outcome<()> {
+        match self {
+            Self::Local(file) => Ok(file.write_all_at(data, offset)?),
+            Self::Remote(file) => {
+                // The server stops early only for want of space.
+                let written = file.write_at(data, offset)?;
+                if written < data.len() { Err(Errno::ENOSPC.into()) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// First data at or after `offset`; `None` when the rest is a hole. A store that knows
+    /// nothing of holes has data everywhere.
+    pub(crate) fn data(&self, offset: u64) -> Outcome<Option<u64>> {
+        found(
+            match self {
+                Self::Local(file) => {
+                    rustix::fs::seek(file, SeekFrom::Data(offset)).map_err(Failure::from)
+                }
+                Self::Remote(file) => file.seek(offset, whence::DATA).map_err(Failure::from),
+            },
+            Some(offset),
+        )
+    }
+
+    /// First hole at or after `offset`, the end of the file if there is none before; `None` when
+    /// not known.
+    pub(crate) fn hole(&self, offset: u64) -> Outcome<Option<u64>> {
+        found(
+            match self {
+                Self::Local(file) => {
+                    rustix::fs::seek(file, SeekFrom::Hole(offset)).map_err(Failure::from)
+                }
+                Self::Remote(file) => file.seek(offset, whence::HOLE).map_err(Failure::from),
+            },
+            None,
+        )
+    }
+
+    /// Cuts or extends to this length.
+    pub(crate) fn set_size(&self, size: u64) -> Outcome<()> {
+        match self {
+            Self::Local(file) => Ok(file.set_len(size)?),
+            Self::Remote(file) => {
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                Ok(file.set_attr(b"", true, &set).map(drop)?)
+            }
+        }
+    }
+
+    /// Keeps other copies away from this file; false when one is there already.
+    pub(crate) fn lock(&self) -> Outcome<bool> {
+        let result = match self {
+            Self::Local(file) => rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
+                .map_err(Failure::from),
+            Self::Remote(file) => {
+                let whole =
+                    Lock { family: lock::FLOCK, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 };
+                file.lock(&whole, false).map_err(Failure::from)
+            }
+        };
+        match result {
+            Ok(()) => Ok(true),
+            Err(failure) if failure.is(Errno::EAGAIN) => Ok(false),
+            // Without locks two copies at once are the user's business.
+            Err(failure) if failure.is_refusal() || failure.is(Errno::ENOLCK) => Ok(true),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// An extended attribute, `None` when there is none or the store has no such thing.
+    pub(crate) fn xattr(&self, name: &str) -> Option<Vec<u8>> {
+        match self {
+            Self::Local(file) => {
+                let mut value = vec![0; 256];
+                let length = rustix::fs::fgetxattr(file, name, &mut value).ok()?;
+                value.truncate(length);
+                Some(value)
+            }
+            Self::Remote(file) => file.xattr(b"", true, name.as_bytes()).ok(),
+        }
+    }
+
+    /// Sets an extended attribute.
+    pub(crate) fn set_xattr(&self, name: &str, value: &[u8]) -> Outcome<()> {
+        match self {
+            Self::Local(file) => {
+                Ok(rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())?)
+            }
+            Self::Remote(file) => Ok(file.set_xattr(b"", true, name.as_bytes(), value, 0)?),
+        }
+    }
+
+    /// Removes an extended attribute.
+    pub(crate) fn remove_xattr(&self, name: &str) -> Outcome<()> {
+        match self {
+            Self::Local(file) => Ok(rustix::fs::fremovexattr(file, name)?),
+            Self::Remote(file) => Ok(file.remove_xattr(b"", true, name.as_bytes())?),
+        }
+    }
+
+    /// Closes; tells of errors that show only then.
+    pub(crate) fn close(self) -> Outcome<()> {
+        match self {
+            Self::Local(_) => Ok(()),
+            Self::Remote(file) => Ok(file.close()?),
+        }
+    }
+}
+
+fn found(result: Outcome<u64>, otherwise: Option<u64>) -> Outcome<Option<u64>> {
+    match result {
+        Ok(offset) => Ok(Some(offset)),
+        Err(failure) if failure.is(Errno::ENXIO) => Ok(None),
+        Err(failure) if failure.is_refusal() || failure.is(Errno::EINVAL) => Ok(otherwise),
+        Err(failure) => Err(failure),
+    }
+}

@@ -1,0 +1,244 @@
+//! `towline cp`: copies to, from and between servers.
+//!
+//! A file appears under its name only when it is complete: what arrives in one request is written
+//! at once, all else goes to a part beside it that is renamed at the end. Nothing here changes a
+//! source.
+
+mod attributes;
+pub(crate) mod end;
+mod file;
+pub(crate) mod handle;
+mod local;
+mod part;
+mod pieces;
+mod progress;
+mod tree;
+
+use crate::remote::{Place, Remotes};
+use crate::report::{Failure, Outcome, Report};
+use attributes::Wanted;
+use clap::ValueEnum;
+use end::End;
+use file::{Files, Permits};
+use progress::Progress;
+use rustix::fs::Mode;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use towline_client::{Errno, Url};
+use tree::{Job, Tree};
+
+const EXAMPLES: &str = "\
+A file is written to .NAME.towline-part beside its place and renamed when it is complete. Holes
+stay holes. If the target is an existing directory, the copies are made inside it.
+
+Examples:
+  towline cp -r ./tree towline://host/data/tree         to a server
+  towline cp towline://host/data/a.iso .                from a server
+  towline cp -r --resume ./big towline://host/data/     go on after an interruption
+  towline cp -rp --verify towline://a/data/x towline://b/data/
+
+Exit status: 0 all copied, 1 something was not, 2 wrong usage.";
+
+/// What besides the bytes is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Preserve {
+    /// Permission bits.
+    Mode,
+    /// Times of access and modification.
+    Times,
+    /// User and group, where allowed.
+    Owner,
+    /// Hard links between the files copied.
+    Links,
+    /// Extended attributes.
+    Xattr,
+    /// All of these.
+    All,
+}
+
+/// Arguments of `cp`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Copy directories with all that is in them; symbolic links stay links.
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// Like -r --preserve=all.
+    #[arg(short, long)]
+    archive: bool,
+    /// Keep attributes: mode,times,owner unless given.
+    #[arg(short, long, value_name = "WHAT", value_delimiter = ',', num_args = 0..,
+        require_equals = true, default_missing_value = "mode,times,owner")]
+    preserve: Vec<Preserve>,
+    /// Show progress also where there is no terminal, a line a second.
+    #[arg(long)]
+    progress: bool,
+    /// Show no progress.
+    #[arg(short, long, conflicts_with = "progress")]
+    quiet: bool,
+    /// Skip files whose copy has the same size and time and go on with incomplete ones; keeps
+    /// times.
+    #[arg(long)]
+    resume: bool,
+    /// Read every copy back and compare.
+    #[arg(long)]
+    verify: bool,
+    /// Files copied at once.
+    #[arg(short, long, value_name = "N", default_value_t = 16,
+        value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: u16,
+    /// Sources, then the target: URLs or local paths, at least one side remote.
+    #[arg(required = true, num_args = 2.., value_name = "SOURCE... TARGET")]
+    paths: Vec<OsString>,
+}
+
+/// Runs the command.
+pub(crate) fn run(mut args: Args) -> ExitCode {
+    let remote = |path: &OsString| path.to_str().is_some_and(Url::looks_like);
+    if !args.paths.iter().any(remote) {
+        eprintln!("towline: cp: source and target are local: use cp(1), or name one side by URL");
+        return ExitCode::from(2);
+    }
+    if args.archive {
+        args.recursive = true;
+        args.preserve.push(Preserve::All);
+    }
+    if args.resume {
+        args.preserve.push(Preserve::Times);
+    }
+    let report = Report::new("cp");
+    let files = Files {
+        wanted: Wanted::new(&args.preserve, umask()),
+        resume: args.resume,
+        verify: args.verify,
+        run: run_number(),
+        progress: Progress::new(args.progress, args.quiet),
+        large: Permits::default(),
+    };
+    if let Some(bar) = files.progress.bar() {
+        report.print_above(bar);
+    }
+    if let Some(jobs) = plan(&args, &report) {
+        Tree::new(&files, &report, args.recursive).run(jobs, args.jobs.into());
+    }
+    files.progress.finish();
+    report.status()
+}
+
+fn umask() -> u32 {
+    // The mask can only be read by setting it; there is no other thread yet.
+    let mask = rustix::process::umask(Mode::empty());
+    rustix::process::umask(mask);
+    mask.as_raw_mode()
+}
+
+fn run_number() -> u32 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanoseconds = since.map_or(0, |since| since.subsec_nanos());
+    std::process::id().rotate_left(16) ^ nanoseconds
+}
+
+/// What goes where; `None` when nothing can be copied.
+fn plan(args: &Args, report: &Report) -> Option<Vec<Job>> {
+    let remotes = Remotes::default();
+    let (target, sources) = args.paths.split_last()?;
+    let shown = target.to_string_lossy();
+    let target = report.check(&shown, End::parse(&remotes, target))?;
+    let there = report.check(&target, target.status_if_any(true))?;
+    let directory = there.is_some_and(|there| there.attr.is_directory());
+    if sources.len() > 1 && !directory {
+        report.error(&target, Failure::from(Errno::ENOTDIR).with("several files need a directory"));
+        return None;
+    }
+    let mut jobs = Vec::with_capacity(sources.len());
+    for source in sources {
+        let shown = source.to_string_lossy();
+        let job = End::parse(&remotes, source)
+            .and_then(|source| job(&remotes, source, &target, directory, args.recursive));
+        jobs.extend(report.check(&shown, job));
+    }
+    Some(jobs)
+}
+
+fn job(
+    remotes: &Remotes,
+    source: End,
+    target: &End,
+    into: bool,
+    recursive: bool,
+) -> Outcome<Job> {
+    if source.is_local() && target.is_local() {
+        return Err(Failure::new("source and target are local: use cp(1)"));
+    }
+    let status = source.status(!recursive)?;
+    if status.attr.is_directory() && !recursive {
+        return Err(Failure::new("is a directory, omitted: use -r"));
+    }
+    let mut target = target.clone();
+    if into {
+        target = match inner_name(source.name()) {
+            Some(name) => target.child(name),
+            None => target,
+        };
+    } else if target.must_be_directory() && !status.attr.is_directory() {
+        return Err(Failure::from(Errno::ENOTDIR).about(&target));
+    }
+    if !status.attr.is_directory() && !status.attr.is_symlink() {
+        let shown = target.clone();
+        let root = |place: &Place| root(remotes, place);
+        target = target.resolved(root).map_err(|failure| failure.about(&shown))?;
+    }
+    Ok(Job::top(source, target, status))
+}
+
+/// The name that a copy gets inside a directory; `None` when its contents go straight there.
+fn inner_name(source: &[u8]) -> Option<&[u8]> {
+    if source.is_empty() || source == b"." || source == b".." { None } else { Some(source) }
+}
+
+fn root(remotes: &Remotes, place: &Place) -> Outcome<Place> {
+    let text = place.to_string();
+    let url = Url::parse(&text).map_err(Failure::new)?;
+    remotes.place_of(&Url { path: Vec::new(), ..url })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Result<Args, clap::Error> {
+        Cli::try_parse_from(format!("cp {line}").split(' ')).map(|cli| cli.args)
+    }
+
+    #[test]
+    fn arguments_are_those_of_cp() {
+        let default = [Preserve::Mode, Preserve::Times, Preserve::Owner];
+        for line in ["-p -r a b", "-rp a b", "-pr a b", "--preserve -r a b"] {
+            let args = parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+            assert_eq!(args.preserve, default, "{line}");
+            assert!(args.recursive && args.paths == ["a", "b"], "{line}");
+        }
+        let args = parse("--preserve=links,xattr a b c").unwrap();
+        assert_eq!(args.preserve, [Preserve::Links, Preserve::Xattr]);
+        assert_eq!(args.paths.len(), 3);
+        assert!(parse("a b").unwrap().preserve.is_empty());
+        for wrong in ["a", "--jobs 0 a b", "--preserve=what a b", "-q --progress a b"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn names_inside_a_directory() {
+        assert_eq!(inner_name(b"a"), Some(&b"a"[..]));
+        assert_eq!(inner_name(b"."), None);
+        assert_eq!(inner_name(b".."), None);
+        assert_eq!(inner_name(b""), None);
+    }
+}

@@ -1,0 +1,311 @@
+//! A large file in pieces: where its data is, and several pieces under way at once.
+
+use super::handle::Handle;
+use super::part::Stamp;
+use super::progress::Progress;
+use crate::report::{Failure, Outcome};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use towline_client::{Errno, File};
+use towline_wire::limits::TRANSFER_BYTES_MAX;
+
+/// Pieces of one file under way at once: while one is read another is sent.
+const LANES: u64 = 4;
+/// Shorter pieces cost more round trips than they gain by going side by side.
+const PIECE_BYTES_MIN: u64 = 1024 * 1024;
+/// How often the part notes how far it is, so that a copy that was killed goes on from there.
+const STAMP_BYTES: u64 = 64 * 1024 * 1024;
+
+/// Walks the data of a file, holes left out, in pieces.
+pub(super) struct Extents {
+    at: u64,
+    data_end: u64,
+    size: u64,
+    piece: u64,
+    sparse: bool,
+}
+
+impl Extents {
+    /// Of a file of `size` bytes, beginning at `from`; only a sparse one is asked for its holes.
+    pub(super) fn new(from: u64, size: u64, piece: u64, sparse: bool) -> Self {
+        Self { at: from, data_end: if sparse { from } else { size }, size, piece, sparse }
+    }
+
+    /// Start and end of the next piece. `data` and `hole` find the next of each at or after an
+    /// offset, as `lseek(2)` does.
+    pub(super) fn next(
+        &mut self,
+        data: impl FnOnce(u64) -> Outcome<Option<u64>>,
+        hole: impl FnOnce(u64) -> Outcome<Option<u64>>,
+    ) -> Outcome<Option<(u64, u64)>> {
+        if self.at >= self.size {
+            return Ok(None);
+        }
+        if self.sparse && self.at >= self.data_end {
+            match data(self.at)? {
+                Some(start) if start < self.size => self.at = start.max(self.at),
+                _ => {
+                    self.at = self.size;
+                    return Ok(None);
+                }
+            }
+            // An answer that is behind us comes from a file that changes; all is data then.
+            let end = hole(self.at)?.filter(|end| *end > self.at);
+            self.data_end = end.unwrap_or(self.size).min(self.size);
+        }
+        let start = self.at;
+        self.at = self.data_end.min(start.saturating_add(self.piece));
+        Ok(Some((start, self.at)))
+    }
+}
+
+/// A copy of the data of one open file into another.
+pub(super) struct Transfer<'a> {
+    /// From here.
+    pub(super) source: &'a Handle,
+    /// To here, at the same offsets.
+    pub(super) target: &'a Handle,
+    /// Length of the source.
+    pub(super) size: u64,
+    /// All before this offset is there already.
+    pub(super) from: u64,
+    /// The source may have holes.
+    pub(super) sparse: bool,
+    /// Both files are in one export: the server copies.
+    pub(super) inside: bool,
+    /// Notes in the target how far it is.
+    pub(super) stamp: &'a Stamp,
+    /// Is told of every piece.
+    pub(super) progress: &'a Progress,
+}
+
+struct State {
+    extents: Extents,
+    /// Starts of the pieces under way.
+    under_way: BTreeSet<u64>,
+    /// End of the furthest piece that is done.
+    furthest: u64,
+    /// What the stamp says.
+    noted: u64,
+    failure: Option<Failure>,
+}
+
+impl State {
+    /// All data before this offset is in the target, which is at least as long.
+    fn done(&self) -> u64 {
+        self.under_way.first().map_or(self.furthest, |first| self.furthest.min(*first))
+    }
+}
+
+impl Transfer<'_> {
+    /// Copies; after a failure the stamp says how far it got, if that could still be written.
+    pub(super) fn run(&self) -> Outcome<()> {
+        let piece = (self.size.saturating_sub(self.from) / LANES)
+            .next_multiple_of(PIECE_BYTES_MIN)
+            .clamp(PIECE_BYTES_MIN, TRANSFER_BYTES_MAX as u64);
+        let state = Mutex::new(State {
+            extents: Extents::new(self.from, self.size, piece, self.sparse),
+            under_way: BTreeSet::new(),
+            furthest: self.from,
+            noted: self.from,
+            failure: None,
+        });
+        let inside = AtomicBool::new(self.inside);
+        let lanes = self.size.saturating_sub(self.from).div_ceil(piece).min(LANES);
+        std::thread::scope(|scope| {
+            for _ in 1..lanes {
+                scope.spawn(|| self.lane(&state, &inside, piece));
+            }
+            self.lane(&state, &inside, piece);
+        });
+        let mut state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match state.failure.take() {
+            None => Ok(()),
+            Some(failure) => {
+                self.stamp.note(self.target, state.done());
+                Err(failure)
+            }
+        }
+    }
+
+    fn lane(&self, state: &Mutex<State>, inside: &AtomicBool, piece: u64) {
+        let mut buffer = Vec::new();
+        while let Some((start, end)) = self.take(state) {
+            let result = self.piece(start, end, inside, &mut buffer, piece);
+            let mut now = locked(state);
+            if let Err(failure) = result {
+                // The piece stays among those under way: nothing behind it counts as done.
+                now.failure.get_or_insert(failure);
+                return;
+            }
+            self.progress.bytes(end - start);
+            now.under_way.remove(&start);
+            now.furthest = now.furthest.max(end);
+            let done = now.done();
+            if done >= now.noted + STAMP_BYTES {
+                now.noted = done;
+                drop(now);
+                self.stamp.note(self.target, done);
+            }
+        }
+    }
+
+    fn take(&self, state: &Mutex<State>) -> Option<(u64, u64)> {
+        let mut now = locked(state);
+        if now.failure.is_some() {
+            return None;
+        }
+        match now.extents.next(|at| self.source.data(at), |at| self.source.hole(at)) {
+            Ok(Some((start, end))) => {
+                now.under_way.insert(start);
+                Some((start, end))
+            }
+            Ok(None) => None,
+            Err(failure) => {
+                now.failure = Some(failure);
+                None
+            }
+        }
+    }
+
+    fn piece(
+        &self,
+        start: u64,
+        end: u64,
+        inside: &AtomicBool,
+        buffer: &mut Vec<u8>,
+        piece: u64,
+    ) -> Outcome<()> {
+        if let (true, Handle::Remote(source), Handle::Remote(target)) =
+            (inside.load(Ordering::Relaxed), self.source, self.target)
+        {
+            match copy_inside(source, target, start, end) {
+                Err(failure) if cannot_copy_inside(&failure) => {
+                    inside.store(false, Ordering::Relaxed);
+                }
+                result => return result,
+            }
+        }
+        buffer.resize(piece as usize, 0);
+        let buffer = &mut buffer[..(end - start) as usize];
+        if self.source.read_at(buffer, start)? < buffer.len() {
+            return Err(shrunk());
+        }
+        self.target.write_at(buffer, start)
+    }
+}
+
+fn copy_inside(source: &File, target: &File, start: u64, end: u64) -> Outcome<()> {
+    let mut at = start;
+    while at < end {
+        match source.copy_range(at, target, at, end - at)? {
+            0 => return Err(shrunk()),
+            copied => at += copied,
+        }
+    }
+    Ok(())
+}
+
+fn cannot_copy_inside(failure: &Failure) -> bool {
+    [Errno::EXDEV, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EINVAL].iter().any(|e| failure.is(*e))
+}
+
+fn shrunk() -> Failure {
+    Failure::new("the source became shorter while it was copied")
+}
+
+fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Reads both files and tells where they first differ. Parts that are holes in both are skipped.
+pub(super) fn first_difference(
+    source: &Handle,
+    target: &Handle,
+    size: u64,
+    sparse: bool,
+) -> Outcome<Option<u64>> {
+    if target.attr()?.size != size {
+        return Ok(Some(size.min(target.attr()?.size)));
+    }
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    while at < size {
+        if sparse {
+            let data = [source.data(at)?, target.data(at)?];
+            match data.into_iter().flatten().min() {
+                Some(next) if next < size => at = next.max(at),
+                _ => break,
+            }
+        }
+        let length = (size - at).min(TRANSFER_BYTES_MAX as u64) as usize;
+        left.resize(length, 0);
+        right.resize(length, 0);
+        let read = (source.read_at(&mut left, at)?, target.read_at(&mut right, at)?);
+        if read != (length, length) || crc32c::crc32c(&left) != crc32c::crc32c(&right) {
+            let same = left.iter().zip(&right).take_while(|(a, b)| a == b).count();
+            return Ok(Some(at + same as u64));
+        }
+        at += length as u64;
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Data extents of a file, as a store would tell them.
+    fn walk(data: &[(u64, u64)], from: u64, size: u64, piece: u64) -> Vec<(u64, u64)> {
+        let next_data = |at: u64| {
+            let here = data.iter().find(|(_, end)| *end > at).map(|(start, _)| (*start).max(at));
+            Ok(here)
+        };
+        let next_hole = |at: u64| {
+            let inside = data.iter().find(|(start, end)| *start <= at && at < *end);
+            Ok(Some(inside.map_or(at, |(_, end)| *end)))
+        };
+        let mut extents = Extents::new(from, size, piece, true);
+        let mut pieces = Vec::new();
+        while let Some(piece) = extents.next(next_data, next_hole).unwrap() {
+            pieces.push(piece);
+        }
+        pieces
+    }
+
+    #[test]
+    fn holes_are_left_out() {
+        assert_eq!(walk(&[], 0, 100, 10), []);
+        assert_eq!(walk(&[(0, 5), (90, 100)], 0, 100, 10), [(0, 5), (90, 100)]);
+        assert_eq!(walk(&[(20, 45)], 0, 100, 10), [(20, 30), (30, 40), (40, 45)]);
+        assert_eq!(walk(&[(20, 45)], 33, 100, 10), [(33, 43), (43, 45)], "goes on in the middle");
+        assert_eq!(walk(&[(20, 500)], 0, 100, 50), [(20, 70), (70, 100)], "grew meanwhile");
+        assert_eq!(walk(&[(200, 500)], 0, 100, 50), []);
+        assert_eq!(walk(&[(0, 10)], 0, 0, 10), []);
+    }
+
+    #[test]
+    fn a_file_without_holes_is_not_asked_for_them() {
+        let mut extents = Extents::new(0, 25, 10, false);
+        let mut next = || extents.next(|_| panic!("asked"), |_| panic!("asked")).unwrap();
+        let pieces = [next(), next(), next(), next()];
+        assert_eq!(pieces, [Some((0, 10)), Some((10, 20)), Some((20, 25)), None]);
+    }
+
+    #[test]
+    fn only_what_lies_before_every_gap_is_done() {
+        let mut state = State {
+            extents: Extents::new(0, 0, 1, false),
+            under_way: BTreeSet::from([30, 50]),
+            furthest: 20,
+            noted: 0,
+            failure: None,
+        };
+        assert_eq!(state.done(), 20, "the target may be no longer than that");
+        state.furthest = 70;
+        assert_eq!(state.done(), 30);
+        state.under_way.clear();
+        assert_eq!(state.done(), 70);
+    }
+}

@@ -1,0 +1,151 @@
+//! How far a copy is: a bar on a terminal, a line a second elsewhere if asked for.
+
+use crate::text::human;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Time between two lines, where there is no terminal.
+const LINE_MS: u64 = 1000;
+
+enum Show {
+    Nothing,
+    Bar(ProgressBar),
+    Lines,
+}
+
+/// Counts files and bytes; shared by all workers.
+pub(super) struct Progress {
+    show: Show,
+    started: Instant,
+    files_total: AtomicU64,
+    files: AtomicU64,
+    bytes_total: AtomicU64,
+    bytes: AtomicU64,
+    line_ms: AtomicU64,
+    summary: bool,
+}
+
+impl Progress {
+    /// Shows a bar if standard error is a terminal; lines if it is not and `forced`.
+    pub(super) fn new(forced: bool, quiet: bool) -> Self {
+        let show = match (quiet, std::io::stderr().is_terminal()) {
+            (true, _) => Show::Nothing,
+            (false, true) => Show::Bar(bar()),
+            (false, false) if forced => Show::Lines,
+            (false, false) => Show::Nothing,
+        };
+        Self {
+            show,
+            started: Instant::now(),
+            files_total: AtomicU64::new(0),
+            files: AtomicU64::new(0),
+            bytes_total: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            line_ms: AtomicU64::new(LINE_MS),
+            summary: forced && !quiet,
+        }
+    }
+
+    /// The bar, for messages that are to be printed above it.
+    pub(super) fn bar(&self) -> Option<ProgressBar> {
+        if let Show::Bar(bar) = &self.show { Some(bar.clone()) } else { None }
+    }
+
+    /// More files were found.
+    pub(super) fn found(&self, files: u64, bytes: u64) {
+        self.files_total.fetch_add(files, Ordering::Relaxed);
+        self.bytes_total.fetch_add(bytes, Ordering::Relaxed);
+        self.refresh();
+    }
+
+    /// Bytes of a file are done: copied, or a hole, or there already.
+    pub(super) fn bytes(&self, count: u64) {
+        self.bytes.fetch_add(count, Ordering::Relaxed);
+        self.refresh();
+    }
+
+    /// A file is done.
+    pub(super) fn file(&self) {
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.refresh();
+    }
+
+    /// The end: takes the bar away and, if asked for, says what was done.
+    pub(super) fn finish(&self) {
+        if let Show::Bar(bar) = &self.show {
+            bar.finish_and_clear();
+        }
+        if self.summary {
+            let (files, bytes) = (read(&self.files), read(&self.bytes));
+            let seconds = self.started.elapsed().as_secs_f64();
+            eprintln!("{}", summary(files, bytes, seconds));
+        }
+    }
+
+    fn refresh(&self) {
+        match &self.show {
+            Show::Nothing => (),
+            Show::Bar(bar) => {
+                bar.set_length(read(&self.bytes_total));
+                bar.set_position(read(&self.bytes));
+                let (files, total) = (read(&self.files), read(&self.files_total));
+                bar.set_message(format!("{files}/{total} files"));
+            }
+            Show::Lines => self.line(),
+        }
+    }
+
+    fn line(&self) {
+        let elapsed = self.started.elapsed();
+        let now = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+        let due = read(&self.line_ms);
+        let next = now + LINE_MS;
+        let order = Ordering::Relaxed;
+        if now < due || self.line_ms.compare_exchange(due, next, order, order).is_err() {
+            return;
+        }
+        let (bytes, total) = (read(&self.bytes), read(&self.bytes_total));
+        let files = format!("{}/{} files", read(&self.files), read(&self.files_total));
+        eprintln!("{files}, {}", rates(bytes, total, elapsed));
+    }
+}
+
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    let template = "{bytes}/{total_bytes} [{wide_bar}] {binary_bytes_per_sec}, {eta} left, {msg}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("=> "));
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn rates(bytes: u64, total: u64, elapsed: Duration) -> String {
+    let rate = bytes as f64 / elapsed.as_secs_f64().max(1e-9);
+    let left = if rate > 0.0 { total.saturating_sub(bytes) as f64 / rate } else { 0.0 };
+    format!("{}/{} bytes, {}/s, {left:.0} s left", human(bytes), human(total), human(rate as u64))
+}
+
+fn summary(files: u64, bytes: u64, seconds: f64) -> String {
+    let rate = human((bytes as f64 / seconds.max(1e-9)) as u64);
+    format!("{files} files, {} bytes in {seconds:.2} s ({rate}/s)", human(bytes))
+}
+
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_and_times_follow_from_the_counts() {
+        let text = rates(1 << 20, 3 << 20, Duration::from_secs(2));
+        assert_eq!(text, "1.0M/3.0M bytes, 512K/s, 4 s left");
+        assert_eq!(rates(0, 0, Duration::ZERO), "0/0 bytes, 0/s, 0 s left");
+        assert_eq!(summary(2, 1024, 1.0), "2 files, 1.0K bytes in 1.00 s (1.0K/s)");
+    }
+}

@@ -1,0 +1,323 @@
+//! A copy of many files: workers take files and directories from one queue.
+
+use super::attributes;
+use super::end::{End, Status};
+use super::file::{Existing, Files};
+use crate::report::{Failure, Outcome, Report};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use towline_client::{Errno, SetAttr};
+use towline_wire::attr::TYPE_SYMLINK;
+
+/// Identity of a file, over all file systems and exports.
+type Identity = ((bool, u64), u64);
+
+/// Something to copy.
+pub(super) struct Job {
+    source: Arc<End>,
+    target: Arc<End>,
+    /// Name in both directories; `None` when the ends are the things themselves.
+    name: Option<Vec<u8>>,
+    status: Status,
+    existing: Existing,
+}
+
+impl Job {
+    /// An argument of the command line.
+    pub(super) fn top(source: End, target: End, status: Status) -> Self {
+        let (source, target) = (Arc::new(source), Arc::new(target));
+        Self { source, target, name: None, status, existing: Existing::Unknown }
+    }
+
+    fn ends(&self) -> (End, End) {
+        match &self.name {
+            Some(name) => (self.source.child(name), self.target.child(name)),
+            None => ((*self.source).clone(), (*self.target).clone()),
+        }
+    }
+}
+
+/// A directory whose attributes are set when everything in it is done.
+struct Directory {
+    source: End,
+    target: End,
+    status: Status,
+    new: bool,
+}
+
+/// The copy of all arguments.
+pub(super) struct Tree<'a> {
+    files: &'a Files,
+    report: &'a Report,
+    recursive: bool,
+    queue: Queue,
+    directories: Mutex<Vec<Directory>>,
+    /// First copy of each file that has several names.
+    first_names: Mutex<HashMap<Identity, Arc<End>>>,
+    /// Further names: first copy, new name.
+    more_names: Mutex<Vec<(Arc<End>, End)>>,
+    /// Directories that this copy writes to, so that it does not go on to copy its own work.
+    targets: Mutex<HashSet<Identity>>,
+}
+
+impl<'a> Tree<'a> {
+    /// An empty one.
+    pub(super) fn new(files: &'a Files, report: &'a Report, recursive: bool) -> Self {
+        Self {
+            files,
+            report,
+            recursive,
+            queue: Queue::default(),
+            directories: Mutex::default(),
+            first_names: Mutex::default(),
+            more_names: Mutex::default(),
+            targets: Mutex::default(),
+        }
+    }
+
+    /// Copies everything with so many workers.
+    pub(super) fn run(&self, jobs: Vec<Job>, workers: usize) {
+        for job in &jobs {
+            self.files.progress.found(1, bytes(&job.status));
+        }
+        self.queue.push(jobs);
+        std::thread::scope(|scope| {
+            for _ in 1..workers {
+                scope.spawn(|| self.work());
+            }
+            self.work();
+        });
+        for (first, new) in locked(&self.more_names).drain(..) {
+            self.report.check(&new, another_name(&first, &new));
+        }
+        // Deepest first: setting the times of a directory comes after all changes in it.
+        for directory in locked(&self.directories).drain(..).rev() {
+            let result = self.finish_directory(&directory);
+            self.report.check(&directory.target, result);
+        }
+    }
+
+    fn work(&self) {
+        while let Some(job) = self.queue.take() {
+            let (source, target) = job.ends();
+            let result = self.copy(&job, source.clone(), target);
+            self.report.check(&source, result);
+            self.files.progress.file();
+            self.queue.done();
+        }
+    }
+
+    fn copy(&self, job: &Job, source: End, target: End) -> Outcome<()> {
+        let attr = &job.status.attr;
+        if attr.is_directory() {
+            return self.directory(job, source, target);
+        }
+        if self.files.wanted.links && attr.links > 1 && self.known_by_another_name(job, &target) {
+            return Ok(());
+        }
+        if attr.is_file() && !(job.name.is_none() && self.goes_to_device(&target)) {
+            return self.files.copy(&source, &target, &job.status, job.existing);
+        }
+        if attr.is_file() || !self.recursive {
+            return self.files.stream(&source, &target, &job.status);
+        }
+        if attr.is_symlink() {
+            return self.symlink(&source, &target, &job.status);
+        }
+        self.special(&source, &target, &job.status)
+    }
+
+    fn goes_to_device(&self, target: &End) -> bool {
+        let there = target.status_if_any(true).ok().flatten();
+        there.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory())
+    }
+
+    fn known_by_another_name(&self, job: &Job, target: &End) -> bool {
+        let identity = identity(&job.status);
+        let mut names = locked(&self.first_names);
+        match names.get(&identity) {
+            Some(first) => {
+                locked(&self.more_names).push((first.clone(), target.clone()));
+                self.files.progress.bytes(bytes(&job.status));
+                true
+            }
+            None => {
+                names.insert(identity, Arc::new(target.clone()));
+                false
+            }
+        }
+    }
+
+    fn directory(&self, job: &Job, source: End, target: End) -> Outcome<()> {
+        if locked(&self.targets).contains(&identity(&job.status)) {
+            return Err(Failure::new("this directory is the target: not copied into itself"));
+        }
+        let source = source.shortened()?;
+        // Before the target is made: it may lie inside the source.
+        let listed = source.list()?;
+        let wanted = &self.files.wanted;
+        let new = match target.make_directory(wanted.mode(&job.status.attr, None) | 0o700) {
+            Ok(()) => true,
+            Err(failure) if failure.is(Errno::EEXIST) => false,
+            Err(failure) => return Err(failure.about(&target)),
+        };
+        let target = target.shortened()?;
+        if !new || job.name.is_none() {
+            // Only the user, not a tree, may mean the directory that a link leads to.
+            let there = target.status(job.name.is_none()).map_err(|f| f.about(&target))?;
+            if !there.attr.is_directory() {
+                let failure = Failure::new("is no directory and cannot be replaced by one");
+                return Err(failure.about(&target));
+            }
+            if job.name.is_none() {
+                locked(&self.targets).insert(identity(&there));
+            }
+        }
+        let mut there: HashMap<_, _> = if self.files.resume && !new {
+            let listed = target.list().map_err(|f| f.about(&target))?;
+            listed.into_iter().map(|entry| (entry.name, entry.status)).collect()
+        } else {
+            HashMap::new()
+        };
+        let known = new || self.files.resume;
+        let status = job.status;
+        let directory = Directory { source: source.clone(), target: target.clone(), status, new };
+        locked(&self.directories).push(directory);
+        let (source, target) = (Arc::new(source), Arc::new(target));
+        let total = listed.iter().map(|entry| bytes(&entry.status)).sum();
+        self.files.progress.found(listed.len() as u64, total);
+        let children = listed.into_iter().rev().map(|entry| Job {
+            source: source.clone(),
+            target: target.clone(),
+            status: entry.status,
+            existing: match there.remove(&entry.name) {
+                None if !known => Existing::Unknown,
+                found => found.into(),
+            },
+            name: Some(entry.name),
+        });
+        self.queue.push(children.collect());
+        Ok(())
+    }
+
+    fn finish_directory(&self, directory: &Directory) -> Outcome<()> {
+        let wanted = &self.files.wanted;
+        if wanted.xattr {
+            attributes::copy_xattrs(&directory.source, &directory.target)?;
+        }
+        let mut set = wanted.rest(&directory.status.attr, None);
+        let mode = wanted.mode(&directory.status.attr, None);
+        if directory.new && mode & 0o700 != 0o700 {
+            set.mode = Some(mode);
+        }
+        attributes::set(&directory.target, &set)
+    }
+
+    fn symlink(&self, source: &End, target: &End, status: &Status) -> Outcome<()> {
+        let leads_to = source.read_link()?;
+        let made = match target.symlink(&leads_to) {
+            Err(failure) if failure.is(Errno::EEXIST) => {
+                let there = target.status(false).map_err(|f| f.about(target))?;
+                if there.attr.is_directory() {
+                    let failure = Failure::new("is a directory and cannot be replaced by a link");
+                    return Err(failure.about(target));
+                }
+                let same = there.attr.file_type() == TYPE_SYMLINK
+                    && target.read_link().is_ok_and(|there| there == leads_to);
+                if same { Ok(()) } else { target.unlink().and_then(|()| target.symlink(&leads_to)) }
+            }
+            result => result,
+        };
+        made.and_then(|()| {
+            match attributes::set(target, &self.files.wanted.rest_of_link(&status.attr)) {
+                // Not every store can set the times of a link, and nobody misses them.
+                Err(failure) if failure.is(Errno::EOPNOTSUPP) => Ok(()),
+                result => result,
+            }
+        })
+        .map_err(|failure| failure.about(target))
+    }
+
+    fn special(&self, source: &End, target: &End, status: &Status) -> Outcome<()> {
+        let attr = &status.attr;
+        let mode = attr.file_type() | self.files.wanted.mode(attr, None);
+        match target.make_node(mode, attr.rdev) {
+            Ok(()) => (),
+            Err(failure) if failure.is(Errno::EEXIST) => {
+                let there = target.status(false).map_err(|f| f.about(target))?;
+                if there.attr.file_type() != attr.file_type() || there.attr.rdev != attr.rdev {
+                    return Err(failure.about(target));
+                }
+            }
+            Err(failure) if failure.is_refusal() => {
+                let kind = crate::text::type_name(attr.mode);
+                self.report.warning(source, format_args!("{kind} skipped: {failure}"));
+                return Ok(());
+            }
+            Err(failure) => return Err(failure.about(target)),
+        }
+        let set: SetAttr = self.files.wanted.rest(attr, None);
+        attributes::set(target, &set).map_err(|failure| failure.about(target))
+    }
+}
+
+fn another_name(first: &End, new: &End) -> Outcome<()> {
+    match first.link(new) {
+        Err(failure) if failure.is(Errno::EEXIST) => {
+            let (one, other) = (first.status(false)?, new.status(false)?);
+            if identity(&one) == identity(&other) {
+                return Ok(());
+            }
+            new.unlink()?;
+            first.link(new)
+        }
+        result => result,
+    }
+}
+
+fn identity(status: &Status) -> Identity {
+    (status.device, status.attr.inode)
+}
+
+/// Bytes that a copy of it moves.
+fn bytes(status: &Status) -> u64 {
+    if status.attr.is_file() { status.attr.size } else { 0 }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Jobs that wait, the last ones first so that a tree is gone through depth first, and how many
+/// are under way: those may yet bring more.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<(Vec<Job>, usize)>,
+    changed: Condvar,
+}
+
+impl Queue {
+    fn push(&self, jobs: Vec<Job>) {
+        locked(&self.state).0.extend(jobs);
+        self.changed.notify_all();
+    }
+
+    /// Waits for a job; `None` when there is none and none can come.
+    fn take(&self) -> Option<Job> {
+        let idle = |state: &mut (Vec<Job>, usize)| state.0.is_empty() && state.1 > 0;
+        let waited = self.changed.wait_while(locked(&self.state), idle);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let job = state.0.pop()?;
+        state.1 += 1;
+        Some(job)
+    }
+
+    /// A job that was taken is done.
+    fn done(&self) {
+        let mut state = locked(&self.state);
+        state.1 -= 1;
+        if state.1 == 0 {
+            self.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! `towline demo`: starts a server in this process and measures it against local access.
+//!
+//! The figures are medians of what happened on this machine just now, with client and server
+//! sharing its processors. Nothing outside a directory of its own is written.
+
+mod measure;
+mod sample;
+
+use crate::copy::end::End;
+use crate::remote::Remotes;
+use crate::report::{Failure, Outcome, Report};
+use crate::text::human;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use towline_client::{Transport, Url};
+use towline_net::address::Address;
+use towline_server::{Config, Export, ExportKind, Server, StartError};
+
+const EXAMPLES: &str = "\
+Without DIR a sample tree of small files and one large file is made in memory and removed at the
+end. DIR is only read.
+
+Examples:
+  towline demo
+  towline demo /usr/share
+
+Exit status: 0 the tour is over, 1 something failed, 2 wrong usage.";
+
+/// Bytes of the memory export.
+const MEMORY_BYTES: u64 = 256 << 20;
+/// Bytes written to the memory export in one piece of the tour.
+const WRITE_BYTES: usize = 64 << 20;
+
+/// Arguments of `demo`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Directory to serve.
+    dir: Option<PathBuf>,
+}
+
+/// Starts an embedded server.
+pub(crate) fn start_server(config: &Config) -> Result<Server, StartError> {
+    Server::start(config)
+}
+
+/// A directory of this run alone, removed at the end.
+pub(crate) struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    /// Makes it, in memory where that is possible.
+    pub(crate) fn new(purpose: &str) -> io::Result<Self> {
+        let name = format!("towline-{purpose}-{}-{:x}", std::process::id(), nanoseconds());
+        let memory = Path::new("/dev/shm");
+        let mut result = Err(io::Error::from(io::ErrorKind::NotFound));
+        for parent in [memory, &std::env::temp_dir()] {
+            let path = parent.join(&name);
+            result = fs::DirBuilder::new().mode(0o700).create(&path).map(|()| Self { path });
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// A socket in it.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path.join("socket")
+    }
+
+    /// The address of that socket.
+    pub(crate) fn address(&self) -> Address {
+        Address::Unix(self.socket())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            log::warn!("{} is left behind: {error}", self.path.display());
+        }
+    }
+}
+
+fn nanoseconds() -> u32 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.subsec_nanos())
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = Report::new("demo");
+    report.check("tour", tour(args, &report));
+    report.status()
+}
+
+fn tour(args: &Args, report: &Report) -> Outcome<()> {
+    let say = |text: String| report.output(writeln!(io::stdout(), "{text}"));
+    let scratch = Scratch::new("demo")?;
+    let directory = match &args.dir {
+        Some(directory) => fs::canonicalize(directory)
+            .map_err(|error| Failure::from(error).about(directory.display()))?,
+        None => {
+            let tree = scratch.path.join("tree");
+            sample::make(&tree)?;
+            tree
+        }
+    };
+    let config = config(&directory, &scratch);
+    let started = Instant::now();
+    let server = start_server(&config).map_err(|error| Failure::new(error.to_string()))?;
+    let routes = routes(&server, &scratch)?;
+    let remotes = Remotes::default();
+    let root = remotes.place_of(&Url { path: Vec::new(), ..routes[0].1.clone() })?;
+    root.base.stat_path(b".", true)?;
+    say(format!(
+        "A server runs in this process: {} as export \"tree\" (read only), {} of memory as \
+         \"scratch\".\nStart to first answer: {:.1} ms; event loop: {}.\n",
+        directory.display(),
+        human(MEMORY_BYTES),
+        milliseconds(started.elapsed()),
+        server.engine(),
+    ));
+    say(format!("The same files under a local path and under URLs such as\n  {root}\n"));
+    listing(&root_end(&directory, &root), &say)?;
+    writing(&remotes, &routes, &say)?;
+    let plan = sample::survey(&directory)?;
+    let mut columns = vec![("local".to_owned(), measure::local(&plan)?)];
+    for (name, url) in &routes {
+        match remotes.place_of(url).and_then(|place| measure::remote(&plan, &place)) {
+            Ok(figures) => columns.push(((*name).to_owned(), figures)),
+            Err(failure) => say(format!("{name}: left out: {failure}")),
+        }
+    }
+    say(measure::table(&plan, &columns));
+    server.stop();
+    Ok(())
+}
+
+fn config(directory: &Path, scratch: &Scratch) -> Config {
+    let export = |name: &str, kind, read_only| Export { name: name.to_owned(), kind, read_only };
+    Config {
+        exports: vec![
+            export("tree", ExportKind::Directory(directory.to_owned()), true),
+            export("scratch", ExportKind::Memory(MEMORY_BYTES), false),
+        ],
+        listen: vec![Address::Tcp(([127, 0, 0, 1], 0).into()), scratch.address()],
+        ..Config::default()
+    }
+}
+
+/// Ways to the export `tree`, by name.
+fn routes(server: &Server, scratch: &Scratch) -> Outcome<Vec<(&'static str, Url)>> {
+    let port = server.addresses().iter().find_map(|address| match address {
+        Address::Tcp(address) => Some(address.port()),
+        _ => None,
+    });
+    let port = port.ok_or_else(|| Failure::new("the server does not listen on TCP"))?;
+    let url = |transport| Url { transport, export: b"tree".to_vec(), path: Vec::new() };
+    Ok(vec![
+        ("tcp", url(Transport::Tcp("127.0.0.1".to_owned(), port))),
+        ("unix", url(Transport::Unix(scratch.socket()))),
+        ("shm", url(Transport::Shm(scratch.socket()))),
+    ])
+}
+
+fn root_end(directory: &Path, root: &crate::remote::Place) -> [(String, End); 2] {
+    [
+        ("local".to_owned(), End::Local(directory.to_owned())),
+        ("remote".to_owned(), End::Remote(root.clone())),
+    ]
+}
+
+/// Shows that both list the same names.
+fn listing(ends: &[(String, End); 2], say: &dyn Fn(String)) -> Outcome<()> {
+    let mut names = Vec::new();
+    for (_, end) in ends {
+        let mut listed: Vec<_> = end.list()?.into_iter().map(|entry| entry.name).collect();
+        listed.sort_unstable();
+        names.push(listed);
+    }
+    let shown: Vec<String> = names[1].iter().take(8).map(|n| crate::text::escaped(n)).collect();
+    let more = if names[1].len() > shown.len() { " ..." } else { "" };
+    let same = if names[0] == names[1] { "the same names locally" } else { "other names locally!" };
+    say(format!("towline ls: {}{more}  ({} names, {same})\n", shown.join("  "), names[1].len()));
+    Ok(())
+}
+
+/// Writes to the memory export and reads it back, over each route.
+fn writing(
+    remotes: &Remotes,
+    routes: &[(&'static str, Url)],
+    say: &dyn Fn(String),
+) -> Outcome<()> {
+    let data: Vec<u8> = (0..WRITE_BYTES).map(|i| (i / 7) as u8).collect();
+    for (name, url) in routes {
+        let url = Url { export: b"scratch".to_vec(), ..url.clone() };
+        let place = match remotes.place_of(&url) {
+            Ok(place) => place.child(b"written"),
+            Err(failure) => {
+                say(format!("{name}: left out: {failure}"));
+                continue;
+            }
+        };
+        let end = End::Remote(place);
+        let file = end.create(0o600)?;
+        let (written, read) = (Instant::now(), |since: Instant| milliseconds(since.elapsed()));
+        file.write_at(&data, 0)?;
+        let write_ms = read(written);
+        let mut back = vec![0; data.len()];
+        let started = Instant::now();
+        let count = file.read_at(&mut back, 0)?;
+        let read_ms = read(started);
+        let equal = count == data.len() && back == data;
+        file.close()?;
+        end.unlink()?;
+        let verdict = if equal { "equal" } else { "DIFFERENT" };
+        say(format!(
+            "{name}: {} written to memory in {write_ms:.1} ms, read back in {read_ms:.1} ms: \
+             {verdict}",
+            human(data.len() as u64)
+        ));
+        if !equal {
+            return Err(Failure::new("data read back differs from data written").about(&end));
+        }
+    }
+    say(String::new());
+    Ok(())
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scratch_directory_goes_away() {
+        let scratch = Scratch::new("test").unwrap();
+        let path = scratch.path.clone();
+        fs::write(scratch.socket(), b"x").unwrap();
+        assert!(path.is_dir());
+        drop(scratch);
+        assert!(!path.exists());
+    }
+}

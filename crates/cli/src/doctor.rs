@@ -1,0 +1,280 @@
+//! `towline doctor`: what this machine offers, tried out where that is possible, and which paths
+//! Towline takes because of it.
+
+use crate::demo::{Scratch, start_server};
+use crate::report::{Outcome, Report};
+use rustix::process::{Resource, getrlimit};
+use serde_json::json;
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use towline_client::{Client, Options, Transport};
+use towline_server::{Config, EngineWish, Export, ExportKind, StartError};
+
+const EXAMPLES: &str = "\
+Examples:
+  towline doctor
+  towline doctor --json
+
+Exit status: 0 examined, 1 it could not be printed, 2 wrong usage.";
+
+/// The first kernel with zero-copy sends in io_uring.
+const SEND_ZC_SINCE: (u32, u32) = (6, 0);
+
+/// Arguments of `doctor`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One thing that was looked at.
+struct Finding {
+    name: &'static str,
+    good: bool,
+    /// What was found.
+    found: String,
+    /// What Towline does because of it.
+    path: String,
+}
+
+fn finding(
+    name: &'static str,
+    good: bool,
+    found: impl Into<String>,
+    path: impl Into<String>,
+) -> Finding {
+    Finding { name, good, found: found.into(), path: path.into() }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = Report::new("doctor");
+    let findings = examine();
+    let text = if args.json {
+        let list: serde_json::Map<_, _> = findings
+            .iter()
+            .map(|f| (f.name.to_owned(), json!({ "ok": f.good, "found": f.found, "path": f.path })))
+            .collect();
+        format!("{}\n", serde_json::Value::Object(list))
+    } else {
+        table(&findings)
+    };
+    report.output(io::stdout().write_all(text.as_bytes()));
+    report.status()
+}
+
+fn table(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|f| f.name.len()).max().unwrap_or(0);
+    let line = |f: &Finding| {
+        let mark = if f.good { "ok" } else { "--" };
+        format!("{mark} {:<width$}  {}\n   {:<width$}  -> {}\n", f.name, f.found, "", f.path)
+    };
+    findings.iter().map(line).collect()
+}
+
+fn examine() -> Vec<Finding> {
+    let system = rustix::system::uname();
+    let release = system.release().to_string_lossy().into_owned();
+    let version = kernel_version(&release);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut findings = vec![finding(
+        "kernel",
+        version >= (5, 15),
+        format!("{release} on {}", system.machine().to_string_lossy()),
+        "5.15 or later is what Towline is made for",
+    )];
+    findings.push(finding(
+        "cpus",
+        cpus > 1,
+        format!("{cpus} for this process"),
+        "the server runs one thread for each; with one, client and server take turns",
+    ));
+    findings.push(uring());
+    findings.push(shared_memory());
+    findings.push(send_zero_copy(version));
+    findings.push(memory_lock());
+    findings.push(huge_pages());
+    findings.push(userfaultfd());
+    findings.push(fuse());
+    findings.push(rdma());
+    findings
+}
+
+/// Major and minor number of a release like `6.1.0-13-amd64`; zeros where there are none.
+fn kernel_version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let mut next = || numbers.next().and_then(Result::ok).unwrap_or(0);
+    (next(), next())
+}
+
+fn setting(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// Starts a server that insists on io_uring: no list of conditions is as good as a trial.
+fn uring() -> Finding {
+    let disabled = setting("/proc/sys/kernel/io_uring_disabled");
+    let disabled = disabled.map_or(String::new(), |n| format!(", kernel.io_uring_disabled = {n}"));
+    let tried = Scratch::new("doctor").map_err(|error| error.to_string()).and_then(|scratch| {
+        let config = trial(&scratch, EngineWish::Uring);
+        start_server(&config).map(|server| server.stop()).map_err(|error| match error {
+            StartError::Engine(error) => format!("setup refused: {error}"),
+            error => error.to_string(),
+        })
+    });
+    match tried {
+        Ok(()) => finding(
+            "io_uring",
+            true,
+            format!("a ring was set up{disabled}"),
+            "the server's event loops use io_uring",
+        ),
+        Err(why) => finding(
+            "io_uring",
+            false,
+            format!("{why}{disabled}"),
+            "the server's event loops use epoll: more system calls per request",
+        ),
+    }
+}
+
+fn trial(scratch: &Scratch, engine: EngineWish) -> Config {
+    Config {
+        exports: vec![Export {
+            name: "doctor".to_owned(),
+            kind: ExportKind::Memory(1 << 20),
+            read_only: false,
+        }],
+        listen: vec![scratch.address()],
+        cores: 1,
+        buffer_limit: 1 << 20,
+        engine,
+        ..Config::default()
+    }
+}
+
+/// Has a session over shared memory with a server of its own.
+fn shared_memory() -> Finding {
+    let tried = || -> Outcome<()> {
+        let scratch = Scratch::new("doctor")?;
+        let config = trial(&scratch, EngineWish::Automatic);
+        let server = start_server(&config).map_err(|e| crate::report::Failure::new(e.to_string()))?;
+        let client = Client::connect(&Transport::Shm(scratch.socket()), Options::default())?;
+        client.attach(b"doctor")?;
+        client.close();
+        server.stop();
+        Ok(())
+    };
+    match tried() {
+        Ok(()) => finding(
+            "shm",
+            true,
+            "a session over shared memory worked",
+            "clients on this machine may use towline+shm: URLs",
+        ),
+        Err(failure) => finding(
+            "shm",
+            false,
+            failure.to_string(),
+            "clients on this machine use Unix sockets or TCP",
+        ),
+    }
+}
+
+fn send_zero_copy(version: (u32, u32)) -> Finding {
+    let good = version >= SEND_ZC_SINCE;
+    let found = if good { "offered since 6.0" } else { "needs kernel 6.0" };
+    finding("SEND_ZC", good, found, "not used: file pages leave by sendfile, the rest is copied")
+}
+
+fn memory_lock() -> Finding {
+    let limit = getrlimit(Resource::Memlock).current;
+    let found = limit.map_or("unlimited".to_owned(), crate::text::human);
+    let good = limit.is_none_or(|bytes| bytes >= 8 << 20);
+    let path = if good { "enough for rings" } else { "small: raise it (ulimit -l) if rings fail" };
+    finding("memlock", good, found, path)
+}
+
+fn huge_pages() -> Finding {
+    let transparent = setting("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let chosen = transparent.as_deref().and_then(bracketed).unwrap_or("unknown").to_owned();
+    let reserved = setting("/proc/sys/vm/nr_hugepages").unwrap_or_else(|| "0".to_owned());
+    let good = ["always", "within_size", "advise", "force"].contains(&chosen.as_str());
+    finding(
+        "huge pages",
+        good,
+        format!("shared memory: {chosen}; {reserved} reserved"),
+        "not asked for: memory exports use pages of the usual size unless the kernel decides else",
+    )
+}
+
+/// The word in brackets, as the kernel marks the choice in force.
+fn bracketed(text: &str) -> Option<&str> {
+    Some(text.split_once('[')?.1.split_once(']')?.0)
+}
+
+fn openable(path: &str) -> io::Result<()> {
+    fs::OpenOptions::new().read(true).write(true).open(path).map(drop)
+}
+
+fn userfaultfd() -> Finding {
+    let path = "not used by this version";
+    let all = setting("/proc/sys/vm/unprivileged_userfaultfd");
+    let device = openable("/dev/userfaultfd");
+    let found = match (&all, &device) {
+        (None, _) => "this kernel has none".to_owned(),
+        (Some(all), Ok(())) => {
+            format!("/dev/userfaultfd opens, vm.unprivileged_userfaultfd = {all}")
+        }
+        (Some(all), Err(error)) => {
+            format!("/dev/userfaultfd: {error}; vm.unprivileged_userfaultfd = {all}")
+        }
+    };
+    let good = device.is_ok() || all.as_deref() == Some("1");
+    finding("userfaultfd", good, found, path)
+}
+
+fn fuse() -> Finding {
+    let path = "not used by this version: there is no mount yet";
+    match openable("/dev/fuse") {
+        Ok(()) => finding("FUSE", true, "/dev/fuse opens", path),
+        Err(error) => finding("FUSE", false, format!("/dev/fuse: {error}"), path),
+    }
+}
+
+fn rdma() -> Finding {
+    let names = |directory: &Path| -> Vec<String> {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    let found = names(Path::new("/sys/class/infiniband"));
+    let path = "not used by this version: TCP, Unix sockets and shared memory are";
+    if found.is_empty() {
+        finding("RDMA", false, "no device in /sys/class/infiniband", path)
+    } else {
+        finding("RDMA", true, found.join(" "), path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_any_release() {
+        assert_eq!(kernel_version("6.1.0-13-amd64"), (6, 1));
+        assert_eq!(kernel_version("6.18.44-fc-v657"), (6, 18));
+        assert_eq!(kernel_version("strange"), (0, 0));
+        assert!(kernel_version("10.0") > SEND_ZC_SINCE);
+    }
+
+    #[test]
+    fn the_choice_in_force_is_found() {
+        assert_eq!(bracketed("always [madvise] never"), Some("madvise"));
+        assert_eq!(bracketed("none"), None);
+    }
+}

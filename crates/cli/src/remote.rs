@@ -1,0 +1,256 @@
+//! From a URL to a session, an open export and a path in it.
+
+use crate::report::{Failure, Outcome};
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use towline_client::{Client, Errno, File, Options, Transport, Url};
+
+/// `O_*` as they travel: those of Linux on x86-64, whatever this machine is.
+pub(crate) mod flag {
+    /// `O_WRONLY`.
+    pub(crate) const WRITE: u32 = 1;
+    /// `O_RDWR`.
+    pub(crate) const READ_WRITE: u32 = 2;
+    /// `O_CREAT`.
+    pub(crate) const CREATE: u32 = 0o100;
+    /// `O_EXCL`.
+    pub(crate) const EXCLUSIVE: u32 = 0o200;
+    /// `O_DIRECTORY`.
+    pub(crate) const DIRECTORY: u32 = 0o200_000;
+    /// `O_NOFOLLOW`.
+    pub(crate) const NO_FOLLOW: u32 = 0o400_000;
+    /// `O_PATH`.
+    pub(crate) const PATH: u32 = 0o10_000_000;
+}
+
+/// Paths longer than this are shortened by opening the directory they lead to, so that trees may
+/// be deeper than the longest path of the protocol.
+const PATH_BYTES_REBASE: usize = 2048;
+
+/// The servers that a command uses: two URLs of one server share a session.
+#[derive(Default)]
+pub(crate) struct Remotes {
+    clients: Mutex<HashMap<Transport, Client>>,
+    exports: Mutex<HashMap<(Transport, Vec<u8>), Place>>,
+}
+
+/// An export of a server.
+struct Origin {
+    transport: Transport,
+    export: Vec<u8>,
+    client: Client,
+    number: u64,
+}
+
+/// A remote file: a path below an open directory.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// The directory, at first the export's root.
+    pub(crate) base: Arc<File>,
+    path: Vec<u8>,
+    full: Vec<u8>,
+    origin: Arc<Origin>,
+}
+
+fn parse(text: &str) -> Outcome<Url> {
+    Url::parse(text).map_err(Failure::new)
+}
+
+impl Remotes {
+    /// The session with the server of a URL.
+    pub(crate) fn client(&self, url: &Url) -> Outcome<Client> {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(&url.transport) {
+            return Ok(client.clone());
+        }
+        let client = Client::connect(&url.transport, Options::default())?;
+        clients.insert(url.transport.clone(), client.clone());
+        Ok(client)
+    }
+
+    /// The session with the server of a URL given as text.
+    pub(crate) fn server(&self, text: &str) -> Outcome<(Url, Client)> {
+        let url = parse(text)?;
+        let client = self.client(&url)?;
+        Ok((url, client))
+    }
+
+    /// The file that a URL names; its export is opened, the file itself is not looked at.
+    pub(crate) fn place(&self, text: &str) -> Outcome<Place> {
+        self.place_of(&parse(text)?)
+    }
+
+    /// As [`Remotes::place`].
+    pub(crate) fn place_of(&self, url: &Url) -> Outcome<Place> {
+        if url.export.is_empty() {
+            return Err(Failure::new(
+                "the URL names no export; list the exports with `towline ls towline://HOST`",
+            ));
+        }
+        let key = (url.transport.clone(), url.export.clone());
+        let mut exports = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        let root = match exports.get(&key) {
+            Some(root) => root.clone(),
+            None => {
+                let client = self.client(url)?;
+                let base = client.attach(&url.export).map_err(|error| no_export(error, url))?;
+                let origin = Origin {
+                    transport: url.transport.clone(),
+                    export: url.export.clone(),
+                    client,
+                    number: exports.len() as u64 + 1,
+                };
+                let root = Place {
+                    base: Arc::new(base),
+                    path: Vec::new(),
+                    full: Vec::new(),
+                    origin: Arc::new(origin),
+                };
+                exports.insert(key, root.clone());
+                root
+            }
+        };
+        Ok(Place { path: url.path.clone(), full: url.path.clone(), ..root })
+    }
+}
+
+fn no_export(error: towline_client::Error, url: &Url) -> Failure {
+    let name = crate::text::escaped(&url.export);
+    let missing = error.errno() == Errno::ENOENT;
+    let failure = Failure::from(error);
+    if missing {
+        failure.with(format_args!("the server has no export \"{name}\""))
+    } else {
+        failure.with(format_args!("opening export \"{name}\""))
+    }
+}
+
+impl Place {
+    /// The path below `base`; `.` for the directory itself.
+    pub(crate) fn path(&self) -> &[u8] {
+        if self.path.is_empty() { b"." } else { &self.path }
+    }
+
+    /// The path from the export's root.
+    pub(crate) fn full(&self) -> &[u8] {
+        &self.full
+    }
+
+    /// The last name of the URL; the export's for its root.
+    pub(crate) fn name(&self) -> &[u8] {
+        match last_name(&self.full) {
+            b"" => &self.origin.export,
+            name => name,
+        }
+    }
+
+    /// A name in this directory.
+    pub(crate) fn child(&self, name: &[u8]) -> Self {
+        Self { path: join(&self.path, name), full: join(&self.full, name), ..self.clone() }
+    }
+
+    /// The same name in the directory that holds this one; `None` for the root of an export.
+    pub(crate) fn sibling(&self, name: &[u8]) -> Option<Self> {
+        if last_name(&self.path).is_empty() {
+            return None;
+        }
+        let replace = |path: &[u8]| [parent(path), name].concat();
+        Some(Self { path: replace(&self.path), full: replace(&self.full), ..self.clone() })
+    }
+
+    /// The same place with a path that leaves room for names below it.
+    pub(crate) fn shortened(self) -> Outcome<Self> {
+        if self.path.len() < PATH_BYTES_REBASE {
+            return Ok(self);
+        }
+        let base = self.base.open(&self.path, flag::PATH | flag::DIRECTORY, 0)?;
+        Ok(Self { base: Arc::new(base), path: Vec::new(), ..self })
+    }
+
+    /// The place in the same export with this path from its root.
+    pub(crate) fn elsewhere(&self, root: &Self, path: Vec<u8>) -> Self {
+        Self { base: root.base.clone(), path: path.clone(), full: path, ..self.clone() }
+    }
+
+    /// A number that differs between exports.
+    pub(crate) fn device(&self) -> u64 {
+        self.origin.number
+    }
+
+    /// True when both are reached through the same session, so that one request can name both.
+    pub(crate) fn same_server(&self, other: &Self) -> bool {
+        self.origin.transport == other.origin.transport
+    }
+
+    /// True when both are in the same export.
+    pub(crate) fn same_export(&self, other: &Self) -> bool {
+        self.origin.number == other.origin.number
+    }
+
+    /// How the server is reached.
+    pub(crate) fn transport(&self) -> &Transport {
+        &self.origin.transport
+    }
+
+    /// The session.
+    pub(crate) fn client(&self) -> &Client {
+        &self.origin.client
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (transport, export) = (self.origin.transport.clone(), self.origin.export.clone());
+        Url { transport, export, path: self.full.clone() }.fmt(f)
+    }
+}
+
+/// `directory/name`, or just the name in an empty directory.
+pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut path = Vec::with_capacity(directory.len() + 1 + name.len());
+    path.extend_from_slice(directory);
+    if !path.is_empty() && !path.ends_with(b"/") {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+    path
+}
+
+/// The last name of a path, slashes after it left out; empty for a path of slashes only.
+pub(crate) fn last_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|b| *b == b'/').find(|name| !name.is_empty()).unwrap_or(b"")
+}
+
+/// All before the last name, with the slash.
+fn parent(path: &[u8]) -> &[u8] {
+    let trimmed = path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
+    let name_at = path[..trimmed].iter().rposition(|b| *b == b'/').map_or(0, |slash| slash + 1);
+    &path[..name_at]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_joined_and_split_as_bytes() {
+        assert_eq!(join(b"", b"a"), b"a");
+        assert_eq!(join(b"a", b"\xff"), b"a/\xff");
+        assert_eq!(join(b"a/", b"b"), b"a/b");
+        assert_eq!(last_name(b"a/b//"), b"b");
+        assert_eq!(last_name(b"b"), b"b");
+        assert_eq!(last_name(b"//"), b"");
+        assert_eq!(parent(b"a/b//"), b"a/");
+        assert_eq!(parent(b"b"), b"");
+        assert_eq!(parent(b"/b"), b"/");
+    }
+
+    #[test]
+    fn a_wrong_url_is_a_failure_and_an_empty_export_too() {
+        let remotes = Remotes::default();
+        assert!(remotes.place("towline://host:x/y").is_err());
+        let Err(failure) = remotes.place("towline://host") else { panic!("no export") };
+        assert!(failure.to_string().contains("names no export"));
+    }
+}

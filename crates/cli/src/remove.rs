@@ -1,0 +1,175 @@
+//! `towline rm`: removes files and trees.
+//!
+//! Links are never followed: a directory is opened without following one, and everything is
+//! removed relative to what was opened.
+
+use crate::remote::{Place, Remotes};
+use crate::report::{Failure, Outcome, Report};
+use crate::simple::open_directory;
+use std::process::ExitCode;
+use towline_client::{Errno, File, Group};
+
+const EXAMPLES: &str = "\
+Examples:
+  towline rm towline://host/data/file
+  towline rm -rf towline://host/data/tree
+
+Exit status: 0 all removed, 1 something was not, 2 wrong usage.";
+
+/// Removals under way at once.
+const AHEAD: usize = 32;
+/// `DT_DIR`.
+const KIND_DIRECTORY: u8 = 4;
+/// `DT_UNKNOWN`.
+const KIND_UNKNOWN: u8 = 0;
+
+/// Arguments of `rm`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Directories with all that is in them, too.
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// It is no error if there is no such file.
+    #[arg(short, long)]
+    force: bool,
+    /// Empty directories, too.
+    #[arg(short, long)]
+    dir: bool,
+    /// What to remove.
+    #[arg(required_unless_present = "force", value_name = "URL")]
+    urls: Vec<String>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = Report::new("rm");
+    let remotes = Remotes::default();
+    for url in &args.urls {
+        match remotes.place(url).and_then(|place| remove(&place, args, &report)) {
+            Err(failure) if !(args.force && failure.is(Errno::ENOENT)) => {
+                report.error(url, failure);
+            }
+            _ => (),
+        }
+    }
+    report.status()
+}
+
+fn remove(place: &Place, args: &Args, report: &Report) -> Outcome<()> {
+    let last = crate::remote::last_name(place.full());
+    if last.is_empty() || last == b"." || last == b".." {
+        return Err(Failure::new("the root of an export and \".\" or \"..\" are not removed"));
+    }
+    let failure = match place.base.unlink(place.path(), false) {
+        Ok(()) => return Ok(()),
+        Err(error) if [Errno::EISDIR, Errno::EPERM].contains(&error.errno()) => error,
+        Err(error) => return Err(error.into()),
+    };
+    if !place.base.stat_path(place.path(), false)?.is_directory() {
+        return Err(failure.into());
+    }
+    if args.recursive {
+        remove_tree(place, report)
+    } else if args.dir {
+        Ok(place.base.unlink(place.path(), true)?)
+    } else {
+        Err(Failure::from(Errno::EISDIR).with("use -r"))
+    }
+}
+
+/// A directory on the way down: what is open, and the directories in it still to be removed.
+struct Level {
+    place: Place,
+    directory: File,
+    below: Vec<Vec<u8>>,
+    complete: bool,
+}
+
+/// Removes what is below, then the directory. What fails is reported, the rest goes on.
+fn remove_tree(top: &Place, report: &Report) -> Outcome<()> {
+    let mut levels = vec![enter(top.clone(), report)?];
+    let mut all = true;
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.below.pop() {
+            let place = level.place.child(&name);
+            match place.clone().shortened().and_then(|place| enter(place, report)) {
+                Ok(level) => levels.push(level),
+                Err(failure) if failure.is(Errno::ENOENT) => (),
+                Err(failure) => {
+                    level.complete = false;
+                    report.error(place, failure);
+                }
+            }
+            continue;
+        }
+        // The loop runs only while there is a last level.
+        let Some(level) = levels.pop() else { break };
+        drop(level.directory);
+        let removed = level.complete && leave(&level.place, report);
+        match levels.last_mut() {
+            Some(above) => above.complete &= removed,
+            None => all = removed,
+        }
+    }
+    // Whatever is left was reported where it was met.
+    let _ = all;
+    Ok(())
+}
+
+fn leave(place: &Place, report: &Report) -> bool {
+    match place.base.unlink(place.path(), true) {
+        Ok(()) => true,
+        Err(error) if error.errno() == Errno::ENOENT => true,
+        Err(error) => {
+            report.error(place, error.into());
+            false
+        }
+    }
+}
+
+/// Opens a directory and removes all files in it.
+fn enter(place: Place, report: &Report) -> Outcome<Level> {
+    let directory = open_directory(&place)?;
+    let mut level = Level { place, directory, below: Vec::new(), complete: true };
+    // Names are gathered first: removing while listing may skip some.
+    let entries = level.directory.list_all(false)?;
+    let mut files = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let is_directory = match entry.file_type {
+            KIND_UNKNOWN => {
+                level.directory.stat_path(&entry.name, false).is_ok_and(|attr| attr.is_directory())
+            }
+            kind => kind == KIND_DIRECTORY,
+        };
+        if is_directory { level.below.push(entry.name) } else { files.push(entry.name) }
+    }
+    let mut group = Group::new();
+    for (index, name) in files.iter().enumerate() {
+        match level.directory.start_unlink(name) {
+            Ok(operation) => group.add(operation, index as u64),
+            Err(error) => level.failed(name, error.into(), report),
+        }
+        if group.len() >= AHEAD {
+            level.take(&mut group, &files, report);
+        }
+    }
+    while !group.is_empty() {
+        level.take(&mut group, &files, report);
+    }
+    Ok(level)
+}
+
+impl Level {
+    fn take(&mut self, group: &mut Group<()>, files: &[Vec<u8>], report: &Report) {
+        let Some((index, Err(error))) = group.wait_any() else { return };
+        if error.errno() != Errno::ENOENT {
+            self.failed(&files[index as usize], error.into(), report);
+        }
+    }
+
+    fn failed(&mut self, name: &[u8], failure: Failure, report: &Report) {
+        self.complete = false;
+        report.error(self.place.child(name), failure);
+    }
+}

@@ -1,0 +1,169 @@
+//! How commands tell what failed: one line each on standard error, and the exit status.
+
+use indicatif::ProgressBar;
+use std::fmt::{self, Display};
+use std::io;
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use towline_client::{Errno, Error};
+
+/// What a shell reports for a program ended by SIGPIPE, which Rust programs ignore.
+const STATUS_PIPE: i32 = 141;
+
+/// A failed operation, and on which object when that is not the obvious one.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    subject: Option<String>,
+    errno: Option<Errno>,
+    text: String,
+}
+
+/// Result of an operation of a command.
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+impl Failure {
+    /// A failure that is no error number.
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self { subject: None, errno: None, text: text.into() }
+    }
+
+    /// Names the object, unless it was named before.
+    pub(crate) fn about(mut self, subject: impl Display) -> Self {
+        self.subject.get_or_insert_with(|| subject.to_string());
+        self
+    }
+
+    /// Adds to the message.
+    pub(crate) fn with(mut self, more: impl Display) -> Self {
+        self.text = format!("{}; {more}", self.text);
+        self
+    }
+
+    /// True when it is this error number.
+    pub(crate) fn is(&self, errno: Errno) -> bool {
+        self.errno == Some(errno)
+    }
+
+    /// True when the object's file system cannot do it or this user may not.
+    pub(crate) fn is_refusal(&self) -> bool {
+        [Errno::EPERM, Errno::EACCES, Errno::EOPNOTSUPP, Errno::ENOSYS].iter().any(|e| self.is(*e))
+    }
+}
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(subject) = &self.subject {
+            write!(f, "{subject}: ")?;
+        }
+        f.write_str(&self.text)
+    }
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Error::from(errno).into()
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { subject: None, errno: Some(error.errno()), text: error.to_string() }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let errno = error.raw_os_error().map(|_| Errno::of(&error));
+        let text = match errno {
+            Some(errno) if !errno.name().is_empty() => errno.to_string(),
+            _ => error.to_string(),
+        };
+        Self { subject: None, errno, text }
+    }
+}
+
+impl From<rustix::io::Errno> for Failure {
+    fn from(errno: rustix::io::Errno) -> Self {
+        io::Error::from(errno).into()
+    }
+}
+
+/// Prints the failures of one command, from any thread, and remembers that there were some.
+pub(crate) struct Report {
+    command: &'static str,
+    failed: AtomicBool,
+    bar: OnceLock<ProgressBar>,
+}
+
+impl Report {
+    /// For the command of this name.
+    pub(crate) fn new(command: &'static str) -> Self {
+        Self { command, failed: AtomicBool::new(false), bar: OnceLock::new() }
+    }
+
+    /// From now on prints above this bar.
+    pub(crate) fn print_above(&self, bar: ProgressBar) {
+        // A second bar would be a mistake here, but only a cosmetic one.
+        let _ = self.bar.set(bar);
+    }
+
+    /// Prints a failure about `subject` (or what the failure itself names).
+    pub(crate) fn error(&self, subject: impl Display, failure: Failure) {
+        self.failed.store(true, Ordering::Relaxed);
+        self.line(format_args!("{}", failure.about(subject)));
+    }
+
+    /// Prints a remark that does not change the exit status.
+    pub(crate) fn warning(&self, subject: impl Display, text: impl Display) {
+        self.line(format_args!("{subject}: {text}"));
+    }
+
+    fn line(&self, text: fmt::Arguments<'_>) {
+        let print = || eprintln!("towline: {}: {text}", self.command);
+        match self.bar.get() {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// Keeps the value or prints the failure.
+    pub(crate) fn check<T>(&self, subject: impl Display, result: Outcome<T>) -> Option<T> {
+        result.map_err(|failure| self.error(subject, failure)).ok()
+    }
+
+    /// Deals with the result of writing to standard output: a reader that went away ends the
+    /// program quietly, as SIGPIPE would.
+    pub(crate) fn output(&self, result: io::Result<()>) {
+        match result {
+            Ok(()) => (),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                std::process::exit(STATUS_PIPE);
+            }
+            Err(error) => {
+                self.error("standard output", error.into());
+                std::process::exit(1);
+            }
+        }
+    }
+
+    /// The exit status.
+    pub(crate) fn status(&self) -> ExitCode {
+        if self.failed.load(Ordering::Relaxed) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_subject_named_stays() {
+        let failure = Failure::from(Errno::ENOENT).about("a").about("b").with("look elsewhere");
+        assert_eq!(failure.to_string(), "a: no such file or directory; look elsewhere");
+        assert!(failure.is(Errno::ENOENT) && !failure.is_refusal());
+        let failure = Failure::from(rustix::io::Errno::PERM);
+        assert!(failure.is_refusal());
+        assert_eq!(failure.to_string(), "operation not permitted");
+    }
+}

@@ -1,0 +1,106 @@
+//! The configuration file of a server.
+
+use super::Engine;
+use super::exports::parse_bytes;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use towline_net::address::Address;
+use towline_server::{Export, ExportKind};
+
+/// What a file says.
+#[derive(Default)]
+pub(crate) struct FileSettings {
+    pub(crate) exports: Vec<Export>,
+    pub(crate) listen: Vec<Address>,
+    pub(crate) buffer_limit: Option<u64>,
+    pub(crate) cores: Option<usize>,
+    pub(crate) engine: Option<Engine>,
+    pub(crate) identity: bool,
+    pub(crate) no_root_squash: bool,
+    pub(crate) insecure: bool,
+    pub(crate) metrics: Option<SocketAddr>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct Raw {
+    #[serde(default)]
+    listen: Vec<String>,
+    buffer_limit: Option<String>,
+    cores: Option<usize>,
+    engine: Option<Engine>,
+    #[serde(default)]
+    identity: bool,
+    #[serde(default)]
+    no_root_squash: bool,
+    #[serde(default)]
+    insecure: bool,
+    metrics: Option<SocketAddr>,
+    #[serde(default)]
+    export: BTreeMap<String, RawExport>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct RawExport {
+    dir: Option<PathBuf>,
+    mem: Option<String>,
+    #[serde(default)]
+    read_only: bool,
+}
+
+/// Reads a file.
+pub(crate) fn read(path: &Path) -> Result<FileSettings, String> {
+    let wrong = |what: String| format!("configuration {}: {what}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
+    parse(&text).map_err(wrong)
+}
+
+fn parse(text: &str) -> Result<FileSettings, String> {
+    let raw: Raw = toml::from_str(text).map_err(|e| e.to_string())?;
+    let mut exports = Vec::new();
+    for (name, export) in raw.export {
+        let kind = match (export.dir, export.mem) {
+            (Some(path), None) => ExportKind::Directory(path),
+            (None, Some(size)) => ExportKind::Memory(parse_bytes(&size)?),
+            _ => return Err(format!("export \"{name}\": expected either dir or mem")),
+        };
+        exports.push(Export { name, kind, read_only: export.read_only });
+    }
+    Ok(FileSettings {
+        exports,
+        listen: raw.listen.iter().map(|a| Address::parse(a)).collect::<Result<_, _>>()?,
+        buffer_limit: raw.buffer_limit.as_deref().map(parse_bytes).transpose()?,
+        cores: raw.cores,
+        engine: raw.engine,
+        identity: raw.identity,
+        no_root_squash: raw.no_root_squash,
+        insecure: raw.insecure,
+        metrics: raw.metrics,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn a_file_says_all_that_flags_say() {
+        let read = parse(
+            "listen = [\"tcp://127.0.0.1:1\"]\nbuffer-limit = \"1M\"\ncores = 3\nengine = \"epoll\"\n\
+             identity = true\nno-root-squash = true\ninsecure = true\nmetrics = \"127.0.0.1:9\"\n\
+             [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\n",
+        )
+        .unwrap();
+        assert_eq!((read.exports.len(), read.cores, read.buffer_limit), (2, Some(3), Some(1 << 20)));
+        assert!(read.identity && read.no_root_squash && read.insecure && read.metrics.is_some());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        assert!(parse("listem = []").err().unwrap().contains("listem"));
+        assert!(parse("[export.a]\n").err().unwrap().contains("\"a\""));
+    }
+}

@@ -1,0 +1,211 @@
+//! `towline serve`: the server as a program: flags, configuration file, signals, service manager.
+
+mod exports;
+mod file;
+mod metrics;
+
+use exports::{parse_bytes, parse_directory, parse_memory};
+use listenfd::ListenFd;
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use towline_net::address::{Address, Listener};
+use towline_server::{Config, EngineWish, Export, Server};
+
+const EXAMPLES: &str = "\
+Exports:
+  --dir NAME=PATH[:ro]    a directory of this machine; symbolic links never lead out of it
+  --mem NAME=SIZE[:ro]    a file system in memory, gone when the server ends
+  A colon, or a backslash, in PATH is written with a backslash before it.
+
+Examples:
+  towline serve --dir data=/srv/data --listen tcp://127.0.0.1:7440
+  towline serve --dir pub=/srv/pub:ro --mem scratch=2G --listen unix:///run/towline.sock
+  towline serve --config /etc/towline.toml --metrics 127.0.0.1:9440
+
+Configuration file (TOML), which says all that flags say; flags add to it:
+  listen = [\"tcp://127.0.0.1:7440\", \"unix:///run/towline.sock\"]
+  buffer-limit = \"256M\"
+  [export.data]
+  dir = \"/srv/data\"
+  read-only = true
+  [export.scratch]
+  mem = \"2G\"
+
+Signals: TERM and INT end requests under way, tell clients and exit; HUP reads the exports of the
+configuration file again.
+
+Exit status: 0 told to end, 1 could not start, 2 wrong usage.";
+
+/// Arguments of `serve`.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Directory to export.
+    #[arg(long, value_name = "NAME=PATH[:ro]", value_parser = parse_directory)]
+    dir: Vec<Export>,
+    /// Memory file system to export.
+    #[arg(long, value_name = "NAME=SIZE[:ro]", value_parser = parse_memory)]
+    mem: Vec<Export>,
+    /// Address to listen on: tcp://HOST:PORT or unix:///PATH.
+    #[arg(long, value_name = "ADDRESS", value_parser = Address::parse)]
+    listen: Vec<Address>,
+    /// Configuration file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Bytes of all buffers for data on its way, whatever the number of clients.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    buffer_limit: Option<u64>,
+    /// Threads that serve; default: one for each processor.
+    #[arg(long, value_name = "N")]
+    cores: Option<usize>,
+    /// Event loop.
+    #[arg(long, value_enum)]
+    engine: Option<Engine>,
+    /// Act as the user that a client names (needs root); uid 0 becomes nobody.
+    #[arg(long)]
+    identity: bool,
+    /// With --identity: let uid 0 of clients be uid 0.
+    #[arg(long)]
+    no_root_squash: bool,
+    /// Listen beyond loopback although nothing is encrypted or authenticated yet.
+    #[arg(long)]
+    insecure: bool,
+    /// Answer Prometheus on this address: HOST:PORT.
+    #[arg(long, value_name = "HOST:PORT")]
+    metrics: Option<SocketAddr>,
+}
+
+/// Event loops to choose from.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Engine {
+    /// io_uring, or epoll where it is forbidden.
+    Auto,
+    /// io_uring or no start.
+    Uring,
+    /// epoll.
+    Epoll,
+}
+
+/// Flags and configuration file in one.
+fn settings(args: &Args) -> Result<(Config, Option<SocketAddr>), String> {
+    let file = args.config.as_deref().map(file::read).transpose()?.unwrap_or_default();
+    let defaults = Config::default();
+    let mut exports = file.exports;
+    exports.extend(args.dir.iter().chain(&args.mem).cloned());
+    if exports.is_empty() {
+        return Err("nothing to export; try --dir data=/srv/data or --mem scratch=1G".into());
+    }
+    let mut listen = file.listen;
+    listen.extend(args.listen.iter().cloned());
+    let engine = match args.engine.or(file.engine) {
+        None | Some(Engine::Auto) => EngineWish::Automatic,
+        Some(Engine::Uring) => EngineWish::Uring,
+        Some(Engine::Epoll) => EngineWish::Epoll,
+    };
+    let config = Config {
+        exports,
+        listen,
+        cores: args.cores.or(file.cores).unwrap_or(defaults.cores),
+        buffer_limit: args.buffer_limit.or(file.buffer_limit).unwrap_or(defaults.buffer_limit),
+        engine,
+        identity: args.identity || file.identity,
+        no_root_squash: args.no_root_squash || file.no_root_squash,
+        insecure: args.insecure || file.insecure,
+    };
+    if config.identity && !rustix::process::geteuid().is_root() {
+        return Err("--identity: only root can act as other users; start as root, or leave it out to serve as yourself".into());
+    }
+    Ok((config, args.metrics.or(file.metrics)))
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> ExitCode {
+    match serve(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("towline: serve: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(args: &Args) -> Result<(), String> {
+    let (mut config, metrics) = settings(args)?;
+    // Before anything else, so that no signal is lost while starting.
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
+    let inherited = inherited_listeners()?;
+    if inherited.is_empty() && config.listen.is_empty() {
+        config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
+    }
+    raise_descriptor_limit();
+    let server = if inherited.is_empty() {
+        Server::start(&config)
+    } else {
+        Server::start_on(&config, inherited)
+    };
+    let server = server.map_err(|error| error.to_string())?;
+    if let Some(address) = metrics {
+        let bound = metrics::start(address, config.insecure, server.prometheus())?;
+        eprintln!("towline: metrics on http://{bound}/metrics");
+    }
+    for address in server.addresses() {
+        eprintln!("towline: listening on {address} ({}, {} cores)", server.engine(), config.cores);
+    }
+    if server.engine() == "epoll" && config.engine == EngineWish::Automatic {
+        eprintln!("towline: io_uring is not to be had here; serving on epoll, which is slower for many clients");
+    }
+    notify(&[NotifyState::Ready]);
+    for signal in signals.forever() {
+        if signal != SIGHUP {
+            break;
+        }
+        notify(&[NotifyState::Reloading]);
+        match settings(args).and_then(|(next, _)| server.replace_exports(&next.exports).map_err(|e| e.to_string())) {
+            Ok(()) => eprintln!("towline: read the configuration again"),
+            Err(message) => eprintln!("towline: serve: keeping the old configuration: {message}"),
+        }
+        notify(&[NotifyState::Ready]);
+    }
+    notify(&[NotifyState::Stopping]);
+    eprintln!("towline: shutting down");
+    server.stop();
+    Ok(())
+}
+
+/// Tells the service manager, if there is one.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        log::warn!("cannot tell the service manager: {error}");
+    }
+}
+
+/// Sockets that a service manager already listens on (systemd's socket activation).
+fn inherited_listeners() -> Result<Vec<Listener>, String> {
+    let mut found = ListenFd::from_env();
+    let mut listeners = Vec::new();
+    for index in 0..found.len() {
+        let tcp = found.take_tcp_listener(index).ok().flatten().map(OwnedFd::from);
+        let fd = match tcp {
+            Some(fd) => Some(fd),
+            None => found.take_unix_listener(index).ok().flatten().map(OwnedFd::from),
+        };
+        let fd = fd.ok_or_else(|| format!("inherited socket {index} is no listening TCP or Unix socket"))?;
+        listeners.push(Listener::from_fd(fd).map_err(|e| format!("inherited socket {index}: {e}"))?);
+    }
+    Ok(listeners)
+}
+
+/// A descriptor for each connection and open file: take as many as allowed.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+        log::warn!("cannot raise the limit of open files: {error}");
+    }
+}

@@ -1,0 +1,272 @@
+//! `towline mkdir`, `mv` and `ln`: one request for each argument.
+
+use crate::remote::{Place, Remotes, flag};
+use crate::report::{Failure, Outcome, Report};
+use std::process::ExitCode;
+use towline_client::{Attr, Errno, Url};
+
+const EXIT: &str = "Exit status: 0 all done, 1 something was not, 2 wrong usage.";
+
+/// `RENAME_NOREPLACE` of Linux.
+const NO_REPLACE: u32 = 1;
+
+/// Arguments of `mkdir`.
+#[derive(clap::Args)]
+#[command(after_help = format!("Examples:\n  towline mkdir -p towline://host/data/a/b/c\n\n{EXIT}"))]
+pub(crate) struct MkdirArgs {
+    /// Make missing directories above, too; it is no error if one exists.
+    #[arg(short, long)]
+    parents: bool,
+    /// Permission bits, octal; those of missing directories above are 777 less the mask.
+    #[arg(short, long, value_parser = octal)]
+    mode: Option<u32>,
+    /// Directories.
+    #[arg(required = true, value_name = "URL")]
+    urls: Vec<String>,
+}
+
+/// Arguments of `mv`.
+#[derive(clap::Args)]
+#[command(after_help = format!("\
+Source and target have to be in one export; use `towline cp -r` and `towline rm -r` else.
+
+Examples:
+  towline mv towline://host/data/old towline://host/data/new
+  towline mv towline://host/data/a towline://host/data/b towline://host/data/dir\n\n{EXIT}"))]
+pub(crate) struct MvArgs {
+    /// Fail where the target exists instead of replacing it.
+    #[arg(short, long)]
+    no_clobber: bool,
+    /// Sources, then the target; a directory takes them in.
+    #[arg(required = true, num_args = 2.., value_name = "SOURCE... TARGET")]
+    urls: Vec<String>,
+}
+
+/// Arguments of `ln`.
+#[derive(clap::Args)]
+#[command(after_help = format!("\
+Examples:
+  towline ln towline://host/data/file towline://host/data/another-name
+  towline ln -s ../file towline://host/data/dir/link\n\n{EXIT}"))]
+pub(crate) struct LnArgs {
+    /// A symbolic link: TARGET is the text of the link, not a URL.
+    #[arg(short, long)]
+    symbolic: bool,
+    /// Replace what has the name.
+    #[arg(short, long)]
+    force: bool,
+    /// The file, or with -s the text.
+    target: String,
+    /// The link; a directory takes it in under the same name.
+    link: String,
+}
+
+fn octal(text: &str) -> Result<u32, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => Err("expected an octal number up to 7777".to_owned()),
+    }
+}
+
+fn umask() -> u32 {
+    // The mask can only be read by setting it; there is no other thread.
+    let mask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(mask);
+    mask.as_raw_mode()
+}
+
+/// Runs `mkdir`.
+pub(crate) fn make_directories(args: &MkdirArgs) -> ExitCode {
+    let report = Report::new("mkdir");
+    let remotes = Remotes::default();
+    let usual = 0o777 & !umask();
+    let mode = args.mode.unwrap_or(usual);
+    for url in &args.urls {
+        let made = remotes.place(url).and_then(|place| {
+            if args.parents { make_with_parents(&remotes, url, &place, mode, usual) } else { make(&place, mode) }
+        });
+        report.check(url, made);
+    }
+    report.status()
+}
+
+fn make(place: &Place, mode: u32) -> Outcome<()> {
+    Ok(place.base.make_directory(place.path(), mode).map(drop)?)
+}
+
+fn make_with_parents(
+    remotes: &Remotes,
+    url: &str,
+    place: &Place,
+    mode: u32,
+    usual: u32,
+) -> Outcome<()> {
+    // Usually only the last is missing, or nothing.
+    match make(place, mode) {
+        Err(failure) if failure.is(Errno::ENOENT) => (),
+        result => return existing(place, result),
+    }
+    let root = Url { path: Vec::new(), ..Url::parse(url).map_err(Failure::new)? };
+    let mut at = remotes.place_of(&root)?;
+    let names = names(place.full());
+    for (index, name) in names.iter().enumerate() {
+        at = at.child(name);
+        let mode = if index + 1 == names.len() { mode } else { usual | 0o300 };
+        let made = make(&at, mode);
+        existing(&at, made).map_err(|failure| failure.about(&at))?;
+    }
+    Ok(())
+}
+
+fn names(path: &[u8]) -> Vec<&[u8]> {
+    path.split(|b| *b == b'/').filter(|name| !name.is_empty() && *name != b".").collect()
+}
+
+/// A directory that exists is as good as one made.
+fn existing(place: &Place, made: Outcome<()>) -> Outcome<()> {
+    match made {
+        Err(failure) if failure.is(Errno::EEXIST) || failure.is(Errno::EROFS) => {
+            match place.base.stat_path(place.path(), true) {
+                Ok(attr) if attr.is_directory() => Ok(()),
+                _ => Err(failure),
+            }
+        }
+        result => result,
+    }
+}
+
+fn attr_if_any(place: &Place, follow: bool) -> Outcome<Option<Attr>> {
+    match place.base.stat_path(place.path(), follow) {
+        Ok(attr) => Ok(Some(attr)),
+        Err(error) if error.errno() == Errno::ENOENT => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_directory(place: &Place) -> Outcome<bool> {
+    Ok(attr_if_any(place, true)?.is_some_and(|attr| attr.is_directory()))
+}
+
+/// Runs `mv`.
+pub(crate) fn rename(args: &MvArgs) -> ExitCode {
+    let report = Report::new("mv");
+    let remotes = Remotes::default();
+    let Some((target, sources)) = args.urls.split_last() else { return ExitCode::from(2) };
+    let looked = remotes.place(target).and_then(|place| {
+        let directory = is_directory(&place)?;
+        if sources.len() > 1 && !directory {
+            let failure = Failure::from(Errno::ENOTDIR);
+            return Err(failure.with("several files need a directory"));
+        }
+        Ok((place, directory))
+    });
+    let Some((place, directory)) = report.check(target, looked) else { return report.status() };
+    for source in sources {
+        let moved = rename_one(&remotes, source, &place, directory, args.no_clobber);
+        report.check(source, moved);
+    }
+    report.status()
+}
+
+fn rename_one(
+    remotes: &Remotes,
+    source: &str,
+    target: &Place,
+    into: bool,
+    keep: bool,
+) -> Outcome<()> {
+    let source = remotes.place(source)?;
+    let target = if into { target.child(source.name()) } else { target.clone() };
+    if !source.same_server(&target) || !source.same_export(&target) {
+        let failure = Failure::from(Errno::EXDEV);
+        return Err(failure.with("use `towline cp -r`, then `towline rm -r`"));
+    }
+    let flags = if keep { NO_REPLACE } else { 0 };
+    let renamed = source.base.rename(source.path(), &target.base, target.path(), flags);
+    match renamed.map_err(Failure::from) {
+        // The source's own absence is the source's error; all else concerns both.
+        Err(failure) if !failure.is(Errno::ENOENT) => {
+            Err(failure.with(format_args!("moving it to {target}")))
+        }
+        result => result,
+    }
+}
+
+/// Runs `ln`.
+pub(crate) fn link(args: &LnArgs) -> ExitCode {
+    let report = Report::new("ln");
+    let remotes = Remotes::default();
+    report.check(&args.link, link_one(&remotes, args));
+    report.status()
+}
+
+fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
+    if args.symbolic && Url::looks_like(&args.target) {
+        let failure = Failure::new("the text of a symbolic link is a path, not a URL");
+        return Err(failure.about(&args.target));
+    }
+    let mut link = remotes.place(&args.link)?;
+    let source = match args.symbolic {
+        true => None,
+        false => Some(remotes.place(&args.target).map_err(|f| f.about(&args.target))?),
+    };
+    if is_directory(&link)? {
+        link = match &source {
+            Some(source) => link.child(source.name()),
+            None => link.child(crate::remote::last_name(args.target.as_bytes())),
+        };
+    }
+    let make = || -> Outcome<()> {
+        match &source {
+            None => Ok(link.base.symlink(link.path(), args.target.as_bytes()).map(drop)?),
+            Some(source) if !source.same_server(&link) || !source.same_export(&link) => {
+                Err(Failure::from(Errno::EXDEV).with("a hard link has to stay in its export"))
+            }
+            Some(source) => {
+                let linked = source.base.link(source.path(), false, &link.base, link.path());
+                Ok(linked.map(drop)?)
+            }
+        }
+    };
+    match make() {
+        Err(failure) if args.force && failure.is(Errno::EEXIST) => {
+            replace(source.as_ref(), &link)?;
+            make()
+        }
+        result => result,
+    }
+    .map_err(|failure| failure.about(&link))
+}
+
+/// Makes room for a link, unless what is there is its own source.
+fn replace(source: Option<&Place>, link: &Place) -> Outcome<()> {
+    if let Some(source) = source {
+        let (one, other) = (attr_if_any(source, false)?, attr_if_any(link, false)?);
+        if one.is_some() && one.map(|attr| attr.inode) == other.map(|attr| attr.inode) {
+            return Err(Failure::new("is the same file"));
+        }
+    }
+    Ok(link.base.unlink(link.path(), false)?)
+}
+
+/// Opens a directory for what is to be done in it.
+pub(crate) fn open_directory(place: &Place) -> Outcome<towline_client::File> {
+    Ok(place.base.open(place.path(), flag::DIRECTORY | flag::NO_FOLLOW, 0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_octal() {
+        assert_eq!(octal("1777"), Ok(0o1777));
+        assert!(octal("8").is_err() && octal("17777").is_err() && octal("").is_err());
+    }
+
+    #[test]
+    fn paths_fall_into_names() {
+        assert_eq!(names(b"a//b/./c/"), [&b"a"[..], b"b", b"c"]);
+        assert!(names(b"").is_empty());
+    }
+}

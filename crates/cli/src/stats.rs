@@ -1,0 +1,247 @@
+//! `towline stats`: a server's counters and stage times as tables.
+
+use crate::remote::Remotes;
+use crate::report::{Failure, Outcome, Report};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+const EXAMPLES: &str = "\
+Stages are those of the cost model: T_server = T_storage + T_data + T_control.
+
+Examples:
+  towline stats towline://host
+  towline stats --watch 2 towline://host      what was counted in each interval, a second
+  towline stats --json towline://host | jq .stages
+
+Exit status: 0 shown, 1 the server could not be asked, 2 wrong usage.";
+
+/// Arguments of `stats`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// As the server sends it, one line.
+    #[arg(long)]
+    json: bool,
+    /// Ask again every so many seconds and show rates.
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    watch: Option<Duration>,
+    /// The server.
+    #[arg(value_name = "URL")]
+    url: String,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let wrong = "expected seconds, from 0.1 to 86400";
+    let seconds: f64 = text.parse().map_err(|_| wrong)?;
+    if !(0.1..=86_400.0).contains(&seconds) {
+        return Err(wrong.to_owned());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = Report::new("stats");
+    report.check(&args.url, show(args, &report));
+    report.status()
+}
+
+fn show(args: &Args, report: &Report) -> Outcome<()> {
+    let (_, client) = Remotes::default().server(&args.url)?;
+    let mut out = io::stdout().lock();
+    let mut before: Option<(Instant, Numbers)> = None;
+    loop {
+        let (now, text) = (Instant::now(), client.statistics()?);
+        if args.json {
+            report.output(writeln!(out, "{text}"));
+        } else {
+            let value: Value = serde_json::from_str(&text).map_err(|error| {
+                Failure::new(format!("statistics are no JSON ({error}): another version?"))
+            })?;
+            let found = Found::of(&value);
+            let rates = before.as_ref().map(|(then, old)| (now - *then, old));
+            let mut page = found.tables(rates);
+            if args.watch.is_some() {
+                page.push('\n');
+            }
+            report.output(out.write_all(page.as_bytes()));
+            before = Some((now, found.numbers));
+        }
+        report.output(out.flush());
+        let Some(interval) = args.watch else { return Ok(()) };
+        std::thread::sleep(interval.saturating_sub(now.elapsed()));
+    }
+}
+
+/// Values that only grow or are levels, by name.
+type Numbers = BTreeMap<String, f64>;
+
+/// What statistics consist of, whatever the server calls it.
+#[derive(Default)]
+struct Found {
+    numbers: Numbers,
+    texts: BTreeMap<String, String>,
+    /// Groups of histograms: rows of name and figures.
+    stages: BTreeMap<String, Vec<(String, Map<String, Value>)>>,
+}
+
+impl Found {
+    fn of(value: &Value) -> Self {
+        let mut found = Self::default();
+        found.add("", value);
+        found
+    }
+
+    fn add(&mut self, name: &str, value: &Value) {
+        match value {
+            Value::Object(fields) if is_histogram(fields) => {
+                let (group, row) = name.rsplit_once('.').unwrap_or(("", name));
+                let rows = self.stages.entry(group.to_owned()).or_default();
+                rows.push((row.to_owned(), fields.clone()));
+            }
+            Value::Object(fields) => {
+                for (key, value) in fields {
+                    self.add(&joined(name, key), value);
+                }
+            }
+            Value::Array(values) => {
+                for (index, value) in values.iter().enumerate() {
+                    self.add(&joined(name, &index.to_string()), value);
+                }
+            }
+            Value::Number(number) => {
+                self.numbers.insert(name.to_owned(), number.as_f64().unwrap_or(0.0));
+            }
+            Value::String(text) => drop(self.texts.insert(name.to_owned(), text.clone())),
+            Value::Bool(truth) => drop(self.texts.insert(name.to_owned(), truth.to_string())),
+            Value::Null => (),
+        }
+    }
+
+    fn tables(&self, since: Option<(Duration, &Numbers)>) -> String {
+        let mut rows: Vec<Vec<String>> = Vec::new();
+        for (name, text) in &self.texts {
+            rows.push(vec![name.clone(), text.clone()]);
+        }
+        for (name, number) in &self.numbers {
+            let mut row = vec![name.clone(), figure(*number)];
+            if let Some((interval, before)) = since {
+                let grown = number - before.get(name).copied().unwrap_or(0.0);
+                row.push(format!("{}/s", figure(grown / interval.as_secs_f64())));
+            }
+            rows.push(row);
+        }
+        let mut text = aligned(&rows);
+        for (group, histograms) in &self.stages {
+            let columns = columns(histograms);
+            let mut rows = vec![[vec![group.clone()], columns.clone()].concat()];
+            for (name, fields) in histograms {
+                let cells = columns.iter().map(|column| {
+                    fields.get(column).and_then(Value::as_f64).map_or("-".to_owned(), figure)
+                });
+                rows.push([vec![name.clone()], cells.collect()].concat());
+            }
+            text.push('\n');
+            text.push_str(&aligned(&rows));
+        }
+        text
+    }
+}
+
+/// A group of figures that contains a quantile.
+fn is_histogram(fields: &Map<String, Value>) -> bool {
+    fields.keys().any(|key| key.starts_with("p50") || key.starts_with("p99"))
+        && fields.values().all(Value::is_number)
+}
+
+/// Columns of a table of histograms, in the order in which they are read.
+fn columns(histograms: &[(String, Map<String, Value>)]) -> Vec<String> {
+    const ORDER: [&str; 7] = ["count", "min", "mean", "p50", "p9", "p99", "max"];
+    let mut columns: Vec<String> = Vec::new();
+    for (_, fields) in histograms {
+        columns.extend(fields.keys().filter(|key| !columns.contains(key)).cloned().collect::<Vec<_>>());
+    }
+    let rank = |name: &String| {
+        let found = ORDER.iter().rposition(|start| name.starts_with(start));
+        (found.unwrap_or(ORDER.len()), name.len())
+    };
+    columns.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.cmp(b)));
+    columns
+}
+
+fn joined(name: &str, key: &str) -> String {
+    if name.is_empty() { key.to_owned() } else { format!("{name}.{key}") }
+}
+
+/// Whole numbers as such, others with one digit, or two significant ones when small.
+fn figure(number: f64) -> String {
+    if number.fract() == 0.0 && number.abs() < 1e15 {
+        format!("{number:.0}")
+    } else if number.abs() < 1.0 {
+        format!("{number:.2}")
+    } else {
+        format!("{number:.1}")
+    }
+}
+
+/// Names to the left, figures to the right.
+fn aligned(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.len()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+            let cell = match column {
+                0 => format!("{cell:<width$}"),
+                _ => format!("  {cell:>width$}"),
+            };
+            text.push_str(&cell);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn whatever_a_server_tells_is_shown() {
+        let value = json!({
+            "engine": "io_uring",
+            "counters": { "requests": 30, "replays": 0 },
+            "cores": [ { "lanes": 2 } ],
+            "stages": {
+                "T_server": { "count": 5, "max_us": 9.25, "p50_us": 1.5, "mean_us": 2, "p999_us": 8, "p99_us": 7 },
+                "T_disk": { "count": 0, "max_us": 0, "p50_us": 0, "mean_us": 0, "p999_us": 0, "p99_us": 0 },
+            },
+        });
+        let found = Found::of(&value);
+        let text = found.tables(None);
+        assert!(text.contains("engine             io_uring\n"), "{text}");
+        assert!(text.contains("counters.requests        30\n"), "{text}");
+        assert!(text.contains("cores.0.lanes             2\n"), "{text}");
+        let heading = "stages    count  mean_us  p50_us  p99_us  p999_us  max_us\n";
+        assert!(text.contains(heading), "{text}");
+        assert!(text.contains("T_server      5        2     1.5       7        8     9.2\n"), "{text}");
+        let before = Numbers::from([("counters.requests".to_owned(), 10.0)]);
+        let text = found.tables(Some((Duration::from_secs(2), &before)));
+        assert!(text.contains("30  10/s\n"), "{text}");
+    }
+
+    #[test]
+    fn intervals_have_limits() {
+        assert_eq!(seconds("2"), Ok(Duration::from_secs(2)));
+        for wrong in ["0", "-1", "x", "NaN", "1e9"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! How names, sizes, modes and attributes are shown.
+
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use towline_client::Attr;
+use towline_wire::attr::{
+    TYPE_BLOCK, TYPE_CHARACTER, TYPE_DIRECTORY, TYPE_FIFO, TYPE_SOCKET, TYPE_SYMLINK,
+};
+
+/// The name as it is, or, for a terminal, with everything that could upset it escaped.
+pub(crate) fn shown(name: &[u8], terminal: bool) -> Vec<u8> {
+    if terminal { escaped(name).into_bytes() } else { name.to_vec() }
+}
+
+/// The name as text: control characters and bytes that are not UTF-8 are escaped as in C.
+pub(crate) fn escaped(name: &[u8]) -> String {
+    let mut text = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            match character {
+                '\\' => text.push_str("\\\\"),
+                '\n' => text.push_str("\\n"),
+                '\t' => text.push_str("\\t"),
+                c if c.is_control() => text.extend(c.escape_unicode()),
+                c => text.push(c),
+            }
+        }
+        for byte in chunk.invalid() {
+            text.push_str(&format!("\\x{byte:02x}"));
+        }
+    }
+    text
+}
+
+/// A number of bytes with a unit of powers of 1024, as `ls -h` rounds: up, one digit below ten.
+pub(crate) fn human(bytes: u64) -> String {
+    const UNITS: &[u8] = b"KMGTPE";
+    if bytes < 1024 {
+        return bytes.to_string();
+    }
+    let mut unit = 0;
+    let mut scale = 1024_u64;
+    // 1023.1 of one unit is shown rounded up, so it has to be 1.0 of the next.
+    while unit + 1 < UNITS.len() && bytes.div_ceil(scale) >= 1024 {
+        unit += 1;
+        scale <<= 10;
+    }
+    let tenths = (u128::from(bytes) * 10).div_ceil(u128::from(scale));
+    let unit = char::from(UNITS[unit]);
+    if tenths < 100 {
+        format!("{}.{}{unit}", tenths / 10, tenths % 10)
+    } else {
+        format!("{}{unit}", bytes.div_ceil(scale))
+    }
+}
+
+/// The ten characters of `ls -l`.
+pub(crate) fn mode(mode: u32) -> String {
+    let mut text = String::with_capacity(10);
+    text.push(type_letter(mode));
+    for (shift, special, letter) in [(6, 0o4000, 's'), (3, 0o2000, 's'), (0, 0o1000, 't')] {
+        let bits = mode >> shift;
+        text.push(if bits & 4 != 0 { 'r' } else { '-' });
+        text.push(if bits & 2 != 0 { 'w' } else { '-' });
+        text.push(match (mode & special != 0, bits & 1 != 0) {
+            (true, true) => letter,
+            (true, false) => letter.to_ascii_uppercase(),
+            (false, true) => 'x',
+            (false, false) => '-',
+        });
+    }
+    text
+}
+
+fn type_letter(mode: u32) -> char {
+    match mode & towline_wire::attr::TYPE_MASK {
+        TYPE_DIRECTORY => 'd',
+        TYPE_SYMLINK => 'l',
+        TYPE_CHARACTER => 'c',
+        TYPE_BLOCK => 'b',
+        TYPE_FIFO => 'p',
+        TYPE_SOCKET => 's',
+        _ => '-',
+    }
+}
+
+/// The file type as a word.
+pub(crate) fn type_name(mode: u32) -> &'static str {
+    match type_letter(mode) {
+        'd' => "directory",
+        'l' => "symbolic link",
+        'c' => "character device",
+        'b' => "block device",
+        'p' => "fifo",
+        's' => "socket",
+        _ => "regular file",
+    }
+}
+
+/// Major and minor of a device number.
+pub(crate) fn device(rdev: u64) -> (u32, u32) {
+    (rustix::fs::major(rdev), rustix::fs::minor(rdev))
+}
+
+/// A name in JSON: text, and its bytes in hexadecimal where text cannot hold them.
+pub(crate) fn json_name(object: &mut Map<String, Value>, key: &str, name: &[u8]) {
+    object.insert(key.to_owned(), String::from_utf8_lossy(name).into());
+    if std::str::from_utf8(name).is_err() {
+        let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+        object.insert(format!("{key}_hex"), hex.into());
+    }
+}
+
+/// All attributes in JSON.
+pub(crate) fn json_attr(object: &mut Map<String, Value>, attr: &Attr) {
+    let time = |t: &towline_client::Timestamp| json!([t.seconds, t.nanoseconds]);
+    let fields = json!({
+        "type": type_name(attr.mode), "mode": format!("{:04o}", attr.mode & 0o7777),
+        "size": attr.size, "blocks": attr.blocks, "inode": attr.inode, "links": attr.links,
+        "uid": attr.uid, "gid": attr.gid, "rdev": attr.rdev, "block_bytes": attr.block_bytes,
+        "change": attr.change, "accessed": time(&attr.accessed), "modified": time(&attr.modified),
+        "changed": time(&attr.changed), "created": time(&attr.created),
+    });
+    if let Value::Object(fields) = fields {
+        object.extend(fields);
+    }
+}
+
+/// Names of users or groups of this machine.
+pub(crate) struct Owners {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Owners {
+    /// Reads them; with `numeric` none, so that numbers are shown.
+    pub(crate) fn load(numeric: bool) -> Self {
+        let read = |path| {
+            let text = if numeric { None } else { std::fs::read_to_string(path).ok() };
+            parse_owners(&text.unwrap_or_default())
+        };
+        Self { users: read("/etc/passwd"), groups: read("/etc/group") }
+    }
+
+    /// Name or number of a user.
+    pub(crate) fn user(&self, uid: u32) -> String {
+        self.users.get(&uid).cloned().unwrap_or_else(|| uid.to_string())
+    }
+
+    /// Name or number of a group.
+    pub(crate) fn group(&self, gid: u32) -> String {
+        self.groups.get(&gid).cloned().unwrap_or_else(|| gid.to_string())
+    }
+}
+
+fn parse_owners(text: &str) -> HashMap<u32, String> {
+    let mut names = HashMap::new();
+    for line in text.lines() {
+        let mut fields = line.split(':');
+        if let (Some(name), Some(_), Some(Ok(id))) =
+            (fields.next(), fields.next(), fields.next().map(str::parse))
+        {
+            names.entry(id).or_insert_with(|| name.to_owned());
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_upset_a_terminal() {
+        assert_eq!(escaped("plain é".as_bytes()), "plain é");
+        assert_eq!(escaped(b"a\nb\x1b[2J\xff\\"), "a\\nb\\u{1b}[2J\\xff\\\\");
+        assert_eq!(shown(b"\xff\n", false), b"\xff\n");
+    }
+
+    #[test]
+    fn sizes_are_rounded_up() {
+        for (bytes, text) in [
+            (0, "0"), (1023, "1023"), (1024, "1.0K"), (1025, "1.1K"), (10 * 1024, "10K"),
+            (10 * 1024 + 1, "11K"), (1024 * 1024 - 1, "1.0M"), (1 << 30, "1.0G"), (u64::MAX, "16E"),
+        ] {
+            assert_eq!(human(bytes), text, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn modes_look_as_in_ls() {
+        for (bits, text) in [
+            (0o100_644, "-rw-r--r--"), (0o041_777, "drwxrwxrwt"), (0o104_755, "-rwsr-xr-x"),
+            (0o102_640, "-rw-r-S---"), (0o120_777, "lrwxrwxrwx"), (0o010_600, "prw-------"),
+        ] {
+            assert_eq!(mode(bits), text);
+        }
+    }
+
+    #[test]
+    fn owners_are_read_from_the_usual_files() {
+        let names = parse_owners("root:x:0:0:r:/root:/bin/sh\nbad line\ntwin:x:0:\na:x:7:\n");
+        assert_eq!(names.get(&0).map(String::as_str), Some("root"));
+        assert_eq!(names.get(&7).map(String::as_str), Some("a"));
+        assert_eq!(names.len(), 2);
+    }
+}
