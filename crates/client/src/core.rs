@@ -104,9 +104,17 @@ struct State {
 
 /// A message, or a part of a request's data, that waits to be sent.
 enum Out {
-    Message { bytes: Arc<Vec<u8>>, done: usize },
+    Message {
+        bytes: Arc<Vec<u8>>,
+        done: usize,
+    },
     /// `source` stays valid until `Core::sent_data`, which the slot's `sending` counts.
-    Data { slot: u16, head: [u8; HEADER_BYTES], source: *const [u8], done: usize },
+    Data {
+        slot: u16,
+        head: [u8; HEADER_BYTES],
+        source: *const [u8],
+        done: usize,
+    },
 }
 
 // SAFETY: the pointer is to a buffer that is `Send` and outlives the message, see `Out::Data`.
@@ -155,10 +163,11 @@ impl Core {
         let mut random = [0; 8];
         let _ = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty());
         let client = u64::from_le_bytes(random);
-        let Greeted { link, welcome } = greet(transport, client, 0, 0).map_err(|failure| match failure {
-            Failure::Final(error) => error,
-            Failure::Io(error) => connection_error(transport, "cannot connect", &error),
-        })?;
+        let Greeted { link, welcome } =
+            greet(transport, client, 0, 0).map_err(|failure| match failure {
+                Failure::Final(error) => error,
+                Failure::Io(error) => connection_error(transport, "cannot connect", &error),
+            })?;
         let slots = usize::from(welcome.slots).clamp(2, SLOTS_MAX);
         let state = State {
             slots: (0..slots - 1).map(|_| fresh_slot()).collect(),
@@ -179,14 +188,24 @@ impl Core {
             identity: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             state: Mutex::new(state),
             out: Mutex::default(),
-            receiving: Mutex::new(Receiving { input: Input::default(), scratch: vec![0; SCRATCH_BYTES] }),
+            receiving: Mutex::new(Receiving {
+                input: Input::default(),
+                scratch: vec![0; SCRATCH_BYTES],
+            }),
             slot_free: Condvar::new(),
             counters: Counters::default(),
             server_time: (AtomicU64::new(0), AtomicU64::new(0)),
         }))
     }
 
-    pub(crate) fn remember(&self, handle: u64, base: Option<(u64, &[u8])>, export: &[u8], flags: u32, inode: u64) {
+    pub(crate) fn remember(
+        &self,
+        handle: u64,
+        base: Option<(u64, &[u8])>,
+        export: &[u8],
+        flags: u32,
+        inode: u64,
+    ) {
         self.state.lock().files.remember(handle, base, export, flags, inode);
     }
 
@@ -200,7 +219,12 @@ impl Core {
 
     /// Sends a request and waits for its reply; data move from `source` and into `target`.
     #[allow(unsafe_code)]
-    pub(crate) fn call(self: &Arc<Self>, requests: &[Request<'_>], source: &[u8], target: &mut [u8]) -> Result<Outcome, Error> {
+    pub(crate) fn call(
+        self: &Arc<Self>,
+        requests: &[Request<'_>],
+        source: &[u8],
+        target: &mut [u8],
+    ) -> Result<Outcome, Error> {
         // SAFETY: this function waits below until the request is over, also when it fails, and
         // uses neither buffer meanwhile.
         let (source, target) = unsafe { (Buffer::source(source), Buffer::target(target)) };
@@ -221,11 +245,17 @@ impl Core {
         Ok(Operation::new(self.clone(), slot, convert))
     }
 
-    pub(crate) fn read(self: &Arc<Self>, handle: u64, target: &mut [u8], offset: u64) -> Result<usize, Error> {
+    pub(crate) fn read(
+        self: &Arc<Self>,
+        handle: u64,
+        target: &mut [u8],
+        offset: u64,
+    ) -> Result<usize, Error> {
         let mut done = 0;
         loop {
             let length = (target.len() - done).min(TRANSFER_BYTES_MAX);
-            let request = Request::Read { handle, offset: offset + done as u64, length: length as u32 };
+            let request =
+                Request::Read { handle, offset: offset + done as u64, length: length as u32 };
             let outcome = match self.call(&[request], &[], &mut target[done..done + length]) {
                 Ok(outcome) => outcome,
                 Err(_) if done > 0 => return Ok(done),
@@ -241,15 +271,31 @@ impl Core {
         }
     }
 
-    pub(crate) fn write(self: &Arc<Self>, handle: u64, data: &[u8], offset: u64) -> Result<usize, Error> {
+    pub(crate) fn write(
+        self: &Arc<Self>,
+        handle: u64,
+        data: &[u8],
+        offset: u64,
+    ) -> Result<usize, Error> {
         let mut done = 0;
         loop {
             let length = (data.len() - done).min(TRANSFER_BYTES_MAX);
-            let request = Request::Write { handle, offset: offset + done as u64, length: length as u32, flags: 0 };
+            let request = Request::Write {
+                handle,
+                offset: offset + done as u64,
+                length: length as u32,
+                flags: 0,
+            };
             let outcome = self.call(&[request], &data[done..done + length], &mut []);
             let written = match outcome.as_ref().map(Outcome::single) {
                 Ok(Ok(Reply::Wrote { length, .. })) => length as usize,
-                Ok(Ok(_)) => return Err(ProtocolError { what: "result of another kind than asked for", at: 0 }.into()),
+                Ok(Ok(_)) => {
+                    return Err(ProtocolError {
+                        what: "result of another kind than asked for",
+                        at: 0,
+                    }
+                    .into());
+                }
                 Ok(Err(error)) if done == 0 => return Err(error),
                 Err(error) if done == 0 => return Err(error.clone()),
                 _ => return Ok(done),
@@ -280,7 +326,8 @@ impl Core {
                 return;
             }
             let Some(handle) = state.closing.pop() else { return };
-            let slot = self.fill(&mut state, &[Request::Close { handle }], Buffer::none(), Buffer::none());
+            let slot =
+                self.fill(&mut state, &[Request::Close { handle }], Buffer::none(), Buffer::none());
             let Some(slot) = slot else { return };
             let found = &mut state.slots[usize::from(slot.slot)];
             found.abandoned = true;
@@ -299,7 +346,13 @@ impl Core {
     }
 
     /// Takes a free slot for a request; `None` when there is none.
-    fn fill(&self, state: &mut State, requests: &[Request<'_>], source: Buffer, target: Buffer) -> Option<SlotRef> {
+    fn fill(
+        &self,
+        state: &mut State,
+        requests: &[Request<'_>],
+        source: Buffer,
+        target: Buffer,
+    ) -> Option<SlotRef> {
         let number = state.free.pop()?;
         let slot = &mut state.slots[usize::from(number)];
         slot.sequence = slot.sequence.wrapping_add(1);
@@ -313,7 +366,8 @@ impl Core {
         } else {
             header.offset = source.len() as u64;
         }
-        let mut message = Vec::with_capacity(HEADER_BYTES + body.len() + header.payload_bytes as usize);
+        let mut message =
+            Vec::with_capacity(HEADER_BYTES + body.len() + header.payload_bytes as usize);
         message.extend_from_slice(&header.to_bytes());
         message.extend_from_slice(&body);
         if inline {
@@ -333,7 +387,12 @@ impl Core {
         Some(SlotRef { slot: number, sequence: slot.sequence })
     }
 
-    fn submit(self: &Arc<Self>, requests: &[Request<'_>], source: Buffer, target: Buffer) -> Result<SlotRef, Error> {
+    fn submit(
+        self: &Arc<Self>,
+        requests: &[Request<'_>],
+        source: Buffer,
+        target: Buffer,
+    ) -> Result<SlotRef, Error> {
         if source.len() > TRANSFER_BYTES_MAX || target.len() > TRANSFER_BYTES_MAX {
             return Err(Errno::EINVAL.into());
         }
@@ -385,7 +444,9 @@ impl Core {
             match link.send(&[first, second], &self.counters) {
                 Ok(count) => {
                     *done += count;
-                    if *done == total && let Some(Out::Data { slot, .. }) = out.pop_front() {
+                    if *done == total
+                        && let Some(Out::Data { slot, .. }) = out.pop_front()
+                    {
                         self.sent_data(slot);
                     }
                 }
@@ -438,7 +499,10 @@ impl Core {
     }
 
     /// Waits for any of several; returns which one, by its place among them.
-    pub(crate) fn wait_any<'a>(self: &Arc<Self>, slots: impl Iterator<Item = &'a SlotRef>) -> (usize, Finished) {
+    pub(crate) fn wait_any<'a>(
+        self: &Arc<Self>,
+        slots: impl Iterator<Item = &'a SlotRef>,
+    ) -> (usize, Finished) {
         let slots: Vec<SlotRef> = slots.cloned().collect();
         let mut state = self.state.lock();
         loop {
@@ -500,10 +564,15 @@ impl Core {
     /// Takes the outcome of a request that is over.
     fn take(&self, state: &mut State, slot: &SlotRef) -> Option<Finished> {
         let found = &mut state.slots[usize::from(slot.slot)];
-        if found.sequence != slot.sequence || found.sending > 0 || !matches!(found.status, Status::Done(_)) {
+        if found.sequence != slot.sequence
+            || found.sending > 0
+            || !matches!(found.status, Status::Done(_))
+        {
             return None;
         }
-        let Status::Done(result) = std::mem::replace(&mut found.status, Status::Free) else { return None };
+        let Status::Done(result) = std::mem::replace(&mut found.status, Status::Free) else {
+            return None;
+        };
         // An operation gets its buffer back: that of a read, else that of a write.
         let target = std::mem::replace(&mut found.target, Buffer::none()).into_owned();
         let source = std::mem::replace(&mut found.source, Buffer::none()).into_owned();
@@ -514,7 +583,11 @@ impl Core {
 
     /// Waits until something may have changed for these slots (or, with none, until a slot may be
     /// free): by leading, or by sleeping while somebody else leads.
-    fn advance<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, slots: Option<&[SlotRef]>) -> MutexGuard<'a, State> {
+    fn advance<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        slots: Option<&[SlotRef]>,
+    ) -> MutexGuard<'a, State> {
         if !state.leader {
             return self.lead(state, true);
         }
@@ -538,7 +611,11 @@ impl Core {
     }
 
     /// Receives once for all; waits for something to come when `wait`.
-    fn lead<'a>(self: &'a Arc<Self>, mut state: MutexGuard<'a, State>, wait: bool) -> MutexGuard<'a, State> {
+    fn lead<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        wait: bool,
+    ) -> MutexGuard<'a, State> {
         state.leader = true;
         let link = state.link.clone();
         drop(state);
@@ -598,7 +675,11 @@ impl Core {
         let deadline = Instant::now() + self.options.reconnect;
         let mut pause = Duration::from_millis(5);
         if cause.kind() == io::ErrorKind::InvalidData {
-            return self.fail_all(&connection_error(&self.transport, "sent what is no legal message", cause));
+            return self.fail_all(&connection_error(
+                &self.transport,
+                "sent what is no legal message",
+                cause,
+            ));
         }
         loop {
             let (session, secret) = {
@@ -609,13 +690,20 @@ impl Core {
                 Ok(greeted) => match self.resume(greeted) {
                     Ok(()) => return,
                     Err(error) if Instant::now() >= deadline => {
-                        return self.fail_all(&connection_error(&self.transport, "connection lost again while reopening files", &error));
+                        return self.fail_all(&connection_error(
+                            &self.transport,
+                            "connection lost again while reopening files",
+                            &error,
+                        ));
                     }
                     Err(_) => {}
                 },
                 Err(Failure::Final(error)) => return self.fail_all(&error),
                 Err(Failure::Io(error)) if Instant::now() >= deadline => {
-                    let what = format!("connection lost ({cause}), and not to be had again within {:?}", self.options.reconnect);
+                    let what = format!(
+                        "connection lost ({cause}), and not to be had again within {:?}",
+                        self.options.reconnect
+                    );
                     return self.fail_all(&connection_error(&self.transport, &what, &error));
                 }
                 Err(Failure::Io(_)) => {}
@@ -647,7 +735,12 @@ impl Core {
         out.clear();
         if welcome.resumed == 0 {
             // The last slot is kept for this.
-            let mut lane = FirstUse { link: &link, identity: self.identity, slot: state.slots.len() as u16, sequence: 0 };
+            let mut lane = FirstUse {
+                link: &link,
+                identity: self.identity,
+                slot: state.slots.len() as u16,
+                sequence: 0,
+            };
             let mut lost = None;
             state.files.reclaim(|requests| {
                 lane.exchange(requests).unwrap_or_else(|error| {
@@ -684,7 +777,11 @@ impl Core {
 
 fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Error {
     let url = Url { transport: transport.clone(), export: Vec::new(), path: Vec::new() };
-    Error::Connection { server: url.to_string(), what: format!("{what}: {error}"), errno: Errno::of(error) }
+    Error::Connection {
+        server: url.to_string(),
+        what: format!("{what}: {error}"),
+        errno: Errno::of(error),
+    }
 }
 
 /// Completes requests with what the leader receives.
@@ -695,7 +792,12 @@ struct Completing<'a> {
 }
 
 impl Sink for Completing<'_> {
-    fn message(&mut self, header: &Header, body: &[u8], _payload: &[u8]) -> Result<(), ProtocolError> {
+    fn message(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        _payload: &[u8],
+    ) -> Result<(), ProtocolError> {
         let mut state = self.core.state.lock();
         if header.kind == Kind::Notice {
             return Ok(()); // A server that shuts down closes the lane, and then we reconnect.
@@ -735,17 +837,32 @@ impl Sink for Completing<'_> {
                 head.offset = from;
                 head.payload_bytes = header.word_a;
                 slot.sending += 1;
-                let source = &raw const shared(slot.source.bytes())[from as usize..(from + length) as usize];
-                self.grants.push(Out::Data { slot: header.slot, head: head.to_bytes(), source, done: 0 });
+                let source =
+                    &raw const shared(slot.source.bytes())[from as usize..(from + length) as usize];
+                self.grants.push(Out::Data {
+                    slot: header.slot,
+                    head: head.to_bytes(),
+                    source,
+                    done: 0,
+                });
                 Ok(())
             }
             _ => Err(ProtocolError { what: "message of a kind that only clients send", at: 0 }),
         }
     }
 
-    fn place(&mut self, header: &Header, _body: &[u8], done: usize, rest: usize) -> Option<&mut [u8]> {
+    fn place(
+        &mut self,
+        header: &Header,
+        _body: &[u8],
+        done: usize,
+        rest: usize,
+    ) -> Option<&mut [u8]> {
         let mut state = self.core.state.lock();
-        let slot = state.slots.get_mut(usize::from(header.slot)).filter(|s| s.sequence == header.sequence)?;
+        let slot = state
+            .slots
+            .get_mut(usize::from(header.slot))
+            .filter(|s| s.sequence == header.sequence)?;
         let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
         let part = slot.target.part_mut(from, rest)?;
         slot.received = slot.received.max(from + rest);
@@ -754,6 +871,8 @@ impl Sink for Completing<'_> {
 
     fn expects_bulk(&self) -> bool {
         let state = self.core.state.lock();
-        state.slots.iter().any(|slot| matches!(slot.status, Status::Waiting) && slot.target.len() > INLINE_BYTES_MAX)
+        state.slots.iter().any(|slot| {
+            matches!(slot.status, Status::Waiting) && slot.target.len() > INLINE_BYTES_MAX
+        })
     }
 }

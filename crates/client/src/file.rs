@@ -93,7 +93,9 @@ fn check(path: &[u8]) -> Result<&[u8], Error> {
     if path.contains(&0) {
         return Err(Errno::EINVAL.into());
     }
-    if path.len() > PATH_BYTES_MAX || path.split(|b| *b == b'/').any(|name| name.len() > NAME_BYTES_MAX) {
+    if path.len() > PATH_BYTES_MAX
+        || path.split(|b| *b == b'/').any(|name| name.len() > NAME_BYTES_MAX)
+    {
         return Err(Errno::ENAMETOOLONG.into());
     }
     Ok(path)
@@ -167,13 +169,23 @@ impl Client {
 }
 
 impl File {
-    fn opened(core: &Arc<Core>, reply: Reply<'_>, base: Option<(u64, &[u8])>, export: &[u8], flags: u32) -> Result<Self, Error> {
+    fn opened(
+        core: &Arc<Core>,
+        reply: Reply<'_>,
+        base: Option<(u64, &[u8])>,
+        export: &[u8],
+        flags: u32,
+    ) -> Result<Self, Error> {
         let Reply::Opened { handle, attr } = reply else { return Err(unexpected()) };
         core.remember(handle, base, export, flags, attr.inode);
         Ok(Self { core: core.clone(), handle, attr })
     }
 
-    fn one<T>(&self, request: Request<'_>, convert: impl FnOnce(Reply<'_>) -> Result<T, Error>) -> Result<T, Error> {
+    fn one<T>(
+        &self,
+        request: Request<'_>,
+        convert: impl FnOnce(Reply<'_>) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let outcome = self.core.call(&[request], &[], &mut [])?;
         convert(outcome.single()?)
     }
@@ -224,7 +236,11 @@ impl File {
         })
     }
 
-    fn read_path_requests<'a>(&self, path: &'a [u8], length: usize) -> Result<[Request<'a>; 3], Error> {
+    fn read_path_requests<'a>(
+        &self,
+        path: &'a [u8],
+        length: usize,
+    ) -> Result<[Request<'a>; 3], Error> {
         Ok([
             Request::Open { base: self.handle, flags: 0, mode: 0, path: check(path)? },
             Request::Read { handle: CURRENT, offset: 0, length: length as u32 },
@@ -269,7 +285,10 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn stat_path(&self, path: &[u8], follow: bool) -> Result<Attr, Error> {
-        self.one(Request::Stat { base: self.handle, flags: flag(follow), path: check(path)? }, attributes)
+        self.one(
+            Request::Stat { base: self.handle, flags: flag(follow), path: check(path)? },
+            attributes,
+        )
     }
 
     /// [`File::stat_path`], completed later.
@@ -278,7 +297,8 @@ impl File {
     /// When it cannot be started.
     pub fn start_stat_path(&self, path: &[u8], follow: bool) -> Result<Operation<Attr>, Error> {
         let request = Request::Stat { base: self.handle, flags: flag(follow), path: check(path)? };
-        self.core.start(&[request], Vec::new(), Vec::new(), |outcome, _| attributes(outcome.single()?))
+        self.core
+            .start(&[request], Vec::new(), Vec::new(), |outcome, _| attributes(outcome.single()?))
     }
 
     /// `fstat(2)`.
@@ -323,8 +343,13 @@ impl File {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start_write_at(&self, data: Vec<u8>, offset: u64) -> Result<Operation<(usize, Vec<u8>)>, Error> {
-        let request = Request::Write { handle: self.handle, offset, length: data.len() as u32, flags: 0 };
+    pub fn start_write_at(
+        &self,
+        data: Vec<u8>,
+        offset: u64,
+    ) -> Result<Operation<(usize, Vec<u8>)>, Error> {
+        let request =
+            Request::Write { handle: self.handle, offset, length: data.len() as u32, flags: 0 };
         self.core.start(&[request], data, Vec::new(), |outcome, data| match outcome.single()? {
             Reply::Wrote { length, .. } => Ok((length as usize, data)),
             _ => Err(unexpected()),
@@ -337,7 +362,12 @@ impl File {
     /// # Errors
     /// As `write(2)` with `O_APPEND`.
     pub fn append(&self, data: &[u8]) -> Result<(usize, u64), Error> {
-        let request = Request::Write { handle: self.handle, offset: 0, length: data.len() as u32, flags: write_flag::APPEND };
+        let request = Request::Write {
+            handle: self.handle,
+            offset: 0,
+            length: data.len() as u32,
+            flags: write_flag::APPEND,
+        };
         let outcome = self.core.call(&[request], data, &mut [])?;
         match outcome.single()? {
             Reply::Wrote { length, offset } => Ok((length as usize, offset)),
@@ -350,7 +380,12 @@ impl File {
     /// # Errors
     /// As `getdents64(2)`.
     pub fn list(&self, cookie: u64, attributes: bool) -> Result<(Vec<DirEntry>, bool), Error> {
-        let request = [Request::ReadDir { handle: self.handle, cookie, length: LISTING_BYTES_MAX as u32, attributes: attributes.into() }];
+        let request = [Request::ReadDir {
+            handle: self.handle,
+            cookie,
+            length: LISTING_BYTES_MAX as u32,
+            attributes: attributes.into(),
+        }];
         let mut listing = vec![0; LISTING_BYTES_MAX];
         let outcome = self.core.call(&request, &[], &mut listing)?;
         entries(&outcome, &listing)
@@ -377,10 +412,19 @@ impl File {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start_list_path(&self, path: &[u8], attributes: bool) -> Result<Operation<(Vec<DirEntry>, bool)>, Error> {
+    pub fn start_list_path(
+        &self,
+        path: &[u8],
+        attributes: bool,
+    ) -> Result<Operation<(Vec<DirEntry>, bool)>, Error> {
         let requests = [
             Request::Open { base: self.handle, flags: 0o200_000, mode: 0, path: check(path)? },
-            Request::ReadDir { handle: CURRENT, cookie: 0, length: LISTING_BYTES_MAX as u32, attributes: attributes.into() },
+            Request::ReadDir {
+                handle: CURRENT,
+                cookie: 0,
+                length: LISTING_BYTES_MAX as u32,
+                attributes: attributes.into(),
+            },
             Request::Close { handle: CURRENT },
         ];
         self.core.start(&requests, Vec::new(), vec![0; LISTING_BYTES_MAX], |outcome, listing| {
@@ -429,7 +473,10 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn make_node(&self, path: &[u8], mode: u32, rdev: u64) -> Result<Attr, Error> {
-        self.one(Request::MakeNode { base: self.handle, mode, rdev, path: check(path)? }, attributes)
+        self.one(
+            Request::MakeNode { base: self.handle, mode, rdev, path: check(path)? },
+            attributes,
+        )
     }
 
     /// `symlinkat(2)`.
@@ -452,10 +499,19 @@ impl File {
     ///
     /// # Errors
     /// As the system call.
-    pub fn link(&self, path: &[u8], follow: bool, new_base: &Self, new_path: &[u8]) -> Result<Attr, Error> {
+    pub fn link(
+        &self,
+        path: &[u8],
+        follow: bool,
+        new_base: &Self,
+        new_path: &[u8],
+    ) -> Result<Attr, Error> {
         let flags = if follow { FOLLOW } else { 0 };
         let (new_base, new_path) = (new_base.handle, check(new_path)?);
-        self.one(Request::Link { base: self.handle, flags, path: check(path)?, new_base, new_path }, attributes)
+        self.one(
+            Request::Link { base: self.handle, flags, path: check(path)?, new_base, new_path },
+            attributes,
+        )
     }
 
     /// `unlinkat(2)`; `directory` as with `AT_REMOVEDIR`.
@@ -473,16 +529,26 @@ impl File {
     /// When it cannot be started.
     pub fn start_unlink(&self, path: &[u8]) -> Result<Operation<()>, Error> {
         let request = Request::Unlink { base: self.handle, flags: 0, path: check(path)? };
-        self.core.start(&[request], Vec::new(), Vec::new(), |outcome, _| outcome.single().map(|_| ()))
+        self.core
+            .start(&[request], Vec::new(), Vec::new(), |outcome, _| outcome.single().map(|_| ()))
     }
 
     /// `renameat2(2)`.
     ///
     /// # Errors
     /// As the system call.
-    pub fn rename(&self, path: &[u8], new_base: &Self, new_path: &[u8], flags: u32) -> Result<(), Error> {
+    pub fn rename(
+        &self,
+        path: &[u8],
+        new_base: &Self,
+        new_path: &[u8],
+        flags: u32,
+    ) -> Result<(), Error> {
         let (new_base, new_path) = (new_base.handle, check(new_path)?);
-        self.one(Request::Rename { base: self.handle, flags, path: check(path)?, new_base, new_path }, done)
+        self.one(
+            Request::Rename { base: self.handle, flags, path: check(path)?, new_base, new_path },
+            done,
+        )
     }
 
     /// `faccessat(2)`.
@@ -532,8 +598,20 @@ impl File {
     ///
     /// # Errors
     /// As the system call; `EXDEV` between exports.
-    pub fn copy_range(&self, offset: u64, to: &Self, to_offset: u64, length: u64) -> Result<u64, Error> {
-        let request = Request::CopyRange { handle: self.handle, offset, new_handle: to.handle, new_offset: to_offset, length };
+    pub fn copy_range(
+        &self,
+        offset: u64,
+        to: &Self,
+        to_offset: u64,
+        length: u64,
+    ) -> Result<u64, Error> {
+        let request = Request::CopyRange {
+            handle: self.handle,
+            offset,
+            new_handle: to.handle,
+            new_offset: to_offset,
+            length,
+        };
         self.one(request, number)
     }
 
@@ -542,15 +620,32 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Vec<u8>, Error> {
-        self.one(Request::GetXattr { base: self.handle, flags: flag(follow), path: check(path)?, name }, bytes)
+        self.one(
+            Request::GetXattr { base: self.handle, flags: flag(follow), path: check(path)?, name },
+            bytes,
+        )
     }
 
     /// `setxattr(2)`; `how` as its flags.
     ///
     /// # Errors
     /// As the system call.
-    pub fn set_xattr(&self, path: &[u8], follow: bool, name: &[u8], value: &[u8], how: u32) -> Result<(), Error> {
-        let request = Request::SetXattr { base: self.handle, flags: flag(follow), how, path: check(path)?, name, value };
+    pub fn set_xattr(
+        &self,
+        path: &[u8],
+        follow: bool,
+        name: &[u8],
+        value: &[u8],
+        how: u32,
+    ) -> Result<(), Error> {
+        let request = Request::SetXattr {
+            base: self.handle,
+            flags: flag(follow),
+            how,
+            path: check(path)?,
+            name,
+            value,
+        };
         self.one(request, done)
     }
 
@@ -559,7 +654,8 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn list_xattrs(&self, path: &[u8], follow: bool) -> Result<Vec<Vec<u8>>, Error> {
-        let request = Request::ListXattr { base: self.handle, flags: flag(follow), path: check(path)? };
+        let request =
+            Request::ListXattr { base: self.handle, flags: flag(follow), path: check(path)? };
         let names = self.one(request, bytes)?;
         Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
     }
@@ -569,7 +665,15 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn remove_xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<(), Error> {
-        self.one(Request::RemoveXattr { base: self.handle, flags: flag(follow), path: check(path)?, name }, done)
+        self.one(
+            Request::RemoveXattr {
+                base: self.handle,
+                flags: flag(follow),
+                path: check(path)?,
+                name,
+            },
+            done,
+        )
     }
 
     /// `fcntl` locks and `flock(2)`; see [`towline_wire::request::lock`] for families and kinds.
@@ -578,7 +682,15 @@ impl File {
     /// `EAGAIN` when taken by another and `wait` is false, `EDEADLK`, `ENOLCK`.
     pub fn lock(&self, lock: &Lock, wait: bool) -> Result<(), Error> {
         let Lock { family, kind, owner, start, length } = *lock;
-        let request = Request::Lock { handle: self.handle, owner, family, kind, wait: wait.into(), start, length };
+        let request = Request::Lock {
+            handle: self.handle,
+            owner,
+            family,
+            kind,
+            wait: wait.into(),
+            start,
+            length,
+        };
         self.one(request, done)?;
         self.core.remember_lock(self.handle, lock);
         Ok(())
@@ -593,7 +705,9 @@ impl File {
         let request = Request::TestLock { handle: self.handle, owner, family, kind, start, length };
         self.one(request, |reply| match reply {
             Reply::Conflict { kind: towline_wire::request::lock::UNLOCK, .. } => Ok(None),
-            Reply::Conflict { kind, start, length, owner } => Ok(Some(Lock { family, kind, owner, start, length })),
+            Reply::Conflict { kind, start, length, owner } => {
+                Ok(Some(Lock { family, kind, owner, start, length }))
+            }
             _ => Err(unexpected()),
         })
     }

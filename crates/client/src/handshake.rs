@@ -40,13 +40,26 @@ fn protocol(what: &'static str) -> Failure {
 }
 
 /// Connects, says hello for `session` (zero: a new one) and hears the answer.
-pub(crate) fn greet(transport: &Transport, client: u64, session: u64, secret: u64) -> Result<Greeted, Failure> {
+pub(crate) fn greet(
+    transport: &Transport,
+    client: u64,
+    session: u64,
+    secret: u64,
+) -> Result<Greeted, Failure> {
     let (link, wants) = match transport {
         Transport::Tcp(host, port) => (connect_tcp(host, *port, CONNECT)?, 0),
         Transport::Unix(path) => (connect_unix(path)?, 0),
         Transport::Shm(path) => (connect_unix(path)?, want::SHARED_MEMORY),
     };
-    let hello = Hello { magic: MAGIC, version: VERSION, want: wants, client, session, secret, ..Hello::default() };
+    let hello = Hello {
+        magic: MAGIC,
+        version: VERSION,
+        want: wants,
+        client,
+        session,
+        secret,
+        ..Hello::default()
+    };
     let mut body = Vec::new();
     hello.encode(&mut body);
     let mut header = Header::new(Kind::Hello, 0, 0);
@@ -91,7 +104,8 @@ fn hear(link: &Link) -> Result<(Welcome, Vec<std::os::fd::OwnedFd>), Failure> {
                 return Err(protocol("bytes after the welcome"));
             }
             if bytes.len() == end {
-                let welcome = Welcome::parse(&bytes[HEADER_BYTES..end]).map_err(|e| Failure::Final(e.into()))?;
+                let welcome = Welcome::parse(&bytes[HEADER_BYTES..end])
+                    .map_err(|e| Failure::Final(e.into()))?;
                 if welcome.magic != MAGIC {
                     return Err(protocol("peer speaks another protocol"));
                 }

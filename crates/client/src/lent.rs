@@ -58,7 +58,9 @@ impl Buffer {
         }
         match self {
             Self::Owned(bytes) => Some(&raw mut bytes[from..from + length]),
-            Self::Target(address, _) => Some(std::ptr::slice_from_raw_parts_mut(address.wrapping_add(from), length)),
+            Self::Target(address, _) => {
+                Some(std::ptr::slice_from_raw_parts_mut(address.wrapping_add(from), length))
+            }
             Self::Source(..) => None,
         }
     }

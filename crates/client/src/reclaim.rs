@@ -26,9 +26,18 @@ pub(crate) struct OpenFiles {
 }
 
 impl OpenFiles {
-    pub(crate) fn remember(&mut self, handle: u64, base: Option<(u64, &[u8])>, export: &[u8], flags: u32, inode: u64) {
+    pub(crate) fn remember(
+        &mut self,
+        handle: u64,
+        base: Option<(u64, &[u8])>,
+        export: &[u8],
+        flags: u32,
+        inode: u64,
+    ) {
         let open = match base {
-            None => Open { export: export.to_vec(), path: Vec::new(), flags, inode, locks: Vec::new() },
+            None => {
+                Open { export: export.to_vec(), path: Vec::new(), flags, inode, locks: Vec::new() }
+            }
             Some((base, below)) => {
                 let Some(base) = self.open.get(&base) else { return };
                 let mut path = base.path.clone();
@@ -46,7 +55,9 @@ impl OpenFiles {
         let Some(open) = self.open.get_mut(&handle) else { return };
         // Only whole matches are forgotten; what is left over of a split range is asked for again
         // as it was, which at worst locks more than before and never less.
-        open.locks.retain(|l| (l.family, l.owner, l.start, l.length) != (new.family, new.owner, new.start, new.length));
+        open.locks.retain(|l| {
+            (l.family, l.owner, l.start, l.length) != (new.family, new.owner, new.start, new.length)
+        });
         if new.kind != lock::UNLOCK {
             open.locks.push(*new);
         }
@@ -59,13 +70,20 @@ impl OpenFiles {
 
     /// True when a request names a file that was lost.
     pub(crate) fn is_stale(&self, requests: &[Request<'_>]) -> bool {
-        !self.stale.is_empty() && requests.iter().any(|r| r.handles().iter().any(|h| self.stale.contains(h)))
+        !self.stale.is_empty()
+            && requests.iter().any(|r| r.handles().iter().any(|h| self.stale.contains(h)))
     }
 
     /// Calls `each` with the request that opens a file again and those that lock it again.
     pub(crate) fn reclaim(&mut self, mut each: impl FnMut(&[Request<'_>]) -> bool) {
         for (&handle, open) in &self.open {
-            let request = Request::Reclaim { handle, flags: open.flags, inode: open.inode, export: &open.export, path: &open.path };
+            let request = Request::Reclaim {
+                handle,
+                flags: open.flags,
+                inode: open.inode,
+                export: &open.export,
+                path: &open.path,
+            };
             let locks = open.locks.iter().map(|l| Request::Lock {
                 handle,
                 owner: l.owner,
@@ -97,7 +115,12 @@ pub(crate) struct FirstUse<'a> {
 struct Answer(Option<bool>);
 
 impl Sink for Answer {
-    fn message(&mut self, header: &Header, body: &[u8], _payload: &[u8]) -> Result<(), ProtocolError> {
+    fn message(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        _payload: &[u8],
+    ) -> Result<(), ProtocolError> {
         if header.kind == Kind::Reply {
             let failed = matches!(parse_results(body)?.last(), None | Some(Reply::Failed { .. }));
             self.0 = Some(!failed);
@@ -129,14 +152,19 @@ impl FirstUse<'_> {
         while done < message.len() {
             match self.link.send(&[&message[done..]], &counters) {
                 Ok(count) => done += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.link.wait_writable(None)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.link.wait_writable(None)?;
+                }
                 Err(error) => return Err(error),
             }
         }
-        let (mut input, mut answer, mut scratch) = (Input::default(), Answer(None), vec![0; 96 * 1024]);
+        let (mut input, mut answer, mut scratch) =
+            (Input::default(), Answer(None), vec![0; 96 * 1024]);
         while answer.0.is_none() {
             let wait = Some(Duration::ZERO);
-            if input.receive(self.link, &mut scratch, wait, &mut answer, &counters)? == Incoming::Closed {
+            if input.receive(self.link, &mut scratch, wait, &mut answer, &counters)?
+                == Incoming::Closed
+            {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }

@@ -34,8 +34,21 @@ pub struct Url {
 
 /// What is encoded in paths: all but the unreserved, and the slash.
 const ENCODED: &AsciiSet = &CONTROLS
-    .add(b' ').add(b'"').add(b'#').add(b'%').add(b'<').add(b'>').add(b'?').add(b'[').add(b'\\')
-    .add(b']').add(b'^').add(b'`').add(b'{').add(b'|').add(b'}');
+    .add(b' ')
+    .add(b'"')
+    .add(b'#')
+    .add(b'%')
+    .add(b'<')
+    .add(b'>')
+    .add(b'?')
+    .add(b'[')
+    .add(b'\\')
+    .add(b']')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}');
 
 impl Url {
     /// True when `text` begins like one of our URLs, so that it is not meant as a local path.
@@ -50,7 +63,9 @@ impl Url {
     /// A sentence that says what is wrong with it and what would be right.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = |what: &str| {
-            format!("URL \"{text}\": {what}; expected towline://HOST[:PORT]/EXPORT/PATH or towline+unix:///EXPORT/PATH?socket=SOCKET")
+            format!(
+                "URL \"{text}\": {what}; expected towline://HOST[:PORT]/EXPORT/PATH or towline+unix:///EXPORT/PATH?socket=SOCKET"
+            )
         };
         let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("no \"://\""))?;
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(a, b)| (a, Some(b)));
@@ -63,13 +78,19 @@ impl Url {
                 tcp(host).map_err(wrong)?
             }
             "towline+unix" | "towline+shm" => {
-                let socket = query.and_then(|q| q.strip_prefix("socket=")).filter(|s| !s.is_empty());
-                let socket = socket.ok_or_else(|| wrong("no \"?socket=\" with the path of the socket"))?;
+                let socket =
+                    query.and_then(|q| q.strip_prefix("socket=")).filter(|s| !s.is_empty());
+                let socket =
+                    socket.ok_or_else(|| wrong("no \"?socket=\" with the path of the socket"))?;
                 if !host.is_empty() {
                     return Err(wrong("a host has no meaning with a Unix socket"));
                 }
                 let socket = path_of(decode(socket));
-                if scheme == "towline+shm" { Transport::Shm(socket) } else { Transport::Unix(socket) }
+                if scheme == "towline+shm" {
+                    Transport::Shm(socket)
+                } else {
+                    Transport::Unix(socket)
+                }
             }
             _ => return Err(wrong("unknown scheme")),
         };
@@ -163,7 +184,14 @@ mod tests {
 
     #[test]
     fn bad_urls_are_refused_with_a_reason() {
-        for text in ["x", "http://h/x", "towline:///x", "towline://h:x/", "towline+unix:///x", "towline+unix://h/x?socket=/s"] {
+        for text in [
+            "x",
+            "http://h/x",
+            "towline:///x",
+            "towline://h:x/",
+            "towline+unix:///x",
+            "towline+unix://h/x?socket=/s",
+        ] {
             let error = Url::parse(text).unwrap_err();
             assert!(error.contains(text) && error.contains("expected"), "{error}");
         }

@@ -1,9 +1,9 @@
 //! One server, real sockets: every operation of the protocol on each back end over each transport.
 
 use std::sync::Arc;
+use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Group, Options, Transport};
 use towline_server::{Config, EngineWish, Export, ExportKind, Server};
-use tempfile::TempDir;
 
 struct Setup {
     server: Option<Server>,
@@ -31,7 +31,9 @@ fn setup(engine: EngineWish) -> Setup {
         ..Config::default()
     };
     let server = Server::start(&config).unwrap();
-    let towline_net::address::Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
+    let towline_net::address::Address::Tcp(address) = server.addresses()[0] else {
+        panic!("no TCP")
+    };
     let transports = vec![
         Transport::Tcp(address.ip().to_string(), address.port()),
         Transport::Unix(socket.clone()),
@@ -71,13 +73,19 @@ fn remove(parent: &File, name: &[u8]) {
 const CREATE: u32 = 0o100 | 2;
 
 fn pattern(length: usize, seed: u8) -> Vec<u8> {
-    (0..length).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed)).collect()
+    (0..length)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed))
+        .collect()
 }
 
 #[test]
 fn bytes_of_all_sizes_come_back() {
     each(|_, top| {
-        for (number, length) in [0, 1, 4096, 16384, 16385, 70_000, 262_144, 262_145, 1_000_000, 9_000_000].into_iter().enumerate() {
+        for (number, length) in
+            [0, 1, 4096, 16384, 16385, 70_000, 262_144, 262_145, 1_000_000, 9_000_000]
+                .into_iter()
+                .enumerate()
+        {
             let name = format!("f{number}");
             let file = top.open(name.as_bytes(), CREATE, 0o644).unwrap();
             let data = pattern(length, number as u8);
@@ -125,7 +133,8 @@ fn names_attributes_and_errors() {
         top.make_directory(b"d\xff/e", 0o700).unwrap();
         assert_eq!(top.unlink(b"d\xff", true).unwrap_err().errno(), Errno::ENOTEMPTY);
         for number in 0..2500 {
-            top.write_path(format!("d\u{fffd}{number:05}").as_bytes(), CREATE, 0o600, b"x").unwrap();
+            top.write_path(format!("d\u{fffd}{number:05}").as_bytes(), CREATE, 0o600, b"x")
+                .unwrap();
         }
         let names = top.list_all(true).unwrap();
         assert_eq!(names.len(), 2500 + 4);
@@ -154,7 +163,10 @@ fn many_threads_share_a_client_and_groups_complete_in_any_order() {
         });
         let mut group = Group::new();
         for tag in 0..16 {
-            group.add(top.start_read_path(format!("t{}-7", tag % 8).as_bytes(), 100_000).unwrap(), tag);
+            group.add(
+                top.start_read_path(format!("t{}-7", tag % 8).as_bytes(), 100_000).unwrap(),
+                tag,
+            );
         }
         let mut seen = 0;
         while let Some((tag, bytes)) = group.wait_any() {
@@ -168,9 +180,11 @@ fn many_threads_share_a_client_and_groups_complete_in_any_order() {
 #[test]
 fn two_clients_see_each_other_and_append_without_loss() {
     let setup = setup(EngineWish::Automatic);
-    let clients: Vec<Client> = setup.transports.iter().map(|t| Client::connect(t, Options::default()).unwrap()).collect();
+    let clients: Vec<Client> =
+        setup.transports.iter().map(|t| Client::connect(t, Options::default()).unwrap()).collect();
     for export in ["dir", "mem"] {
-        let roots: Vec<Arc<File>> = clients.iter().map(|c| Arc::new(c.attach(export.as_bytes()).unwrap())).collect();
+        let roots: Vec<Arc<File>> =
+            clients.iter().map(|c| Arc::new(c.attach(export.as_bytes()).unwrap())).collect();
         roots[0].write_path(b"shared", CREATE, 0o600, b"").unwrap();
         std::thread::scope(|scope| {
             for root in &roots {
@@ -182,7 +196,10 @@ fn two_clients_see_each_other_and_append_without_loss() {
                 });
             }
         });
-        assert_eq!(roots[1].stat_path(b"shared", true).unwrap().size, 200 * 100 * roots.len() as u64);
+        assert_eq!(
+            roots[1].stat_path(b"shared", true).unwrap().size,
+            200 * 100 * roots.len() as u64
+        );
         roots[2].write_path(b"shared", CREATE | 0o1000, 0o600, b"now").unwrap();
         let mut back = [0; 10];
         assert_eq!(roots[0].read_path(b"shared", &mut back).unwrap(), 3);

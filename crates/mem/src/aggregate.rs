@@ -127,7 +127,8 @@ impl Aggregate {
             if done == target.len() {
                 break;
             }
-            let wanted = usize::try_from(slice.length).unwrap_or(usize::MAX).min(target.len() - done);
+            let wanted =
+                usize::try_from(slice.length).unwrap_or(usize::MAX).min(target.len() - done);
             let part = &mut target[done..done + wanted];
             let from = slice.offset as usize;
             match &slice.segment {

@@ -56,9 +56,8 @@ impl SharedMemory {
             if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let address = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, &fd, 0)?
-        };
+        let address =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, &fd, 0)? };
         Ok(Self { fd, address: address.cast(), length, writable })
     }
 
@@ -87,7 +86,11 @@ impl SharedMemory {
     #[must_use]
     pub fn address(&self, offset: usize, length: usize) -> *mut u8 {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
-        assert!(inside, "range {offset}+{length} outside of shared memory of {} bytes", self.length);
+        assert!(
+            inside,
+            "range {offset}+{length} outside of shared memory of {} bytes",
+            self.length
+        );
         self.address.wrapping_add(offset)
     }
 

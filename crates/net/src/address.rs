@@ -27,15 +27,21 @@ impl Address {
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix://") {
             if !path.starts_with('/') {
-                return Err(format!("address \"{text}\": path is not absolute, expected unix:///PATH"));
+                return Err(format!(
+                    "address \"{text}\": path is not absolute, expected unix:///PATH"
+                ));
             }
             return Ok(Self::Unix(path.into()));
         }
         let Some(host) = text.strip_prefix("tcp://") else {
             return Err(format!("address \"{text}\": expected tcp://HOST:PORT or unix:///PATH"));
         };
-        let mut found = host.to_socket_addrs().map_err(|error| format!("address \"{text}\": {error}"))?;
-        found.next().map(Self::Tcp).ok_or_else(|| format!("address \"{text}\": host has no address"))
+        let mut found =
+            host.to_socket_addrs().map_err(|error| format!("address \"{text}\": {error}"))?;
+        found
+            .next()
+            .map(Self::Tcp)
+            .ok_or_else(|| format!("address \"{text}\": host has no address"))
     }
 
     /// True when only this machine can reach it.
@@ -99,7 +105,9 @@ impl Listener {
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         let listener = match rustix::net::sockopt::socket_domain(&fd)? {
             rustix::net::AddressFamily::UNIX => Self::Unix(UnixListener::from(fd), None),
-            rustix::net::AddressFamily::INET | rustix::net::AddressFamily::INET6 => Self::Tcp(TcpListener::from(fd)),
+            rustix::net::AddressFamily::INET | rustix::net::AddressFamily::INET6 => {
+                Self::Tcp(TcpListener::from(fd))
+            }
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
         listener.set_nonblocking()?;

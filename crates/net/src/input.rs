@@ -15,11 +15,22 @@ pub trait Sink {
     ///
     /// # Errors
     /// The message is illegal: the lane will be closed.
-    fn message(&mut self, header: &Header, body: &[u8], payload: &[u8]) -> Result<(), ProtocolError>;
+    fn message(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        payload: &[u8],
+    ) -> Result<(), ProtocolError>;
 
     /// Memory for the next part of the bulk payload of `header`, of which `done` bytes are
     /// already in place; at most `rest` bytes, at least one. `None`: it is thrown away.
-    fn place(&mut self, header: &Header, body: &[u8], done: usize, rest: usize) -> Option<&mut [u8]>;
+    fn place(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        done: usize,
+        rest: usize,
+    ) -> Option<&mut [u8]>;
 
     /// True when bulk is expected next, so that little is read ahead of it.
     fn expects_bulk(&self) -> bool;
@@ -80,7 +91,11 @@ impl Input {
         }
         let have = self.partial.len();
         scratch[..have].copy_from_slice(&self.partial);
-        let ahead = if sink.expects_bulk() { (have + 4 * HEADER_BYTES).min(scratch.len()) } else { scratch.len() };
+        let ahead = if sink.expects_bulk() {
+            (have + 4 * HEADER_BYTES).min(scratch.len())
+        } else {
+            scratch.len()
+        };
         let count = match receive(link, &mut scratch[have..ahead], wait, counters)? {
             Some(0) => return Ok(Incoming::Closed),
             Some(count) => count,
@@ -91,7 +106,12 @@ impl Input {
         Ok(if drained && self.bulk.is_none() { Incoming::Drained } else { Incoming::Progress })
     }
 
-    fn parse(&mut self, mut bytes: &[u8], sink: &mut dyn Sink, counters: &Counters) -> io::Result<()> {
+    fn parse(
+        &mut self,
+        mut bytes: &[u8],
+        sink: &mut dyn Sink,
+        counters: &Counters,
+    ) -> io::Result<()> {
         while let Some(head) = bytes.first_chunk::<HEADER_BYTES>() {
             let header = Header::parse(head).map_err(invalid)?;
             let body_end = HEADER_BYTES + header.body_bytes as usize;
@@ -163,7 +183,14 @@ impl Input {
 }
 
 /// Puts bytes that came along with a header into place; returns how many.
-fn place_all(sink: &mut dyn Sink, header: &Header, body: &[u8], mut done: usize, present: &[u8], counters: &Counters) -> usize {
+fn place_all(
+    sink: &mut dyn Sink,
+    header: &Header,
+    body: &[u8],
+    mut done: usize,
+    present: &[u8],
+    counters: &Counters,
+) -> usize {
     let mut rest = present;
     while !rest.is_empty() {
         let missing = header.payload_bytes as usize - done;
@@ -184,14 +211,23 @@ fn place_all(sink: &mut dyn Sink, header: &Header, body: &[u8], mut done: usize,
     done
 }
 
-fn receive(link: &Link, target: &mut [u8], wait: Option<std::time::Duration>, counters: &Counters) -> io::Result<Option<usize>> {
+fn receive(
+    link: &Link,
+    target: &mut [u8],
+    wait: Option<std::time::Duration>,
+    counters: &Counters,
+) -> io::Result<Option<usize>> {
     let received = match wait {
         Some(spin) => link.receive_wait(target, spin),
         None => link.receive(target, counters),
     };
     match received {
         Ok(count) => Ok(Some(count)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(None),
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+        {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }

@@ -81,13 +81,17 @@ impl Link {
             Self::Socket(fd, _) => loop {
                 match socket::receive(fd.as_fd(), target, true) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.poll(PollFlags::IN, None)?,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.poll(PollFlags::IN, None)?;
+                    }
                     other => return other,
                 }
             },
             Self::Shm(link) => loop {
                 match link.receive(target) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => link.wait(false, spin)?,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        link.wait(false, spin)?;
+                    }
                     other => return other,
                 }
             },
@@ -112,7 +116,8 @@ impl Link {
 
     fn poll(&self, flags: PollFlags, limit: Option<Duration>) -> io::Result<()> {
         let Some(fd) = self.fd() else { return Ok(()) };
-        let limit = limit.map(|l| Timespec { tv_sec: l.as_secs() as i64, tv_nsec: l.subsec_nanos().into() });
+        let limit = limit
+            .map(|l| Timespec { tv_sec: l.as_secs() as i64, tv_nsec: l.subsec_nanos().into() });
         match rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, flags)], limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -148,7 +153,12 @@ impl Link {
         }
     }
 
-    pub(crate) fn send_pieces(&self, pieces: &[Piece], more: bool, counters: &Counters) -> io::Result<usize> {
+    pub(crate) fn send_pieces(
+        &self,
+        pieces: &[Piece],
+        more: bool,
+        counters: &Counters,
+    ) -> io::Result<usize> {
         let count = match self {
             Self::Socket(fd, _) => {
                 Counters::add(&counters.system_calls, 1);
@@ -168,7 +178,13 @@ impl Link {
     }
 
     /// Sends file pages by reference; only sockets can. Zero: the file ends before `offset`.
-    pub(crate) fn send_file(&self, file: BorrowedFd<'_>, offset: u64, length: usize, counters: &Counters) -> io::Result<usize> {
+    pub(crate) fn send_file(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        counters: &Counters,
+    ) -> io::Result<usize> {
         let Self::Socket(fd, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
         Counters::add(&counters.system_calls, 1);
         let mut offset = offset;

@@ -64,12 +64,16 @@ impl SendQueue {
     pub fn flush(&mut self, link: &Link, counters: &Counters) -> io::Result<Flushed> {
         while !self.messages.is_empty() {
             let sent = match self.file_at_front(link) {
-                Some((segment, offset, length)) => self.send_file(link, &segment, offset, length, counters),
+                Some((segment, offset, length)) => {
+                    self.send_file(link, &segment, offset, length, counters)
+                }
                 None => self.send_memory(link, counters),
             };
             match sent {
                 Ok(count) => self.advance(count, counters),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Flushed::Blocked),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Ok(Flushed::Blocked);
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
@@ -83,7 +87,14 @@ impl SendQueue {
         by_reference.then(|| (slice.segment.clone(), slice.offset, slice.length))
     }
 
-    fn send_file(&mut self, link: &Link, segment: &Segment, offset: u64, length: u64, counters: &Counters) -> io::Result<u64> {
+    fn send_file(
+        &mut self,
+        link: &Link,
+        segment: &Segment,
+        offset: u64,
+        length: u64,
+        counters: &Counters,
+    ) -> io::Result<u64> {
         let file = match segment {
             Segment::File(file) => file.as_fd(),
             Segment::Shared(memory, _) => memory.fd(),

@@ -95,11 +95,23 @@ impl ShmLink {
     ///
     /// # Errors
     /// `EINVAL` when the memory is too small.
-    pub fn new(memory: Arc<SharedMemory>, side: ShmSide, doorbell: Doorbell, socket: OwnedFd) -> io::Result<Self> {
+    pub fn new(
+        memory: Arc<SharedMemory>,
+        side: ShmSide,
+        doorbell: Doorbell,
+        socket: OwnedFd,
+    ) -> io::Result<Self> {
         if memory.len() < SHM_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok(Self { memory, side, doorbell, socket, written: AtomicU64::new(0), read: AtomicU64::new(0) })
+        Ok(Self {
+            memory,
+            side,
+            doorbell,
+            socket,
+            written: AtomicU64::new(0),
+            read: AtomicU64::new(0),
+        })
     }
 
     /// The socket whose closing tells of the peer's death.
@@ -125,7 +137,10 @@ impl ShmLink {
         let read = self.memory.word64(ring.words + READ).load(Ordering::Acquire);
         let unread = self.written.load(Ordering::Relaxed).wrapping_sub(read);
         if unread > ring.bytes as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "peer set an impossible ring position"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "peer set an impossible ring position",
+            ));
         }
         Ok(ring.bytes - unread as usize)
     }
@@ -134,7 +149,10 @@ impl ShmLink {
         let written = self.memory.word64(ring.words + WRITTEN).load(Ordering::Acquire);
         let unread = written.wrapping_sub(self.read.load(Ordering::Relaxed));
         if unread > ring.bytes as u64 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "peer set an impossible ring position"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "peer set an impossible ring position",
+            ));
         }
         Ok(unread as usize)
     }

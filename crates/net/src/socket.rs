@@ -33,7 +33,13 @@ impl Piece {
     }
 
     /// Copies to a place in shared memory.
-    pub(crate) fn copy_to(&self, from: usize, count: usize, memory: &towline_mem::SharedMemory, at: usize) {
+    pub(crate) fn copy_to(
+        &self,
+        from: usize,
+        count: usize,
+        memory: &towline_mem::SharedMemory,
+        at: usize,
+    ) {
         assert!(from + count <= self.length, "copy beyond the piece");
         let target = memory.address(at, count);
         // SAFETY: the source is alive (see `of` and `shared`) and holds `from + count` bytes, the
@@ -61,9 +67,8 @@ pub(crate) fn send_pieces(fd: BorrowedFd<'_>, pieces: &[Piece], more: bool) -> i
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
     if count == 1 {
         // SAFETY: the piece's memory is alive as `Piece` demands; the kernel only reads it.
-        let sent = unsafe {
-            libc::send(fd.as_raw_fd(), vectors[0].iov_base, vectors[0].iov_len, flags)
-        };
+        let sent =
+            unsafe { libc::send(fd.as_raw_fd(), vectors[0].iov_base, vectors[0].iov_len, flags) };
         return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
     }
     // SAFETY: all zero is a valid msghdr: no name, no control data.
@@ -86,7 +91,11 @@ pub(crate) fn receive(fd: BorrowedFd<'_>, target: &mut [u8], wait: bool) -> io::
 ///
 /// # Errors
 /// What `sendmsg(2)` says.
-pub fn send_descriptors(fd: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+pub fn send_descriptors(
+    fd: impl AsFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {

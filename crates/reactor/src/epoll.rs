@@ -1,8 +1,8 @@
 //! The loop over epoll: works wherever Linux runs.
 
 use crate::Event;
-use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -32,7 +32,11 @@ impl Epoll {
         Ok(epoll::delete(&self.fd, fd)?)
     }
 
-    pub(crate) fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
+    pub(crate) fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
         let timeout = timeout.map(|t| Timespec {
             tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(t.subsec_nanos()),

@@ -75,7 +75,11 @@ impl Uring {
     }
 
     /// Returns true when a system call was made.
-    pub(crate) fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<bool> {
+    pub(crate) fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<bool> {
         for token in std::mem::take(&mut self.rearm) {
             if let Some(fd) = self.watched.fds.get(&token).copied() {
                 self.arm(fd, token)?;
@@ -97,7 +101,11 @@ impl Uring {
         };
         match entered {
             Ok(_) => {}
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)) => {}
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN)
+                ) => {}
             Err(error) => return Err(error),
         }
         for completion in self.ring.completion() {

@@ -127,9 +127,13 @@ impl Core {
         loop {
             let timeout = self.timeout();
             let busy = self.spin_or_prepare_sleep();
-            let timeout = if busy || !self.resumable.is_empty() { Some(Duration::ZERO) } else { timeout };
+            let timeout =
+                if busy || !self.resumable.is_empty() { Some(Duration::ZERO) } else { timeout };
             if let Err(error) = self.reactor.wait(timeout, &mut events) {
-                log::error!("core {}: event loop failed, the server cannot go on: {error}", self.index);
+                log::error!(
+                    "core {}: event loop failed, the server cannot go on: {error}",
+                    self.index
+                );
                 return;
             }
             self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
@@ -189,7 +193,8 @@ impl Core {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        if self.shm_lanes.iter().any(|i| self.lanes[*i].as_ref().is_some_and(|l| !l.out.is_empty())) {
+        if self.shm_lanes.iter().any(|i| self.lanes[*i].as_ref().is_some_and(|l| !l.out.is_empty()))
+        {
             return Some(Duration::from_millis(1));
         }
         let waiting = self.draining.is_some()
@@ -206,7 +211,9 @@ impl Core {
                     self.mail(mail, scratch);
                 }
             }
-            token if token >= LISTENER_TOKENS => self.accept((token - LISTENER_TOKENS) as usize, scratch),
+            token if token >= LISTENER_TOKENS => {
+                self.accept((token - LISTENER_TOKENS) as usize, scratch);
+            }
             token => {
                 let index = token as usize;
                 if event.writable {
@@ -236,7 +243,10 @@ impl Core {
             }
             Mail::Granted(waiter) => {
                 let session = waiter.owner.session;
-                let Some(mut running) = self.take_running(session, waiter.slot, waiter.sequence) else { return };
+                let Some(mut running) = self.take_running(session, waiter.slot, waiter.sequence)
+                else {
+                    return;
+                };
                 running.compound.locked(Ok(()));
                 self.drive(session, waiter.slot, running);
             }
@@ -263,7 +273,10 @@ impl Core {
 
     fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
-        let running = self.sessions.values().any(|s| s.running.iter().flatten().any(|r| r.compound.missing().is_none()));
+        let running = self
+            .sessions
+            .values()
+            .any(|s| s.running.iter().flatten().any(|r| r.compound.missing().is_none()));
         let unsent = self.lanes.iter().flatten().any(|l| !l.out.is_empty());
         (!running && !unsent) || since.elapsed() > DRAIN
     }
@@ -283,7 +296,8 @@ impl Core {
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {}
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {}
                 Err(error) => {
                     // Out of descriptors: those waiting stay in the queue until one is free.
                     log::warn!("cannot accept a connection: {error}");
@@ -387,7 +401,8 @@ impl Core {
             return;
         }
         let mut welcome = handshake::welcome(epoch);
-        let known = self.sessions.get_mut(&hello.session).filter(|s| s.session.secret == hello.secret);
+        let known =
+            self.sessions.get_mut(&hello.session).filter(|s| s.session.secret == hello.secret);
         let session = if let Some(served) = known {
             // The barrier against stragglers: the old lane ends before the new one is served.
             let old = served.lane.replace(index as u64);
@@ -429,7 +444,10 @@ impl Core {
     /// Watches a lane's new link in place of the old one.
     fn rewatch(&mut self, index: usize, old: &Link) {
         let watched = match (old.fd(), self.lanes[index].as_ref().and_then(|l| l.link.fd())) {
-            (Some(old), Some(new)) => self.reactor.unwatch(old, index as u64).and_then(|()| self.reactor.watch(new, index as u64)),
+            (Some(old), Some(new)) => self
+                .reactor
+                .unwatch(old, index as u64)
+                .and_then(|()| self.reactor.watch(new, index as u64)),
             _ => Ok(()),
         };
         if let Err(error) = watched {
@@ -468,7 +486,8 @@ impl Core {
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
         if self.sessions.values().any(|s| s.lane.is_none()) {
             let ended = |s: &Served| s.lane.is_none() && s.laneless_since.elapsed() > lease;
-            let ended: Vec<u64> = self.sessions.iter().filter(|(_, s)| ended(s)).map(|(id, _)| *id).collect();
+            let ended: Vec<u64> =
+                self.sessions.iter().filter(|(_, s)| ended(s)).map(|(id, _)| *id).collect();
             for id in ended {
                 self.end_session(id);
             }
@@ -490,7 +509,12 @@ impl Core {
         }
     }
 
-    pub(crate) fn take_running(&mut self, session: u64, slot: u16, sequence: u32) -> Option<Box<Running>> {
+    pub(crate) fn take_running(
+        &mut self,
+        session: u64,
+        slot: u16,
+        sequence: u32,
+    ) -> Option<Box<Running>> {
         let place = self.sessions.get_mut(&session)?.running.get_mut(usize::from(slot))?;
         place.take_if(|running| running.sequence == sequence)
     }

@@ -33,23 +33,32 @@ impl Exports {
         let mut next: Vec<Active> = Vec::new();
         for export in exports {
             let name = &export.name;
-            let wrong = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, format!("export \"{name}\": {what}")));
+            let wrong = |what: &str| {
+                Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    format!("export \"{name}\": {what}"),
+                ))
+            };
             if name.is_empty() || name.contains('/') || name.contains('\0') {
                 return wrong("name is empty or has a slash in it");
             }
             if next.iter().any(|a| a.export.name == *name) {
                 return wrong("name is used twice");
             }
-            let old = self.active.read().iter().find(|a| a.export == *export).map(|a| a.store.clone());
+            let old =
+                self.active.read().iter().find(|a| a.export == *export).map(|a| a.store.clone());
             let store = match (old, &export.kind) {
                 (Some(store), _) => store,
-                (None, ExportKind::Directory(path)) => match DirectoryStore::new(path, export.read_only) {
-                    Ok(store) => store as Arc<dyn FileStore>,
-                    Err(error) => {
-                        let what = format!("export \"{name}\": directory {}: {error}", path.display());
-                        return Err(io::Error::new(error.kind(), what));
+                (None, ExportKind::Directory(path)) => {
+                    match DirectoryStore::new(path, export.read_only) {
+                        Ok(store) => store as Arc<dyn FileStore>,
+                        Err(error) => {
+                            let what =
+                                format!("export \"{name}\": directory {}: {error}", path.display());
+                            return Err(io::Error::new(error.kind(), what));
+                        }
                     }
-                },
+                }
                 (None, ExportKind::Memory(limit)) => MemoryStore::new(name, *limit)?,
             };
             next.push(Active { export: export.clone(), store });

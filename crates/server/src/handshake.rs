@@ -1,10 +1,10 @@
 //! How a lane is greeted and joined to its session.
 
-use towline_net::{Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, send_descriptors};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
+use towline_net::{Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, send_descriptors};
 use towline_wire::hello::{MAGIC, VERSION};
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
@@ -49,7 +49,11 @@ pub(crate) fn message(welcome: &Welcome) -> Vec<u8> {
 
 /// Makes shared memory, sends it with the welcome over the Unix socket, and turns the link into
 /// one over that memory.
-pub(crate) fn move_to_shared_memory(link: &Link, welcome: &Welcome, bell: &Doorbell) -> io::Result<Link> {
+pub(crate) fn move_to_shared_memory(
+    link: &Link,
+    welcome: &Welcome,
+    bell: &Doorbell,
+) -> io::Result<Link> {
     let socket = link.fd().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
     let memory = Arc::new(SharedMemory::create("towline-session", SHM_BYTES)?);
     let bytes = message(welcome);

@@ -15,7 +15,13 @@ fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
 }
 
 /// Queues a reply on a lane; returns the bytes of header and results for the slot's memory.
-pub(crate) fn send_reply(lane: Option<&mut Lane>, mut header: Header, results: &[u8], mut data: Aggregate, is_read: bool) -> Vec<u8> {
+pub(crate) fn send_reply(
+    lane: Option<&mut Lane>,
+    mut header: Header,
+    results: &[u8],
+    mut data: Aggregate,
+    is_read: bool,
+) -> Vec<u8> {
     let mut fragments = Vec::new();
     let mut offset = 0;
     while !fits_reply(&data, is_read) {

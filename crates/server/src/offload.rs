@@ -48,7 +48,9 @@ impl Offload {
                 Ok(_) => state.threads += 1,
                 // With other threads the job waits for one of them; alone it would wait for ever.
                 Err(error) if state.threads == 0 => {
-                    log::error!("cannot start a thread for blocking work, doing it in place: {error}");
+                    log::error!(
+                        "cannot start a thread for blocking work, doing it in place: {error}"
+                    );
                     let job = state.jobs.pop_back();
                     drop(state);
                     if let Some(job) = job {

@@ -56,8 +56,12 @@ impl fmt::Display for StartError {
                  authenticated yet; listen on loopback or a Unix socket, or say --insecure if \
                  everyone on that network may read and write the exports"
             ),
-            Self::NoAddress => f.write_str("nothing to listen on; try --listen tcp://127.0.0.1:7440"),
-            Self::Engine(error) => write!(f, "event loop: io_uring cannot be had: {error}; try --engine epoll"),
+            Self::NoAddress => {
+                f.write_str("nothing to listen on; try --listen tcp://127.0.0.1:7440")
+            }
+            Self::Engine(error) => {
+                write!(f, "event loop: io_uring cannot be had: {error}; try --engine epoll")
+            }
             Self::System(error) => write!(f, "cannot start: {error}"),
         }
     }
@@ -73,7 +77,8 @@ impl Server {
     pub fn start(config: &Config) -> Result<Self, StartError> {
         let mut listeners = Vec::new();
         for address in &config.listen {
-            let listener = Listener::bind(address).map_err(|e| StartError::Listen(address.clone(), e))?;
+            let listener =
+                Listener::bind(address).map_err(|e| StartError::Listen(address.clone(), e))?;
             listeners.push(listener);
         }
         Self::start_on(config, listeners)
@@ -99,7 +104,8 @@ impl Server {
         rustix::process::umask(rustix::fs::Mode::empty());
         let cores = config.cores.clamp(1, 256);
         let statistics = Statistics::new(cores);
-        let exports = Exports::new(&config.exports, statistics.clone()).map_err(StartError::Export)?;
+        let exports =
+            Exports::new(&config.exports, statistics.clone()).map_err(StartError::Export)?;
         let mailboxes: Result<Vec<Mailbox>, _> = (0..cores).map(|_| Mailbox::new()).collect();
         let shared = Arc::new(Shared {
             exports,
@@ -113,7 +119,13 @@ impl Server {
             squash_root: !config.no_root_squash,
         });
         let buffers = (config.buffer_limit / cores as u64 / FRAGMENT_BYTES_MAX as u64).max(2);
-        let mut server = Self { shared: shared.clone(), statistics: statistics.clone(), addresses, threads: Vec::new(), engine: Engine::Epoll };
+        let mut server = Self {
+            shared: shared.clone(),
+            statistics: statistics.clone(),
+            addresses,
+            threads: Vec::new(),
+            engine: Engine::Epoll,
+        };
         let mut listeners = Some(listeners);
         for index in 0..cores {
             let pool = Pool::new(FRAGMENT_BYTES_MAX, buffers as usize);
@@ -144,7 +156,8 @@ impl Server {
                 }
             };
             let name = format!("towline-core{index}");
-            let thread = std::thread::Builder::new().name(name).spawn(body).map_err(StartError::System)?;
+            let thread =
+                std::thread::Builder::new().name(name).spawn(body).map_err(StartError::System)?;
             server.threads.push(thread);
             let gone = || Err(StartError::System(io::ErrorKind::Other.into()));
             server.engine = outcome.recv().unwrap_or_else(|_| gone())?;
@@ -214,6 +227,7 @@ impl Drop for Server {
 
 /// A number that differs between two starts of a server.
 fn boot_epoch() -> u32 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     (now.as_nanos() as u32 ^ std::process::id().rotate_left(16)) | 1
 }

@@ -29,7 +29,13 @@ impl Serving<'_> {
         self.core.lanes[self.index].as_ref()?.session
     }
 
-    fn request(&mut self, session: u64, header: &Header, body: &[u8], payload: &[u8]) -> Result<(), ProtocolError> {
+    fn request(
+        &mut self,
+        session: u64,
+        header: &Header,
+        body: &[u8],
+        payload: &[u8],
+    ) -> Result<(), ProtocolError> {
         let arrived = Instant::now();
         let peer = self.core.lanes[self.index].as_ref().and_then(|lane| lane.peer);
         let Some(served) = self.core.sessions.get_mut(&session) else { return Ok(()) };
@@ -43,7 +49,8 @@ impl Serving<'_> {
                 }
             }
             Arrival::Execute => {
-                let compound = Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
+                let compound =
+                    Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
                 let running = Running {
                     compound,
                     caller: self.core.callers.find(header.word_a, header.word_b, peer),
@@ -62,7 +69,8 @@ impl Serving<'_> {
 
     /// A fragment is complete: write it, and go on with the request when it was the last.
     fn data(&mut self, session: u64, header: &Header) -> Result<(), ProtocolError> {
-        let Some(mut running) = self.core.take_running(session, header.slot, header.sequence) else {
+        let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
+        else {
             return Ok(());
         };
         let Some(grant) = running.grants.pop_front() else {
@@ -104,7 +112,9 @@ impl Serving<'_> {
 
     fn cancel(&mut self, session: u64, header: &Header) {
         let cancelled = self.core.shared.locks.lock().cancel(session, header.slot, header.sequence);
-        if cancelled && let Some(mut running) = self.core.take_running(session, header.slot, header.sequence) {
+        if cancelled
+            && let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
+        {
             running.compound.locked(Err(Errno::EINTR));
             self.core.drive(session, header.slot, running);
         }
@@ -112,7 +122,12 @@ impl Serving<'_> {
 }
 
 impl Sink for Serving<'_> {
-    fn message(&mut self, header: &Header, body: &[u8], payload: &[u8]) -> Result<(), ProtocolError> {
+    fn message(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        payload: &[u8],
+    ) -> Result<(), ProtocolError> {
         if header.kind == Kind::Hello {
             let hello = handshake::parse(header, body)?;
             if self.session().is_some() {
@@ -139,7 +154,13 @@ impl Sink for Serving<'_> {
         }
     }
 
-    fn place(&mut self, header: &Header, _body: &[u8], done: usize, rest: usize) -> Option<&mut [u8]> {
+    fn place(
+        &mut self,
+        header: &Header,
+        _body: &[u8],
+        done: usize,
+        rest: usize,
+    ) -> Option<&mut [u8]> {
         let session = self.session()?;
         let served = self.core.sessions.get_mut(&session)?;
         let running = served.running.get_mut(usize::from(header.slot))?.as_mut()?;

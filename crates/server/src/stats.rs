@@ -39,12 +39,21 @@ struct Histograms {
 impl Histograms {
     fn new() -> Self {
         // One significant decimal: a few KiB each, and recording touches few cache lines.
-        let new = || Histogram::new_with_bounds(1, 100_000_000_000, 2).unwrap_or_else(|_| Histogram::new(1).expect("one digit is always legal"));
+        let new = || {
+            Histogram::new_with_bounds(1, 100_000_000_000, 2)
+                .unwrap_or_else(|_| Histogram::new(1).expect("one digit is always legal"))
+        };
         Self { server: new(), storage: new(), disk: new(), data: new(), control: new() }
     }
 
     fn all(&self) -> [(&'static str, &Histogram<u64>); 5] {
-        [("T_server", &self.server), ("T_storage", &self.storage), ("T_disk", &self.disk), ("T_data", &self.data), ("T_control", &self.control)]
+        [
+            ("T_server", &self.server),
+            ("T_storage", &self.storage),
+            ("T_disk", &self.disk),
+            ("T_data", &self.data),
+            ("T_control", &self.control),
+        ]
     }
 }
 
@@ -214,9 +223,13 @@ impl Statistics {
             line(format_args!("towline_operations_total{{operation=\"{name}\"}} {value}"));
         }
         for (name, stage) in &snapshot.stages {
-            for (quantile, value) in [("0.5", stage.p50_us), ("0.99", stage.p99_us), ("0.999", stage.p999_us)] {
+            for (quantile, value) in
+                [("0.5", stage.p50_us), ("0.99", stage.p99_us), ("0.999", stage.p999_us)]
+            {
                 let seconds = value / 1e6;
-                line(format_args!("towline_stage_seconds{{stage=\"{name}\",quantile=\"{quantile}\"}} {seconds:.9}"));
+                line(format_args!(
+                    "towline_stage_seconds{{stage=\"{name}\",quantile=\"{quantile}\"}} {seconds:.9}"
+                ));
             }
             line(format_args!("towline_stage_seconds_count{{stage=\"{name}\"}} {}", stage.count));
             let sum = stage.mean_us * stage.count as f64 / 1e6;

@@ -9,7 +9,9 @@ use towline_store::{Caller, Listing, OpenHow, ReadOutcome, SetAttr, XattrAction}
 use towline_wire::codec::Field;
 use towline_wire::entry::Entry;
 use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
-use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, lock, parse_compound, sync_kind, valid, write_flag};
+use towline_wire::request::{
+    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, lock, parse_compound, sync_kind, valid, write_flag,
+};
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 
 /// Work for a thread that may block.
@@ -90,14 +92,31 @@ impl Compound {
     ///
     /// # Errors
     /// The body is no legal sequence of operations, or its write and the bytes do not match.
-    pub fn new(slot: u16, sequence: u32, body: &[u8], payload: &[u8], offered: u64) -> Result<Self, ProtocolError> {
+    pub fn new(
+        slot: u16,
+        sequence: u32,
+        body: &[u8],
+        payload: &[u8],
+        offered: u64,
+    ) -> Result<Self, ProtocolError> {
         let requests = parse_compound(body)?;
         let wrong = |what| Err(ProtocolError { what, at: 0 });
-        let writes: Vec<u32> = requests.iter().filter_map(|r| match r {
-            Request::Write { length, .. } => Some(*length),
-            _ => None,
-        }).collect();
-        let reads = requests.iter().filter(|r| matches!(r, Request::Read { .. } | Request::ReadDir { .. } | Request::Inquire { .. })).count();
+        let writes: Vec<u32> = requests
+            .iter()
+            .filter_map(|r| match r {
+                Request::Write { length, .. } => Some(*length),
+                _ => None,
+            })
+            .collect();
+        let reads = requests
+            .iter()
+            .filter(|r| {
+                matches!(
+                    r,
+                    Request::Read { .. } | Request::ReadDir { .. } | Request::Inquire { .. }
+                )
+            })
+            .count();
         if writes.len() > 1 || reads > 1 {
             return wrong("more than one transfer in a request");
         }
@@ -161,7 +180,9 @@ impl Compound {
         // Parsed once when it came; the same bytes parse again.
         let requests = parse_compound(&body).unwrap_or_default();
         let step = loop {
-            let Some(request) = requests.get(self.index).filter(|_| !self.failed) else { break Step::Finished };
+            let Some(request) = requests.get(self.index).filter(|_| !self.failed) else {
+                break Step::Finished;
+            };
             match self.execute(request, context) {
                 Ok(None) => {}
                 Ok(Some(step)) => break step,
@@ -186,7 +207,13 @@ impl Compound {
     }
 
     /// Adds an open file to the session's and makes it the current one.
-    fn opened(&mut self, context: &mut Context<'_>, opened: Opened, at: Option<u64>, attr: Attr) -> Result<(), Errno> {
+    fn opened(
+        &mut self,
+        context: &mut Context<'_>,
+        opened: Opened,
+        at: Option<u64>,
+        attr: Attr,
+    ) -> Result<(), Errno> {
         let handle = match at {
             Some(handle) => context.files.insert_at(handle, opened).map(|()| handle)?,
             None => context.files.insert(opened)?,
@@ -197,7 +224,11 @@ impl Compound {
     }
 
     #[allow(clippy::too_many_lines)] // one arm for each operation, each a few lines
-    fn execute(&mut self, request: &Request<'_>, context: &mut Context<'_>) -> Result<Option<Step>, Errno> {
+    fn execute(
+        &mut self,
+        request: &Request<'_>,
+        context: &mut Context<'_>,
+    ) -> Result<Option<Step>, Errno> {
         let caller = context.caller;
         match *request {
             Request::Attach { name } => {
@@ -221,7 +252,9 @@ impl Compound {
                     let attr = root.stat()?;
                     (root, attr)
                 } else {
-                    store.open(caller, (&*root, path), OpenHow { flags, mode: 0 }).map_err(|_| Errno::ESTALE)?
+                    store
+                        .open(caller, (&*root, path), OpenHow { flags, mode: 0 })
+                        .map_err(|_| Errno::ESTALE)?
                 };
                 if attr.inode != inode {
                     return Err(Errno::ESTALE);
@@ -232,14 +265,30 @@ impl Compound {
                 let handle = self.handle(handle)?;
                 context.files.remove(handle)?;
                 self.result(&Reply::Done {});
-                return Ok(Some(Step::ReleaseLocks(Owner { session: context.session, id: handle, process: false })));
+                return Ok(Some(Step::ReleaseLocks(Owner {
+                    session: context.session,
+                    id: handle,
+                    process: false,
+                })));
             }
             Request::Stat { base, flags, path } => {
                 let opened = self.at(context, base)?;
-                let attr = opened.store.stat(caller, (&*opened.file, path), flags & NO_FOLLOW == 0)?;
+                let attr =
+                    opened.store.stat(caller, (&*opened.file, path), flags & NO_FOLLOW == 0)?;
                 self.result(&Reply::Attributes { attr });
             }
-            Request::SetAttr { base, flags, valid: set, mode, uid, gid, size, accessed, modified, path } => {
+            Request::SetAttr {
+                base,
+                flags,
+                valid: set,
+                mode,
+                uid,
+                gid,
+                size,
+                accessed,
+                modified,
+                path,
+            } => {
                 let opened = self.writable_at(context, base)?;
                 let wanted = |bit| set & bit != 0;
                 let set = SetAttr {
@@ -249,7 +298,12 @@ impl Compound {
                     size: wanted(valid::SIZE).then_some(size),
                     times: wanted(valid::TIMES).then_some((accessed, modified)),
                 };
-                let attr = opened.store.set_attr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, &set)?;
+                let attr = opened.store.set_attr(
+                    caller,
+                    (&*opened.file, path),
+                    flags & NO_FOLLOW == 0,
+                    &set,
+                )?;
                 self.result(&Reply::Attributes { attr });
             }
             Request::Read { handle, offset, length } => {
@@ -311,7 +365,8 @@ impl Compound {
                 let to = self.writable_at(context, new_base)?;
                 same_store(&from, &to)?;
                 let target = (&*to.file, new_path);
-                let attr = from.store.link(caller, (&*from.file, path), flags & FOLLOW != 0, target)?;
+                let attr =
+                    from.store.link(caller, (&*from.file, path), flags & FOLLOW != 0, target)?;
                 self.result(&Reply::Attributes { attr });
             }
             Request::Unlink { base, flags, path } => {
@@ -343,7 +398,9 @@ impl Compound {
             Request::Allocate { handle, mode, offset, length } => {
                 let opened = self.writable_at(context, handle)?;
                 let may_block = opened.store.may_block();
-                return Ok(self.blocking(may_block, move || opened.file.allocate(mode, offset, length).map(|()| Value::Done)));
+                return Ok(self.blocking(may_block, move || {
+                    opened.file.allocate(mode, offset, length).map(|()| Value::Done)
+                }));
             }
             Request::Seek { handle, offset, whence } => {
                 let value = self.at(context, handle)?.file.seek(offset, whence)?;
@@ -354,36 +411,60 @@ impl Compound {
                 let to = self.writable_at(context, new_handle)?;
                 same_store(&from, &to)?;
                 return Ok(self.blocking(true, move || {
-                    from.store.copy_range(&*from.file, offset, &*to.file, new_offset, length).map(Value::Number)
+                    from.store
+                        .copy_range(&*from.file, offset, &*to.file, new_offset, length)
+                        .map(Value::Number)
                 }));
             }
             Request::GetXattr { base, flags, path, name } => {
                 let opened = self.at(context, base)?;
-                let value = opened.store.xattr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, XattrAction::Get(name))?;
+                let value = opened.store.xattr(
+                    caller,
+                    (&*opened.file, path),
+                    flags & NO_FOLLOW == 0,
+                    XattrAction::Get(name),
+                )?;
                 self.result(&Reply::Bytes { value: &value });
             }
             Request::SetXattr { base, flags, how, path, name, value } => {
                 let opened = self.writable_at(context, base)?;
-                opened.store.xattr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, XattrAction::Set(name, value, how))?;
+                opened.store.xattr(
+                    caller,
+                    (&*opened.file, path),
+                    flags & NO_FOLLOW == 0,
+                    XattrAction::Set(name, value, how),
+                )?;
                 self.result(&Reply::Done {});
             }
             Request::ListXattr { base, flags, path } => {
                 let opened = self.at(context, base)?;
-                let value = opened.store.xattr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, XattrAction::List)?;
+                let value = opened.store.xattr(
+                    caller,
+                    (&*opened.file, path),
+                    flags & NO_FOLLOW == 0,
+                    XattrAction::List,
+                )?;
                 self.result(&Reply::Bytes { value: &value });
             }
             Request::RemoveXattr { base, flags, path, name } => {
                 let opened = self.writable_at(context, base)?;
-                opened.store.xattr(caller, (&*opened.file, path), flags & NO_FOLLOW == 0, XattrAction::Remove(name))?;
+                opened.store.xattr(
+                    caller,
+                    (&*opened.file, path),
+                    flags & NO_FOLLOW == 0,
+                    XattrAction::Remove(name),
+                )?;
                 self.result(&Reply::Done {});
             }
             Request::Lock { handle, owner, family, kind, wait, start, length } => {
-                let (file, owner, range) = self.lock_of(context, handle, owner, family, kind, start, length)?;
+                let (file, owner, range) =
+                    self.lock_of(context, handle, owner, family, kind, start, length)?;
                 let waiter = Waiter { owner, range, slot: self.slot, sequence: self.sequence };
                 return Ok(Some(Step::Lock(file, waiter, wait != 0)));
             }
             Request::TestLock { handle, owner, family, kind, start, length } => {
-                let (file, owner, range) = self.lock_of(context, handle, owner, family, kind, start, length)?;
+                let (file, owner, range) =
+                    self.lock_of(context, handle, owner, family, kind, start, length)?;
                 return Ok(Some(Step::TestLock(file, owner, range)));
             }
             Request::Access { base, mode, path } => {
@@ -415,7 +496,11 @@ impl Compound {
     }
 
     /// Runs work at once, or says that it has to run where it may block.
-    fn blocking(&mut self, may_block: bool, work: impl FnOnce() -> Result<Value, Errno> + Send + 'static) -> Option<Step> {
+    fn blocking(
+        &mut self,
+        may_block: bool,
+        work: impl FnOnce() -> Result<Value, Errno> + Send + 'static,
+    ) -> Option<Step> {
         if may_block {
             return Some(Step::Block(Box::new(move || BlockingResult { result: work() })));
         }
@@ -429,7 +514,9 @@ impl Compound {
             Ok(Value::Done) => self.result(&Reply::Done {}),
             Ok(Value::Number(value)) => self.result(&Reply::Number { value }),
             Ok(Value::Read(data)) => self.read(data),
-            Ok(Value::Wrote(length, offset)) => self.result(&Reply::Wrote { length: length as u32, offset }),
+            Ok(Value::Wrote(length, offset)) => {
+                self.result(&Reply::Wrote { length: length as u32, offset });
+            }
             Err(errno) => self.fail(errno),
         }
     }
@@ -449,13 +536,27 @@ impl Compound {
             Some((owner, range)) => {
                 let known = owner.session == session && owner.process;
                 let owner = if known { owner.id } else { 0 };
-                Reply::Conflict { kind: range.kind, start: range.start, length: range.length(), owner }
+                Reply::Conflict {
+                    kind: range.kind,
+                    start: range.start,
+                    length: range.length(),
+                    owner,
+                }
             }
         });
     }
 
     #[allow(clippy::too_many_arguments)] // the fields of one wire structure
-    fn lock_of(&self, context: &Context<'_>, handle: u64, process: u64, family: u8, kind: u8, start: u64, length: u64) -> Result<(FileKey, Owner, Range), Errno> {
+    fn lock_of(
+        &self,
+        context: &Context<'_>,
+        handle: u64,
+        process: u64,
+        family: u8,
+        kind: u8,
+        start: u64,
+        length: u64,
+    ) -> Result<(FileKey, Owner, Range), Errno> {
         let handle = self.handle(handle)?;
         let opened = context.files.find(handle)?;
         let (process, id, range) = match family {
@@ -465,19 +566,41 @@ impl Compound {
             _ => return Err(Errno::EINVAL),
         };
         let access = opened.flags & 3;
-        if family != lock::FLOCK && ((kind == lock::SHARED && access == 1) || (kind == lock::EXCLUSIVE && access == 0)) {
+        if family != lock::FLOCK
+            && ((kind == lock::SHARED && access == 1) || (kind == lock::EXCLUSIVE && access == 0))
+        {
             return Err(Errno::EBADF);
         }
         let (device, inode) = opened.file.identity();
-        Ok(((device, inode, family == lock::FLOCK), Owner { session: context.session, id, process }, range))
+        Ok((
+            (device, inode, family == lock::FLOCK),
+            Owner { session: context.session, id, process },
+            range,
+        ))
     }
 
-    fn begin_write(&mut self, context: &Context<'_>, handle: u64, offset: u64, length: u32, flags: u32) -> Result<Option<Step>, Errno> {
+    fn begin_write(
+        &mut self,
+        context: &Context<'_>,
+        handle: u64,
+        offset: u64,
+        length: u32,
+        flags: u32,
+    ) -> Result<Option<Step>, Errno> {
         let opened = self.writable_at(context, handle)?;
         let append = flags & write_flag::APPEND != 0;
         let sync = flags & write_flag::DATA_SYNC != 0;
         if self.offered > 0 {
-            self.write = Some(Writing { opened, offset, append, sync, length: self.offered, done: 0, started_at: None, stopped: None });
+            self.write = Some(Writing {
+                opened,
+                offset,
+                append,
+                sync,
+                length: self.offered,
+                done: 0,
+                started_at: None,
+                stopped: None,
+            });
             return Ok(Some(Step::NeedsData));
         }
         const WAITS: u32 = 0o40000 | 0o10000 | 0o4_000_000; // O_DIRECT, O_DSYNC, and O_SYNC's other bit
@@ -552,7 +675,14 @@ struct Collect {
 }
 
 impl Listing for Collect {
-    fn entry(&mut self, cookie: u64, inode: u64, file_type: u8, name: &[u8], attr: Option<Attr>) -> bool {
+    fn entry(
+        &mut self,
+        cookie: u64,
+        inode: u64,
+        file_type: u8,
+        name: &[u8],
+        attr: Option<Attr>,
+    ) -> bool {
         let entry = Entry { cookie, inode, file_type, name, attr };
         if self.bytes.len() + entry.encoded_bytes() > self.room {
             return false;

@@ -38,7 +38,11 @@ impl Range {
         if kind > lock::UNLOCK {
             return Err(Errno::EINVAL);
         }
-        let last = if length == 0 { u64::MAX } else { start.checked_add(length - 1).ok_or(Errno::EOVERFLOW)? };
+        let last = if length == 0 {
+            u64::MAX
+        } else {
+            start.checked_add(length - 1).ok_or(Errno::EOVERFLOW)?
+        };
         Ok(Self { kind, start, last })
     }
 
@@ -146,7 +150,9 @@ impl Locks {
         let mut found = false;
         for locks in self.files.values_mut() {
             let before = locks.waiting.len();
-            locks.waiting.retain(|w| !(w.owner.session == session && w.slot == slot && w.sequence == sequence));
+            locks.waiting.retain(|w| {
+                !(w.owner.session == session && w.slot == slot && w.sequence == sequence)
+            });
             found |= locks.waiting.len() != before;
         }
         found
@@ -161,7 +167,8 @@ impl Locks {
     /// Follows who waits for whom from the holders in the way of `waiter` back to its owner.
     fn would_deadlock(&self, file: FileKey, waiter: &Waiter) -> bool {
         let mut seen: Vec<Owner> = Vec::new();
-        let mut next: Vec<Owner> = self.files.get(&file).map_or(Vec::new(), |l| l.blockers(waiter.owner, &waiter.range));
+        let mut next: Vec<Owner> =
+            self.files.get(&file).map_or(Vec::new(), |l| l.blockers(waiter.owner, &waiter.range));
         while let Some(owner) = next.pop() {
             if owner == waiter.owner {
                 return true;
@@ -183,7 +190,12 @@ impl Locks {
 impl FileLocks {
     fn conflict(&self, owner: Owner, range: &Range) -> Option<(Owner, Range)> {
         let exclusive = |r: &Range| r.kind == lock::EXCLUSIVE;
-        self.held.iter().find(|(other, held)| *other != owner && held.overlaps(range) && (exclusive(held) || exclusive(range))).copied()
+        self.held
+            .iter()
+            .find(|(other, held)| {
+                *other != owner && held.overlaps(range) && (exclusive(held) || exclusive(range))
+            })
+            .copied()
     }
 
     fn blockers(&self, owner: Owner, range: &Range) -> Vec<Owner> {
@@ -243,18 +255,33 @@ mod tests {
     }
 
     fn waiter(id: u64, kind: u8, start: u64, length: u64) -> Waiter {
-        Waiter { owner: owner(id), range: Range::new(kind, start, length).unwrap(), slot: id as u16, sequence: 1 }
+        Waiter {
+            owner: owner(id),
+            range: Range::new(kind, start, length).unwrap(),
+            slot: id as u16,
+            sequence: 1,
+        }
     }
 
     #[test]
     fn ranges_split_and_conflict() {
         let mut locks = Locks::default();
-        assert_eq!(locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 100), false), Ok(Locked::Done(vec![])));
-        assert_eq!(locks.lock(FILE, waiter(1, lock::UNLOCK, 40, 10), false), Ok(Locked::Done(vec![])));
-        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 40, 10), false), Ok(Locked::Done(vec![])));
+        assert_eq!(
+            locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 100), false),
+            Ok(Locked::Done(vec![]))
+        );
+        assert_eq!(
+            locks.lock(FILE, waiter(1, lock::UNLOCK, 40, 10), false),
+            Ok(Locked::Done(vec![]))
+        );
+        assert_eq!(
+            locks.lock(FILE, waiter(2, lock::SHARED, 40, 10), false),
+            Ok(Locked::Done(vec![]))
+        );
         assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 39, 1), false), Err(Errno::EAGAIN));
         assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 50, 0), false), Err(Errno::EAGAIN));
-        let (_, range) = locks.test(FILE, owner(2), &Range::new(lock::SHARED, 60, 1).unwrap()).unwrap();
+        let (_, range) =
+            locks.test(FILE, owner(2), &Range::new(lock::SHARED, 60, 1).unwrap()).unwrap();
         assert_eq!((range.start, range.length()), (50, 50));
     }
 

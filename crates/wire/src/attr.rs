@@ -4,8 +4,20 @@ use crate::codec::{Field, ProtocolError, Reader};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A point in time; seconds may be negative (before 1970).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Debug,
+    Default,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
 #[repr(C)]
 pub struct Timestamp {
     /// Seconds since the epoch.
@@ -32,8 +44,9 @@ impl Timestamp {
 /// Attributes of one file: what `statx(2)` tells, and a change number.
 ///
 /// 128 bytes on the wire, all fields little-endian, in the order given here.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct Attr {
     /// Inode number, unique within the export.
@@ -116,8 +129,9 @@ impl Attr {
 }
 
 /// Space and files of an export, as `statvfs(3)` tells them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 #[repr(C)]
 pub struct StatFs {
     /// Bytes of one block.

@@ -26,7 +26,12 @@ impl Entry<'_> {
     /// Bytes of the encoding.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
-        8 + 8 + 1 + 1 + 4 + self.name.len() + if self.attr.is_some() { crate::attr::ATTR_BYTES } else { 0 }
+        8 + 8
+            + 1
+            + 1
+            + 4
+            + self.name.len()
+            + if self.attr.is_some() { crate::attr::ATTR_BYTES } else { 0 }
     }
 
     /// Appends the encoding to `out`.
@@ -60,7 +65,11 @@ impl<'a> Entries<'a> {
         let file_type = Field::decode(reader)?;
         let flagged = u8::decode(reader)?;
         let name = <&[u8]>::decode(reader)?;
-        if name.is_empty() || name.len() > NAME_BYTES_MAX || name.contains(&0) || name.contains(&b'/') {
+        if name.is_empty()
+            || name.len() > NAME_BYTES_MAX
+            || name.contains(&0)
+            || name.contains(&b'/')
+        {
             return Err(reader.error("illegal name in a listing"));
         }
         let attr = match flagged {

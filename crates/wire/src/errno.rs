@@ -76,7 +76,11 @@ impl Errno {
     /// The error number inside an [`std::io::Error`]; `EIO` where it has none.
     #[must_use]
     pub fn of(error: &std::io::Error) -> Self {
-        error.raw_os_error().and_then(|n| u16::try_from(n).ok()).filter(|n| *n != 0).map_or(Self::EIO, Self)
+        error
+            .raw_os_error()
+            .and_then(|n| u16::try_from(n).ok())
+            .filter(|n| *n != 0)
+            .map_or(Self::EIO, Self)
     }
 }
 
@@ -88,7 +92,11 @@ impl fmt::Display for Errno {
 
 impl fmt::Debug for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.name().is_empty() { write!(f, "errno {}", self.0) } else { f.write_str(self.name()) }
+        if self.name().is_empty() {
+            write!(f, "errno {}", self.0)
+        } else {
+            f.write_str(self.name())
+        }
     }
 }
 

@@ -13,7 +13,9 @@
 //! | 28 | 4 | word b |
 
 use crate::codec::{Field, ProtocolError, Reader};
-use crate::limits::{BODY_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES, LISTING_BYTES_MAX, SLOTS_MAX};
+use crate::limits::{
+    BODY_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES, LISTING_BYTES_MAX, SLOTS_MAX,
+};
 
 /// What a message is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,7 +90,17 @@ impl Header {
     /// A header with everything but kind, slot and sequence zero.
     #[must_use]
     pub fn new(kind: Kind, slot: u16, sequence: u32) -> Self {
-        Self { kind, flags: 0, slot, sequence, body_bytes: 0, payload_bytes: 0, offset: 0, word_a: 0, word_b: 0 }
+        Self {
+            kind,
+            flags: 0,
+            slot,
+            sequence,
+            body_bytes: 0,
+            payload_bytes: 0,
+            offset: 0,
+            word_a: 0,
+            word_b: 0,
+        }
     }
 
     /// The 32 bytes of this header.

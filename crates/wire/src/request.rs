@@ -393,13 +393,23 @@ impl Request<'_> {
     #[must_use]
     pub fn modifies(&self) -> bool {
         match self {
-            Self::Open { .. } | Self::Attach { .. } | Self::Close { .. } | Self::Reclaim { .. } => true,
+            Self::Open { .. } | Self::Attach { .. } | Self::Close { .. } | Self::Reclaim { .. } => {
+                true
+            }
             Self::SetAttr { .. } | Self::MakeDir { .. } | Self::MakeNode { .. } => true,
-            Self::Symlink { .. } | Self::Link { .. } | Self::Unlink { .. } | Self::Rename { .. } => true,
+            Self::Symlink { .. }
+            | Self::Link { .. }
+            | Self::Unlink { .. }
+            | Self::Rename { .. } => true,
             Self::Write { .. } | Self::Allocate { .. } | Self::CopyRange { .. } => true,
             Self::SetXattr { .. } | Self::RemoveXattr { .. } | Self::Lock { .. } => true,
-            Self::Stat { .. } | Self::Read { .. } | Self::ReadDir { .. } | Self::ReadLink { .. } => false,
-            Self::StatFs { .. } | Self::Sync { .. } | Self::Seek { .. } | Self::GetXattr { .. } => false,
+            Self::Stat { .. }
+            | Self::Read { .. }
+            | Self::ReadDir { .. }
+            | Self::ReadLink { .. } => false,
+            Self::StatFs { .. } | Self::Sync { .. } | Self::Seek { .. } | Self::GetXattr { .. } => {
+                false
+            }
             Self::ListXattr { .. } | Self::TestLock { .. } | Self::Access { .. } => false,
             Self::Inquire { .. } => false,
         }
@@ -413,7 +423,10 @@ impl Request<'_> {
         match self {
             Self::Open { flags, .. } => flags & EXCLUSIVE == 0,
             Self::Write { flags, .. } => flags & write_flag::APPEND == 0,
-            Self::Close { .. } | Self::Attach { .. } | Self::Reclaim { .. } | Self::SetAttr { .. } => true,
+            Self::Close { .. }
+            | Self::Attach { .. }
+            | Self::Reclaim { .. }
+            | Self::SetAttr { .. } => true,
             Self::Allocate { .. } | Self::CopyRange { .. } | Self::Lock { .. } => true,
             Self::SetXattr { how, .. } => *how == 0,
             other => !other.modifies(),
@@ -424,15 +437,27 @@ impl Request<'_> {
     #[must_use]
     pub fn handles(&self) -> [u64; 2] {
         match *self {
-            Self::Open { base, .. } | Self::Stat { base, .. } | Self::SetAttr { base, .. } => [base, 0],
-            Self::MakeDir { base, .. } | Self::MakeNode { base, .. } | Self::Symlink { base, .. } => [base, 0],
-            Self::ReadLink { base, .. } | Self::Unlink { base, .. } | Self::Access { base, .. } => [base, 0],
+            Self::Open { base, .. } | Self::Stat { base, .. } | Self::SetAttr { base, .. } => {
+                [base, 0]
+            }
+            Self::MakeDir { base, .. }
+            | Self::MakeNode { base, .. }
+            | Self::Symlink { base, .. } => [base, 0],
+            Self::ReadLink { base, .. } | Self::Unlink { base, .. } | Self::Access { base, .. } => {
+                [base, 0]
+            }
             Self::GetXattr { base, .. } | Self::SetXattr { base, .. } => [base, 0],
             Self::ListXattr { base, .. } | Self::RemoveXattr { base, .. } => [base, 0],
-            Self::Link { base, new_base, .. } | Self::Rename { base, new_base, .. } => [base, new_base],
+            Self::Link { base, new_base, .. } | Self::Rename { base, new_base, .. } => {
+                [base, new_base]
+            }
             Self::CopyRange { handle, new_handle, .. } => [handle, new_handle],
-            Self::Close { handle } | Self::Read { handle, .. } | Self::Write { handle, .. } => [handle, 0],
-            Self::ReadDir { handle, .. } | Self::StatFs { handle } | Self::Sync { handle, .. } => [handle, 0],
+            Self::Close { handle } | Self::Read { handle, .. } | Self::Write { handle, .. } => {
+                [handle, 0]
+            }
+            Self::ReadDir { handle, .. } | Self::StatFs { handle } | Self::Sync { handle, .. } => {
+                [handle, 0]
+            }
             Self::Allocate { handle, .. } | Self::Seek { handle, .. } => [handle, 0],
             Self::Lock { handle, .. } | Self::TestLock { handle, .. } => [handle, 0],
             Self::Attach { .. } | Self::Inquire { .. } | Self::Reclaim { .. } => [0, 0],
@@ -441,11 +466,15 @@ impl Request<'_> {
 
     fn paths(&self) -> [&[u8]; 2] {
         match self {
-            Self::Open { path, .. } | Self::Stat { path, .. } | Self::SetAttr { path, .. } => [path, b""],
+            Self::Open { path, .. } | Self::Stat { path, .. } | Self::SetAttr { path, .. } => {
+                [path, b""]
+            }
             Self::MakeDir { path, .. } | Self::MakeNode { path, .. } => [path, b""],
             Self::Symlink { path, target, .. } => [path, target],
             Self::ReadLink { path, .. } | Self::Unlink { path, .. } => [path, b""],
-            Self::Link { path, new_path, .. } | Self::Rename { path, new_path, .. } => [path, new_path],
+            Self::Link { path, new_path, .. } | Self::Rename { path, new_path, .. } => {
+                [path, new_path]
+            }
             Self::GetXattr { path, name, .. } | Self::SetXattr { path, name, .. } => [path, name],
             Self::ListXattr { path, .. } | Self::Access { path, .. } => [path, b""],
             Self::RemoveXattr { path, name, .. } => [path, name],
