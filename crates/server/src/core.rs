@@ -3,7 +3,6 @@
 use crate::caller::Callers;
 use crate::exports::Exports;
 use crate::grants::{Grant, Running, Served};
-use crate::handshake;
 use crate::lane::{Lane, UNSENT_BYTES_MAX};
 use crate::mailbox::{Mail, Mailbox};
 use crate::messages::send_reply;
@@ -16,15 +15,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use towline_mem::{Aggregate, Pool};
+use towline_mem::Pool;
 use towline_net::address::Listener;
-use towline_net::{Flushed, Incoming, Link, LinkKind, ShmLink};
+use towline_net::{Flushed, Incoming, Link, ShmLink};
 use towline_reactor::{Event, Reactor};
 use towline_session::locks::{Locked, Locks, Owner, Waiter};
-use towline_session::{Context, Session, Step};
-use towline_wire::hello::{VERSION, want};
-use towline_wire::limits::{CLIENT_STALL_SECONDS, SESSION_LEASE_SECONDS};
-use towline_wire::{Errno, Header, Hello, Kind};
+use towline_session::{Context, Step};
+use towline_wire::{Header, Kind};
 
 /// What all cores share.
 pub(crate) struct Shared {
@@ -41,11 +38,11 @@ pub(crate) struct Shared {
 
 impl Shared {
     /// The core that a session lives on is part of its number.
-    fn home(&self, session: u64) -> usize {
+    pub(crate) fn home(&self, session: u64) -> usize {
         (session % self.mailboxes.len() as u64) as usize
     }
 
-    fn notify(&self, granted: Vec<Waiter>) {
+    pub(crate) fn notify(&self, granted: Vec<Waiter>) {
         for waiter in granted {
             self.mailboxes[self.home(waiter.owner.session)].send(Mail::Granted(waiter));
         }
@@ -58,20 +55,24 @@ const BELL_TOKEN: u64 = 1 << 33;
 const SCRATCH_BYTES: usize = 128 * 1024;
 /// How long to look for more work in shared memory before sleeping.
 const SPIN: Duration = Duration::from_micros(20);
+/// Turns between two looks at the sockets while shared memory keeps a core busy.
+const SOCKET_TURNS: u32 = 8;
+/// How often to look for what waited too long, while there is something that may.
+const TICK: Duration = Duration::from_secs(1);
 /// How long a server that shuts down waits for requests under way.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// One core of a server.
 pub(crate) struct Core {
-    index: usize,
+    pub(crate) index: usize,
     pub(crate) shared: Arc<Shared>,
     pub(crate) statistics: Arc<CoreStatistics>,
-    mailbox: Mailbox,
-    reactor: Reactor,
-    listeners: Vec<Listener>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) reactor: Reactor,
+    pub(crate) listeners: Vec<Listener>,
     pub(crate) lanes: Vec<Option<Lane>>,
-    free_lanes: Vec<usize>,
-    shm_lanes: Vec<usize>,
+    pub(crate) free_lanes: Vec<usize>,
+    pub(crate) shm_lanes: Vec<usize>,
     pub(crate) sessions: HashMap<u64, Served>,
     pub(crate) callers: Callers,
     pool: Arc<Pool>,
@@ -82,6 +83,9 @@ pub(crate) struct Core {
     /// Lanes whose input was left unread and can be read now.
     resumable: Vec<usize>,
     draining: Option<Instant>,
+    /// Something may have to be ended because it waits too long.
+    pub(crate) ticking: bool,
+    pub(crate) ticked: Instant,
 }
 
 impl Core {
@@ -116,6 +120,8 @@ impl Core {
             dirty: Vec::new(),
             resumable: Vec::new(),
             draining: None,
+            ticking: false,
+            ticked: Instant::now(),
             shared,
         })
     }
@@ -124,19 +130,22 @@ impl Core {
     pub(crate) fn run(mut self) {
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut events = Vec::with_capacity(256);
+        let mut turns = 0u32;
         loop {
-            let timeout = self.timeout();
-            let busy = self.spin_or_prepare_sleep();
-            let timeout =
-                if busy || !self.resumable.is_empty() { Some(Duration::ZERO) } else { timeout };
-            if let Err(error) = self.reactor.wait(timeout, &mut events) {
-                log::error!(
-                    "core {}: event loop failed, the server cannot go on: {error}",
-                    self.index
-                );
-                return;
+            let busy = self.spin_or_prepare_sleep() || !self.resumable.is_empty();
+            // While shared memory keeps a core busy, a look at the sockets now and then will do.
+            turns = if busy { turns + 1 } else { 0 };
+            if turns.is_multiple_of(SOCKET_TURNS) {
+                let timeout = if busy { Some(Duration::ZERO) } else { self.timeout() };
+                if let Err(error) = self.reactor.wait(timeout, &mut events) {
+                    let index = self.index;
+                    log::error!(
+                        "core {index}: event loop failed, the server cannot go on: {error}"
+                    );
+                    return;
+                }
+                self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             }
-            self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             for event in events.drain(..) {
                 self.event(event, &mut scratch);
             }
@@ -148,7 +157,9 @@ impl Core {
             }
             self.grant();
             self.flush_dirty();
-            self.expire();
+            if self.ticking && self.ticked.elapsed() >= TICK {
+                self.tick();
+            }
             if self.drained() {
                 return;
             }
@@ -197,10 +208,7 @@ impl Core {
         {
             return Some(Duration::from_millis(1));
         }
-        let waiting = self.draining.is_some()
-            || self.sessions.values().any(|s| s.lane.is_none())
-            || self.lanes.iter().flatten().any(|l| l.session.is_none() || l.granted > 0);
-        waiting.then_some(Duration::from_secs(1))
+        (self.ticking || self.draining.is_some()).then_some(TICK)
     }
 
     fn event(&mut self, event: Event, scratch: &mut [u8]) {
@@ -281,53 +289,6 @@ impl Core {
         (!running && !unsent) || since.elapsed() > DRAIN
     }
 
-    fn accept(&mut self, number: usize, scratch: &mut [u8]) {
-        loop {
-            let Some(listener) = self.listeners.get(number) else { return };
-            match listener.accept() {
-                Ok(link) => {
-                    let link = Arc::new(link);
-                    let cores = self.shared.mailboxes.len();
-                    let core = self.shared.next_core.fetch_add(1, Ordering::Relaxed) % cores;
-                    if core == self.index {
-                        self.add_lane(link, None, scratch);
-                    } else {
-                        self.shared.mailboxes[core].send(Mail::Lane(link));
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {}
-                Err(error) => {
-                    // Out of descriptors: those waiting stay in the queue until one is free.
-                    log::warn!("cannot accept a connection: {error}");
-                    std::thread::sleep(Duration::from_millis(10));
-                    return;
-                }
-            }
-        }
-    }
-
-    fn add_lane(&mut self, link: Arc<Link>, hello: Option<Hello>, scratch: &mut [u8]) {
-        let index = self.free_lanes.pop().unwrap_or_else(|| {
-            self.lanes.push(None);
-            self.lanes.len() - 1
-        });
-        let token = index as u64;
-        let watched = link.fd().map(|fd| self.reactor.watch(fd, token));
-        if let Some(Err(error)) = watched {
-            log::warn!("cannot watch a connection: {error}");
-            self.free_lanes.push(index);
-            return;
-        }
-        self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
-        self.lanes[index] = Some(Lane::new(link));
-        match hello {
-            Some(hello) => self.greet(index, &hello),
-            None => self.receive(index, scratch),
-        }
-    }
-
     /// Reads from a lane what was left because too much was unsent.
     fn resume(&mut self, index: usize, scratch: &mut [u8]) {
         if let Some(Some(lane)) = self.lanes.get_mut(index)
@@ -339,7 +300,7 @@ impl Core {
         }
     }
 
-    fn receive(&mut self, index: usize, scratch: &mut [u8]) {
+    pub(crate) fn receive(&mut self, index: usize, scratch: &mut [u8]) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         let link = lane.link.clone();
         // Taken out, so that the messages it finds can change the core and the lane.
@@ -377,135 +338,6 @@ impl Core {
             (Some(error), _) => self.close_lane(index, &error),
             (None, Some(hello)) => self.greet(index, &hello),
             (None, None) => self.dirty.push(index),
-        }
-    }
-
-    fn greet(&mut self, index: usize, hello: &Hello) {
-        let epoch = self.shared.boot_epoch;
-        let Some(lane) = self.lanes[index].as_mut() else { return };
-        if hello.version != VERSION {
-            let refusal = handshake::message(&handshake::refusal(epoch, Errno::EPROTO));
-            lane.out.push(Aggregate::from_vec(refusal), 0, 0);
-            self.dirty.push(index);
-            return;
-        }
-        let home = self.shared.home(hello.session);
-        if hello.session != 0 && home != self.index {
-            let Some(lane) = self.lanes[index].take() else { return };
-            if let Some(fd) = lane.link.fd() {
-                let _ = self.reactor.unwatch(fd, index as u64);
-            }
-            self.free_lanes.push(index);
-            self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
-            self.shared.mailboxes[home].send(Mail::Join(lane.link, *hello));
-            return;
-        }
-        let mut welcome = handshake::welcome(epoch);
-        let known =
-            self.sessions.get_mut(&hello.session).filter(|s| s.session.secret == hello.secret);
-        let session = if let Some(served) = known {
-            // The barrier against stragglers: the old lane ends before the new one is served.
-            let old = served.lane.replace(index as u64);
-            served.drop_transfers();
-            welcome.resumed = 1;
-            (welcome.session, welcome.secret) = (hello.session, hello.secret);
-            if let Some(old) = old.filter(|old| *old != index as u64) {
-                self.drop_lane(old as usize);
-            }
-            hello.session
-        } else {
-            let number = self.shared.next_session.fetch_add(1, Ordering::Relaxed);
-            let id = number * self.shared.mailboxes.len() as u64 + self.index as u64;
-            let secret = random();
-            let session = Session { id, secret, ..Session::default() };
-            (welcome.session, welcome.secret) = (id, secret);
-            self.sessions.insert(id, Served::new(session, index as u64));
-            self.statistics.sessions.fetch_add(1, Ordering::Relaxed);
-            id
-        };
-        let Some(lane) = self.lanes[index].as_mut() else { return };
-        lane.session = Some(session);
-        if hello.want & want::SHARED_MEMORY != 0 && lane.link.kind() == LinkKind::Unix {
-            welcome.granted |= want::SHARED_MEMORY;
-            match handshake::move_to_shared_memory(&lane.link, &welcome, &self.mailbox.bell) {
-                Ok(link) => {
-                    let socket = std::mem::replace(&mut lane.link, Arc::new(link));
-                    self.shm_lanes.push(index);
-                    self.rewatch(index, &socket);
-                }
-                Err(error) => self.close_lane(index, &error),
-            }
-            return;
-        }
-        lane.out.push(Aggregate::from_vec(handshake::message(&welcome)), 0, 0);
-        self.dirty.push(index);
-    }
-
-    /// Watches a lane's new link in place of the old one.
-    fn rewatch(&mut self, index: usize, old: &Link) {
-        let watched = match (old.fd(), self.lanes[index].as_ref().and_then(|l| l.link.fd())) {
-            (Some(old), Some(new)) => self
-                .reactor
-                .unwatch(old, index as u64)
-                .and_then(|()| self.reactor.watch(new, index as u64)),
-            _ => Ok(()),
-        };
-        if let Err(error) = watched {
-            self.close_lane(index, &error);
-        }
-    }
-
-    fn drop_lane(&mut self, index: usize) -> Option<Lane> {
-        let lane = self.lanes.get_mut(index).and_then(Option::take)?;
-        if let Some(fd) = lane.link.fd() {
-            let _ = self.reactor.unwatch(fd, index as u64);
-        }
-        self.shm_lanes.retain(|i| *i != index);
-        self.free_lanes.push(index);
-        self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
-        Some(lane)
-    }
-
-    fn close_lane(&mut self, index: usize, error: &io::Error) {
-        let Some(lane) = self.drop_lane(index) else { return };
-        if error.kind() == io::ErrorKind::InvalidData {
-            self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
-            log::warn!("closing a connection whose peer broke the protocol: {error}");
-        }
-        let Some(id) = lane.session else { return };
-        if let Some(served) = self.sessions.get_mut(&id).filter(|s| s.lane == Some(index as u64)) {
-            served.lane = None;
-            served.laneless_since = Instant::now();
-            served.drop_transfers();
-        }
-    }
-
-    /// Ends what waited too long: sessions without lane, lanes without hello, unused grants.
-    fn expire(&mut self) {
-        let lease = Duration::from_secs(SESSION_LEASE_SECONDS);
-        let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
-        if self.sessions.values().any(|s| s.lane.is_none()) {
-            let ended = |s: &Served| s.lane.is_none() && s.laneless_since.elapsed() > lease;
-            let ended: Vec<u64> =
-                self.sessions.iter().filter(|(_, s)| ended(s)).map(|(id, _)| *id).collect();
-            for id in ended {
-                self.end_session(id);
-            }
-        }
-        for index in 0..self.lanes.len() {
-            let Some(lane) = &self.lanes[index] else { continue };
-            let waiting = lane.session.is_none() || lane.granted > 0;
-            if waiting && lane.since.elapsed() > stall {
-                self.close_lane(index, &io::ErrorKind::TimedOut.into());
-            }
-        }
-    }
-
-    pub(crate) fn end_session(&mut self, id: u64) {
-        if self.sessions.remove(&id).is_some() {
-            self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
-            let granted = self.shared.locks.lock().release(|owner| owner.session == id);
-            self.shared.notify(granted);
         }
     }
 
@@ -617,6 +449,7 @@ impl Core {
                 lane.since = Instant::now();
             }
             lane.granted += 1;
+            self.ticking = true;
             lane.send_header(&header);
             self.dirty.push(index);
             if running.next_grant().is_some() {
@@ -647,12 +480,4 @@ impl Core {
 
 pub(crate) fn elapsed_ns(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // Fails only where the kernel has no random numbers at all; then sessions cannot be joined by
-    // guessing either, since the server does not come this far.
-    let _ = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
-    u64::from_le_bytes(bytes)
 }

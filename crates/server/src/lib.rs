@@ -12,6 +12,7 @@ mod exports;
 mod grants;
 mod handshake;
 mod lane;
+mod lanes;
 mod mailbox;
 mod messages;
 mod offload;

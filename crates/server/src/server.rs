@@ -196,7 +196,6 @@ impl Server {
     }
 
     /// A function that yields counters and stage times in the text format of Prometheus.
-    #[must_use]
     pub fn prometheus(&self) -> impl Fn() -> String + Send + 'static {
         let statistics = self.statistics.clone();
         move || statistics.to_prometheus()

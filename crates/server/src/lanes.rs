@@ -1,0 +1,206 @@
+//! Coming and going of lanes and sessions on a core.
+
+use crate::core::Core;
+use crate::grants::Served;
+use crate::handshake;
+use crate::lane::Lane;
+use crate::mailbox::Mail;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use towline_mem::Aggregate;
+use towline_net::{Link, LinkKind};
+use towline_session::Session;
+use towline_wire::hello::{VERSION, want};
+use towline_wire::limits::{CLIENT_STALL_SECONDS, SESSION_LEASE_SECONDS};
+use towline_wire::{Errno, Hello};
+
+impl Core {
+    pub(crate) fn accept(&mut self, number: usize, scratch: &mut [u8]) {
+        loop {
+            let Some(listener) = self.listeners.get(number) else { return };
+            match listener.accept() {
+                Ok(link) => {
+                    let link = Arc::new(link);
+                    let cores = self.shared.mailboxes.len();
+                    let core = self.shared.next_core.fetch_add(1, Ordering::Relaxed) % cores;
+                    if core == self.index {
+                        self.add_lane(link, None, scratch);
+                    } else {
+                        self.shared.mailboxes[core].send(Mail::Lane(link));
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error)
+                    if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {}
+                Err(error) => {
+                    // Out of descriptors: those waiting stay in the queue until one is free.
+                    log::warn!("cannot accept a connection: {error}");
+                    std::thread::sleep(Duration::from_millis(10));
+                    return;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn add_lane(&mut self, link: Arc<Link>, hello: Option<Hello>, scratch: &mut [u8]) {
+        let index = self.free_lanes.pop().unwrap_or_else(|| {
+            self.lanes.push(None);
+            self.lanes.len() - 1
+        });
+        let token = index as u64;
+        let watched = link.fd().map(|fd| self.reactor.watch(fd, token));
+        if let Some(Err(error)) = watched {
+            log::warn!("cannot watch a connection: {error}");
+            self.free_lanes.push(index);
+            return;
+        }
+        self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
+        self.lanes[index] = Some(Lane::new(link));
+        self.ticking = true;
+        match hello {
+            Some(hello) => self.greet(index, &hello),
+            None => self.receive(index, scratch),
+        }
+    }
+
+    pub(crate) fn greet(&mut self, index: usize, hello: &Hello) {
+        let epoch = self.shared.boot_epoch;
+        let Some(lane) = self.lanes[index].as_mut() else { return };
+        if hello.version != VERSION {
+            let refusal = handshake::message(&handshake::refusal(epoch, Errno::EPROTO));
+            lane.out.push(Aggregate::from_vec(refusal), 0, 0);
+            self.dirty.push(index);
+            return;
+        }
+        let home = self.shared.home(hello.session);
+        if hello.session != 0 && home != self.index {
+            let Some(lane) = self.lanes[index].take() else { return };
+            if let Some(fd) = lane.link.fd() {
+                let _ = self.reactor.unwatch(fd, index as u64);
+            }
+            self.free_lanes.push(index);
+            self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
+            self.shared.mailboxes[home].send(Mail::Join(lane.link, *hello));
+            return;
+        }
+        let mut welcome = handshake::welcome(epoch);
+        let known =
+            self.sessions.get_mut(&hello.session).filter(|s| s.session.secret == hello.secret);
+        let session = if let Some(served) = known {
+            // The barrier against stragglers: the old lane ends before the new one is served.
+            let old = served.lane.replace(index as u64);
+            served.drop_transfers();
+            welcome.resumed = 1;
+            (welcome.session, welcome.secret) = (hello.session, hello.secret);
+            if let Some(old) = old.filter(|old| *old != index as u64) {
+                self.drop_lane(old as usize);
+            }
+            hello.session
+        } else {
+            let number = self.shared.next_session.fetch_add(1, Ordering::Relaxed);
+            let id = number * self.shared.mailboxes.len() as u64 + self.index as u64;
+            let secret = random();
+            let session = Session { id, secret, ..Session::default() };
+            (welcome.session, welcome.secret) = (id, secret);
+            self.sessions.insert(id, Served::new(session, index as u64));
+            self.statistics.sessions.fetch_add(1, Ordering::Relaxed);
+            id
+        };
+        let Some(lane) = self.lanes[index].as_mut() else { return };
+        lane.session = Some(session);
+        if hello.want & want::SHARED_MEMORY != 0 && lane.link.kind() == LinkKind::Unix {
+            welcome.granted |= want::SHARED_MEMORY;
+            match handshake::move_to_shared_memory(&lane.link, &welcome, &self.mailbox.bell) {
+                Ok(link) => {
+                    let socket = std::mem::replace(&mut lane.link, Arc::new(link));
+                    self.shm_lanes.push(index);
+                    self.rewatch(index, &socket);
+                }
+                Err(error) => self.close_lane(index, &error),
+            }
+            return;
+        }
+        lane.out.push(Aggregate::from_vec(handshake::message(&welcome)), 0, 0);
+        self.dirty.push(index);
+    }
+
+    /// Watches a lane's new link in place of the old one.
+    fn rewatch(&mut self, index: usize, old: &Link) {
+        let watched = match (old.fd(), self.lanes[index].as_ref().and_then(|l| l.link.fd())) {
+            (Some(old), Some(new)) => self
+                .reactor
+                .unwatch(old, index as u64)
+                .and_then(|()| self.reactor.watch(new, index as u64)),
+            _ => Ok(()),
+        };
+        if let Err(error) = watched {
+            self.close_lane(index, &error);
+        }
+    }
+
+    fn drop_lane(&mut self, index: usize) -> Option<Lane> {
+        let lane = self.lanes.get_mut(index).and_then(Option::take)?;
+        if let Some(fd) = lane.link.fd() {
+            let _ = self.reactor.unwatch(fd, index as u64);
+        }
+        self.shm_lanes.retain(|i| *i != index);
+        self.free_lanes.push(index);
+        self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
+        Some(lane)
+    }
+
+    pub(crate) fn close_lane(&mut self, index: usize, error: &io::Error) {
+        let Some(lane) = self.drop_lane(index) else { return };
+        if error.kind() == io::ErrorKind::InvalidData {
+            self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
+            log::warn!("closing a connection whose peer broke the protocol: {error}");
+        }
+        let Some(id) = lane.session else { return };
+        if let Some(served) = self.sessions.get_mut(&id).filter(|s| s.lane == Some(index as u64)) {
+            served.lane = None;
+            served.laneless_since = Instant::now();
+            self.ticking = true;
+            served.drop_transfers();
+        }
+    }
+
+    /// Ends what waited too long: sessions without lane, lanes without hello, unused grants.
+    pub(crate) fn tick(&mut self) {
+        self.ticked = Instant::now();
+        let lease = Duration::from_secs(SESSION_LEASE_SECONDS);
+        let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
+        let ended = |s: &Served| s.lane.is_none() && s.laneless_since.elapsed() > lease;
+        let ended: Vec<u64> =
+            self.sessions.iter().filter(|(_, s)| ended(s)).map(|(id, _)| *id).collect();
+        for id in ended {
+            self.end_session(id);
+        }
+        self.ticking = self.sessions.values().any(|s| s.lane.is_none());
+        for index in 0..self.lanes.len() {
+            let Some(lane) = &self.lanes[index] else { continue };
+            let waiting = lane.session.is_none() || lane.granted > 0;
+            self.ticking |= waiting;
+            if waiting && lane.since.elapsed() > stall {
+                self.close_lane(index, &io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    pub(crate) fn end_session(&mut self, id: u64) {
+        if self.sessions.remove(&id).is_some() {
+            self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
+            let granted = self.shared.locks.lock().release(|owner| owner.session == id);
+            self.shared.notify(granted);
+        }
+    }
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // Fails only where the kernel has no random numbers at all; then sessions cannot be joined by
+    // guessing either, since the server does not come this far.
+    let _ = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty());
+    u64::from_le_bytes(bytes)
+}
