@@ -2,7 +2,7 @@
 
 use crate::offload::own_caller;
 use std::collections::HashMap;
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use towline_net::{Link, LinkKind};
 use towline_store::Caller;
@@ -41,15 +41,46 @@ impl Callers {
     }
 }
 
-/// Who is at the other end of a local connection, as far as the kernel knows.
+/// Who is at the other end of a local connection, as the kernel knows it: for a Unix socket by its
+/// credentials, for TCP over loopback by the owner of the client's socket. `None` for a peer on
+/// another machine.
 pub(crate) fn peer_of(link: &Link) -> Option<(u32, u32)> {
-    match link.kind() {
-        LinkKind::Unix | LinkKind::Shm => {
-            let credentials = rustix::net::sockopt::socket_peercred(link.fd()?.as_fd()).ok()?;
-            Some((credentials.uid.as_raw(), credentials.gid.as_raw()))
-        }
-        _ => None,
+    let fd = link.fd()?;
+    if link.kind() != LinkKind::Tcp {
+        let credentials = rustix::net::sockopt::socket_peercred(fd).ok()?;
+        return Some((credentials.uid.as_raw(), credentials.gid.as_raw()));
     }
+    let near = SocketAddr::try_from(rustix::net::getsockname(fd).ok()?).ok()?;
+    let far = SocketAddr::try_from(rustix::net::getpeername(fd).ok()??).ok()?;
+    if !far.ip().is_loopback() {
+        return None;
+    }
+    // A loopback peer whose owner cannot be found is trusted with nothing.
+    let table = if far.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
+    let sockets = std::fs::read_to_string(table).unwrap_or_default();
+    let owner = owner_of(&sockets, far.port(), near.port());
+    Some(owner.map_or((NOBODY, NOBODY), |uid| (uid, group_of(uid))))
+}
+
+/// The owner of the socket with these ports in a table of `proc_net_tcp(5)`. Loopback addresses
+/// are not compared: both ends are on this machine, so the pair of ports is enough.
+fn owner_of(sockets: &str, local: u16, remote: u16) -> Option<u32> {
+    let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
+    sockets.lines().skip(1).find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let same = port(fields.get(1)?)? == local && port(fields.get(2)?)? == remote;
+        if same { fields.get(7)?.parse().ok() } else { None }
+    })
+}
+
+/// Primary group of a user, from the user database of this machine.
+fn group_of(uid: u32) -> u32 {
+    let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let group = users.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split(':').collect();
+        (fields.get(2)?.parse() == Ok(uid)).then(|| fields.get(3)?.parse().ok()).flatten()
+    });
+    group.unwrap_or(NOBODY)
 }
 
 /// Further groups of a user, from the group database of this machine.
@@ -68,4 +99,18 @@ fn groups_of(uid: u32, gid: u32) -> Arc<[u32]> {
         (group != gid && fields.get(3)?.split(',').any(|m| m == name)).then_some(group)
     };
     read("/etc/group").lines().filter_map(member).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::owner_of;
+
+    #[test]
+    fn the_owner_of_a_socket_is_found_by_its_ports() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             0: 0100007F:1D10 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 1\n\
+             1: 0100007F:C350 0100007F:1D10 01 00000000:00000000 00:00000000 00000000  1000        0 2\n";
+        assert_eq!(owner_of(table, 0xc350, 0x1d10), Some(1000));
+        assert_eq!(owner_of(table, 0xc351, 0x1d10), None);
+    }
 }

@@ -30,8 +30,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(link: Arc<Link>) -> Self {
-        let peer = crate::caller::peer_of(&link);
+    pub(crate) fn new(link: Arc<Link>, peer: Option<(u32, u32)>) -> Self {
         Self {
             link,
             input: Input::default(),

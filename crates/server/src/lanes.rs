@@ -1,5 +1,6 @@
 //! Coming and going of lanes and sessions on a core.
 
+use crate::caller::peer_of;
 use crate::core::Core;
 use crate::grants::Served;
 use crate::handshake;
@@ -57,7 +58,8 @@ impl Core {
             return;
         }
         self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
-        self.lanes[index] = Some(Lane::new(link));
+        let peer = if self.shared.identity { peer_of(&link) } else { None };
+        self.lanes[index] = Some(Lane::new(link, peer));
         self.ticking = true;
         match hello {
             Some(hello) => self.greet(index, &hello),

@@ -37,10 +37,8 @@ pub(super) fn set_attributes(found: &Found<'_>, set: &SetAttr) -> Result<Attr, E
         .map_err(errno)?;
     }
     if let Some((accessed, modified)) = set.times {
-        let times = Timestamps {
-            last_access: timespec(accessed),
-            last_modification: timespec(modified),
-        };
+        let times =
+            Timestamps { last_access: timespec(accessed), last_modification: timespec(modified) };
         rustix::fs::utimensat(found, c"", &times, AtFlags::EMPTY_PATH).map_err(errno)?;
     }
     stat_file(found).map(|stat| attr_of(&stat))

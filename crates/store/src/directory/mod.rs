@@ -6,8 +6,9 @@
 //!   neither `..` nor a symbolic link nor a race with a rename leads out of the export: `EXDEV`.
 //!   Absolute symbolic links lead out by definition. A directory that is moved out of the export
 //!   while it is open stays open, as for a local process, but no path goes above it any more.
-//! - No client makes the server wait for a peer of a fifo or talk to a device: those, and sockets,
-//!   open only with `O_PATH` (else `ENXIO`).
+//! - No client makes the server wait for the other end of a fifo or read from a device: those, and
+//!   sockets, open only with `O_PATH`, else `ENXIO`. To tell, they are opened for a moment without
+//!   waiting; where opening a device does something by itself, export a tree mounted `nodev`.
 //! - A [`Caller`](crate::Caller) with `enforce` is checked by the kernel: the thread takes on that
 //!   user, group and groups and loses its capabilities for the duration of the call. Data is
 //!   written as the user who opened the file, so that set-user-id bits fall and quotas hold.

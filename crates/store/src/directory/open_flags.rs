@@ -81,6 +81,8 @@ impl Opening {
     /// True when opening changes a file that exists, or allows to change it, or makes one without
     /// a name.
     pub(super) fn changes(&self) -> bool {
-        self.writable || self.flags.intersects(OFlags::TRUNC) || self.flags.contains(OFlags::TMPFILE)
+        self.writable
+            || self.flags.intersects(OFlags::TRUNC)
+            || self.flags.contains(OFlags::TMPFILE)
     }
 }

@@ -13,8 +13,7 @@ const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGIC
 /// How often a resolution is tried that collided with renames elsewhere in the file system.
 const COLLISIONS_MAX: usize = 100;
 /// Opens a reference to a directory.
-pub(super) const PARENT: OFlags =
-    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+pub(super) const PARENT: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// What all open files of a store share.
 #[derive(Debug)]
@@ -146,7 +145,8 @@ impl Tree {
         let rest = rest.strip_prefix(b"/").unwrap_or(rest);
         let mut joined = if rest.is_empty() { b".".to_vec() } else { rest.to_vec() };
         // A removed directory has a path that names nothing or something else.
-        let found = open_beneath(self.root.as_fd(), &joined, PARENT, Mode::empty()).map_err(errno)?;
+        let found =
+            open_beneath(self.root.as_fd(), &joined, PARENT, Mode::empty()).map_err(errno)?;
         if identity_of(&stat_file(&found)?) != base.identity {
             return Err(Errno::ENOENT);
         }

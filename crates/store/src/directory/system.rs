@@ -55,9 +55,7 @@ pub(super) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
     let mut state = CacheState::default();
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: both structures are those of the kernel's interface and live through the call.
-    let result = unsafe {
-        libc::syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut state, 0)
-    };
+    let result = unsafe { libc::syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut state, 0) };
     if result == 0 { Ok(state.cached) } else { Err(last_error()) }
 }
 
