@@ -96,7 +96,7 @@ impl Input {
         } else {
             scratch.len()
         };
-        let count = match receive(link, &mut scratch[have..ahead], wait, counters)? {
+        let count = match receive(link, &mut scratch[have..ahead], wait, false, counters)? {
             Some(0) => return Ok(Incoming::Closed),
             Some(count) => count,
             None => return Ok(Incoming::Drained),
@@ -155,13 +155,13 @@ impl Input {
         let (wanted, received) = match sink.place(&bulk.header, &bulk.body, bulk.done, rest) {
             Some(target) => {
                 let wanted = target.len().min(rest);
-                let received = receive(link, &mut target[..wanted], wait, counters)?;
+                let received = receive(link, &mut target[..wanted], wait, true, counters)?;
                 Counters::add(&counters.bytes_received_placed, received.unwrap_or(0) as u64);
                 (wanted, received)
             }
             None => {
                 let wanted = rest.min(scratch.len());
-                let received = receive(link, &mut scratch[..wanted], wait, counters)?;
+                let received = receive(link, &mut scratch[..wanted], wait, true, counters)?;
                 Counters::add(&counters.payload_discarded, received.unwrap_or(0) as u64);
                 (wanted, received)
             }
@@ -215,10 +215,11 @@ fn receive(
     link: &Link,
     target: &mut [u8],
     wait: Option<std::time::Duration>,
+    full: bool,
     counters: &Counters,
 ) -> io::Result<Option<usize>> {
     let received = match wait {
-        Some(spin) => link.receive_wait(target, spin),
+        Some(spin) => link.receive_wait(target, spin, full),
         None => link.receive(target, counters),
     };
     match received {

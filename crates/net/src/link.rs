@@ -1,7 +1,7 @@
 //! One connection, whatever it runs over.
 
 use crate::local::LocalLink;
-use crate::socket::{self, Piece};
+use crate::socket::{self, Piece, Wait};
 use crate::{Counters, ShmLink};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
@@ -63,7 +63,7 @@ impl Link {
         let count = match self {
             Self::Socket(fd, _) => {
                 Counters::add(&counters.system_calls, 1);
-                socket::receive(fd.as_fd(), target, false)?
+                socket::receive(fd.as_fd(), target, Wait::No)?
             }
             Self::Shm(link) => link.receive(target)?,
             Self::Local(link) => link.receive(target, false)?,
@@ -72,14 +72,16 @@ impl Link {
         Ok(count)
     }
 
-    /// Receives at least a byte, waiting for it; spins first where that helps.
+    /// Receives at least a byte, waiting for it; spins first where that helps. With `full`, a
+    /// socket waits until all of `target` came, unless the peer closes before.
     ///
     /// # Errors
     /// What the socket says; zero bytes mean that the peer closed.
-    pub fn receive_wait(&self, target: &mut [u8], spin: Duration) -> io::Result<usize> {
+    pub fn receive_wait(&self, target: &mut [u8], spin: Duration, full: bool) -> io::Result<usize> {
+        let wait = if full { Wait::Full } else { Wait::Any };
         match self {
             Self::Socket(fd, _) => loop {
-                match socket::receive(fd.as_fd(), target, true) {
+                match socket::receive(fd.as_fd(), target, wait) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         self.poll(PollFlags::IN, None)?;

@@ -80,9 +80,24 @@ pub(crate) fn send_pieces(fd: BorrowedFd<'_>, pieces: &[Piece], more: bool) -> i
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives without waiting.
-pub(crate) fn receive(fd: BorrowedFd<'_>, target: &mut [u8], wait: bool) -> io::Result<usize> {
-    let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+/// How long to wait when receiving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Not at all.
+    No,
+    /// Until something came.
+    Any,
+    /// Until the target is full: one wake-up for a whole fragment.
+    Full,
+}
+
+/// Receives.
+pub(crate) fn receive(fd: BorrowedFd<'_>, target: &mut [u8], wait: Wait) -> io::Result<usize> {
+    let flags = match wait {
+        Wait::No => RecvFlags::DONTWAIT,
+        Wait::Any => RecvFlags::empty(),
+        Wait::Full => RecvFlags::WAITALL,
+    };
     let (count, _) = rustix::net::recv(fd, target, flags)?;
     Ok(count)
 }
