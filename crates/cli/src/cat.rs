@@ -49,29 +49,29 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 /// Reads a file from start to end, some requests ahead, and hands its bytes over in order.
-pub(crate) fn read_through(
-    file: &File,
-    mut sink: impl FnMut(&[u8]) -> Outcome<()>,
-) -> Outcome<()> {
+pub(crate) fn read_through(file: &File, mut sink: impl FnMut(&[u8]) -> Outcome<()>) -> Outcome<()> {
     // Files whose size says nothing, as in /proc, are read one request at a time.
     let ahead = (file.attr().size / READ_BYTES as u64 + 1).min(READS as u64) as usize;
+    let mut spare: Vec<Vec<u8>> = Vec::new();
     let mut offset = 0;
     loop {
         let mut started = VecDeque::with_capacity(ahead);
         let mut next = offset;
         loop {
             while started.len() < ahead {
-                started.push_back(file.start_read_at(vec![0; READ_BYTES], next)?);
+                let buffer = spare.pop().unwrap_or_else(|| vec![0; READ_BYTES]);
+                started.push_back(file.start_read_at(buffer, next)?);
                 next += READ_BYTES as u64;
             }
             let Some(operation) = started.pop_front() else { return Ok(()) };
-            let data = operation.wait()?;
-            if data.is_empty() {
+            let (count, buffer) = operation.wait()?;
+            if count == 0 {
                 return Ok(());
             }
-            sink(&data)?;
-            offset += data.len() as u64;
-            if data.len() < READ_BYTES {
+            sink(&buffer[..count])?;
+            offset += count as u64;
+            spare.push(buffer);
+            if count < READ_BYTES {
                 // The end, or a short read: what was asked for behind it lies elsewhere now.
                 break;
             }

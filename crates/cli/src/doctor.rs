@@ -162,7 +162,8 @@ fn shared_memory() -> Finding {
     let tried = || -> Outcome<()> {
         let scratch = Scratch::new("doctor")?;
         let config = trial(&scratch, EngineWish::Automatic);
-        let server = start_server(&config).map_err(|e| crate::report::Failure::new(e.to_string()))?;
+        let server =
+            start_server(&config).map_err(|e| crate::report::Failure::new(e.to_string()))?;
         let client = Client::connect(&Transport::Shm(scratch.socket()), Options::default())?;
         client.attach(b"doctor")?;
         client.close();

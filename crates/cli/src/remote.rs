@@ -28,7 +28,8 @@ pub(crate) mod flag {
 /// be deeper than the longest path of the protocol.
 const PATH_BYTES_REBASE: usize = 2048;
 
-/// The servers that a command uses: two URLs of one server share a session.
+/// The servers that a command uses: two URLs of one server share a session. The sessions end when
+/// this goes away, so it has to be declared before all that uses them.
 #[derive(Default)]
 pub(crate) struct Remotes {
     clients: Mutex<HashMap<Transport, Client>>,
@@ -39,7 +40,6 @@ pub(crate) struct Remotes {
 struct Origin {
     transport: Transport,
     export: Vec<u8>,
-    client: Client,
     number: u64,
 }
 
@@ -98,7 +98,6 @@ impl Remotes {
                 let origin = Origin {
                     transport: url.transport.clone(),
                     export: url.export.clone(),
-                    client,
                     number: exports.len() as u64 + 1,
                 };
                 let root = Place {
@@ -112,6 +111,16 @@ impl Remotes {
             }
         };
         Ok(Place { path: url.path.clone(), full: url.path.clone(), ..root })
+    }
+}
+
+impl Drop for Remotes {
+    fn drop(&mut self) {
+        // Without a farewell the server keeps each session until its lease ends.
+        self.exports.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        for (_, client) in self.clients.get_mut().unwrap_or_else(PoisonError::into_inner).drain() {
+            client.close();
+        }
     }
 }
 
@@ -186,16 +195,6 @@ impl Place {
     /// True when both are in the same export.
     pub(crate) fn same_export(&self, other: &Self) -> bool {
         self.origin.number == other.origin.number
-    }
-
-    /// How the server is reached.
-    pub(crate) fn transport(&self) -> &Transport {
-        &self.origin.transport
-    }
-
-    /// The session.
-    pub(crate) fn client(&self) -> &Client {
-        &self.origin.client
     }
 }
 

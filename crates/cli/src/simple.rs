@@ -83,7 +83,11 @@ pub(crate) fn make_directories(args: &MkdirArgs) -> ExitCode {
     let mode = args.mode.unwrap_or(usual);
     for url in &args.urls {
         let made = remotes.place(url).and_then(|place| {
-            if args.parents { make_with_parents(&remotes, url, &place, mode, usual) } else { make(&place, mode) }
+            if args.parents {
+                make_with_parents(&remotes, url, &place, mode, usual)
+            } else {
+                make(&place, mode)
+            }
         });
         report.check(url, made);
     }

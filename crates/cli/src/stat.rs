@@ -57,8 +57,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn look(remotes: &Remotes, url: &str, follow: bool) -> Outcome<(Place, Attr, Option<Vec<u8>>)> {
     let place = remotes.place(url)?;
     let attr = place.base.stat_path(place.path(), follow)?;
-    let target =
-        if attr.is_symlink() { Some(place.base.read_link(place.path())?) } else { None };
+    let target = if attr.is_symlink() { Some(place.base.read_link(place.path())?) } else { None };
     Ok((place, attr, target))
 }
 

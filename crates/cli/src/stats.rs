@@ -50,7 +50,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn show(args: &Args, report: &Report) -> Outcome<()> {
-    let (_, client) = Remotes::default().server(&args.url)?;
+    let remotes = Remotes::default();
+    let (_, client) = remotes.server(&args.url)?;
     let mut out = io::stdout().lock();
     let mut before: Option<(Instant, Numbers)> = None;
     loop {
@@ -79,13 +80,16 @@ fn show(args: &Args, report: &Report) -> Outcome<()> {
 /// Values that only grow or are levels, by name.
 type Numbers = BTreeMap<String, f64>;
 
+/// A row of a table of histograms: its name and figures.
+type Row = (String, Map<String, Value>);
+
 /// What statistics consist of, whatever the server calls it.
 #[derive(Default)]
 struct Found {
     numbers: Numbers,
     texts: BTreeMap<String, String>,
-    /// Groups of histograms: rows of name and figures.
-    stages: BTreeMap<String, Vec<(String, Map<String, Value>)>>,
+    /// Groups of histograms.
+    stages: BTreeMap<String, Vec<Row>>,
 }
 
 impl Found {
@@ -158,11 +162,13 @@ fn is_histogram(fields: &Map<String, Value>) -> bool {
 }
 
 /// Columns of a table of histograms, in the order in which they are read.
-fn columns(histograms: &[(String, Map<String, Value>)]) -> Vec<String> {
+fn columns(histograms: &[Row]) -> Vec<String> {
     const ORDER: [&str; 7] = ["count", "min", "mean", "p50", "p9", "p99", "max"];
     let mut columns: Vec<String> = Vec::new();
     for (_, fields) in histograms {
-        columns.extend(fields.keys().filter(|key| !columns.contains(key)).cloned().collect::<Vec<_>>());
+        columns.extend(
+            fields.keys().filter(|key| !columns.contains(key)).cloned().collect::<Vec<_>>(),
+        );
     }
     let rank = |name: &String| {
         let found = ORDER.iter().rposition(|start| name.starts_with(start));
@@ -231,7 +237,10 @@ mod tests {
         assert!(text.contains("cores.0.lanes             2\n"), "{text}");
         let heading = "stages    count  mean_us  p50_us  p99_us  p999_us  max_us\n";
         assert!(text.contains(heading), "{text}");
-        assert!(text.contains("T_server      5        2     1.5       7        8     9.2\n"), "{text}");
+        assert!(
+            text.contains("T_server      5        2     1.5       7        8     9.2\n"),
+            "{text}"
+        );
         let before = Numbers::from([("counters.requests".to_owned(), 10.0)]);
         let text = found.tables(Some((Duration::from_secs(2), &before)));
         assert!(text.contains("30  10/s\n"), "{text}");

@@ -10,6 +10,10 @@ use towline_wire::limits::{LISTING_BYTES_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, RE
 use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, valid, write_flag};
 use towline_wire::{Attr, Errno, Reply, Request, StatFs, Timestamp};
 
+/// Bytes of entries asked for at once: some 800 with attributes. The buffer is cleared each time, so
+/// that more would cost small directories dearly.
+const LIST_BYTES: usize = 128 * 1024;
+
 /// How a client behaves.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -318,16 +322,20 @@ impl File {
         self.core.read(self.handle, target, offset)
     }
 
-    /// [`File::read_at`] of at most 8 MiB, completed later; yields the bytes.
+    /// [`File::read_at`] of at most 8 MiB, completed later; yields the bytes read and the buffer.
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start_read_at(&self, buffer: Vec<u8>, offset: u64) -> Result<Operation<Vec<u8>>, Error> {
-        let request = Request::Read { handle: self.handle, offset, length: buffer.len() as u32 };
-        self.core.start(&[request], Vec::new(), buffer, |outcome, mut bytes| {
+    pub fn start_read_at(
+        &self,
+        buffer: Vec<u8>,
+        offset: u64,
+    ) -> Result<Operation<(usize, Vec<u8>)>, Error> {
+        let length = buffer.len() as u32;
+        let request = Request::Read { handle: self.handle, offset, length };
+        self.core.start(&[request], Vec::new(), buffer, |outcome, buffer| {
             outcome.single()?;
-            bytes.truncate(outcome.payload);
-            Ok(bytes)
+            Ok((outcome.payload, buffer))
         })
     }
 
@@ -383,10 +391,10 @@ impl File {
         let request = [Request::ReadDir {
             handle: self.handle,
             cookie,
-            length: LISTING_BYTES_MAX as u32,
+            length: LIST_BYTES as u32,
             attributes: attributes.into(),
         }];
-        let mut listing = vec![0; LISTING_BYTES_MAX];
+        let mut listing = vec![0; LIST_BYTES];
         let outcome = self.core.call(&request, &[], &mut listing)?;
         entries(&outcome, &listing)
     }
@@ -408,7 +416,7 @@ impl File {
     }
 
     /// Opens, lists and closes a directory, completed later: one round trip where the listing
-    /// fits into 1 MiB. Yields the entries and whether there are no more.
+    /// fits into 128 KiB. Yields the entries and whether there are no more.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -422,12 +430,12 @@ impl File {
             Request::ReadDir {
                 handle: CURRENT,
                 cookie: 0,
-                length: LISTING_BYTES_MAX as u32,
+                length: LIST_BYTES as u32,
                 attributes: attributes.into(),
             },
             Request::Close { handle: CURRENT },
         ];
-        self.core.start(&requests, Vec::new(), vec![0; LISTING_BYTES_MAX], |outcome, listing| {
+        self.core.start(&requests, Vec::new(), vec![0; LIST_BYTES], |outcome, listing| {
             outcome.last()?;
             entries(&outcome, &listing)
         })

@@ -135,9 +135,7 @@ impl End {
     pub(crate) fn read_start(&self, length: usize) -> Outcome<Vec<u8>> {
         let mut data = vec![0; length];
         let read = match self {
-            Self::Local(path) => {
-                Handle::Local(std::fs::File::open(path)?).read_at(&mut data, 0)?
-            }
+            Self::Local(path) => Handle::Local(std::fs::File::open(path)?).read_at(&mut data, 0)?,
             Self::Remote(place) => place.base.read_path(place.path(), &mut data)?,
         };
         data.truncate(read);
@@ -163,14 +161,25 @@ impl End {
         }
     }
 
-    /// Opens a part for reading and writing, creates it with `mode` if missing. A symbolic link
-    /// that somebody put there is not followed.
+    /// Creates a file, which must not exist, and opens it for reading and writing.
     pub(crate) fn create(&self, mode: u32) -> Outcome<Handle> {
         match self {
             Self::Local(path) => local::create(path, mode),
             Self::Remote(place) => {
-                let flags = flag::READ_WRITE | flag::CREATE | flag::NO_FOLLOW;
+                let flags = flag::READ_WRITE | flag::CREATE | flag::EXCLUSIVE;
                 Ok(Handle::Remote(place.base.open(place.path(), flags, mode)?))
+            }
+        }
+    }
+
+    /// Opens a part for reading and writing. A symbolic link that somebody put there is not
+    /// followed.
+    pub(crate) fn open_part(&self) -> Outcome<Handle> {
+        match self {
+            Self::Local(path) => local::open_part(path),
+            Self::Remote(place) => {
+                let flags = flag::READ_WRITE | flag::NO_FOLLOW;
+                Ok(Handle::Remote(place.base.open(place.path(), flags, 0)?))
             }
         }
     }
@@ -269,9 +278,7 @@ impl End {
     pub(crate) fn set_xattr(&self, name: &[u8], value: &[u8]) -> Outcome<()> {
         match self {
             Self::Local(path) => local::set_xattr(path, name, value),
-            Self::Remote(place) => {
-                Ok(place.base.set_xattr(place.path(), false, name, value, 0)?)
-            }
+            Self::Remote(place) => Ok(place.base.set_xattr(place.path(), false, name, value, 0)?),
         }
     }
 
@@ -329,9 +336,7 @@ fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Local(path) => {
-                f.write_str(&crate::text::escaped(path.as_os_str().as_bytes()))
-            }
+            Self::Local(path) => f.write_str(&crate::text::escaped(path.as_os_str().as_bytes())),
             Self::Remote(place) => place.fmt(f),
         }
     }

@@ -18,7 +18,7 @@ const WHOLE_BYTES_MAX: u64 = 1024 * 1024;
 const STREAM_BYTES: usize = 256 * 1024;
 /// Large files under way at once; each has several pieces in memory.
 const LARGE_MAX: usize = 4;
-/// How often a part is opened anew because another copy has just finished with it.
+/// How often a part is tried to be made while others make it, too.
 const PART_TRIES: usize = 10;
 
 /// What is known of a target before it is written.
@@ -63,8 +63,8 @@ impl Files {
         status: &Status,
         mut existing: Existing,
     ) -> Outcome<()> {
-        if matches!(existing, Existing::Unknown) && (self.resume || target.is_local()) {
-            existing = target.status_if_any(false).map_err(|f| f.about(target))?.into();
+        if self.resume || target.is_local() {
+            existing = looked_at(target, existing)?;
         }
         if let Existing::There(there) = existing {
             check_replaceable(status, &there).map_err(|f| f.about(target))?;
@@ -106,12 +106,11 @@ impl Files {
                     let finished = self.finish(source, target, attr, None, Some(data));
                     return finished.map_err(|f| f.about(target));
                 }
-                Err(failure) if failure.is(Errno::EEXIST) => {
-                    existing = target.status_if_any(false).map_err(|f| f.about(target))?.into();
-                }
+                Err(failure) if failure.is(Errno::EEXIST) => existing = Existing::Unknown,
                 Err(failure) => return Err(without_half(target, failure).about(target)),
             }
         }
+        let existing = looked_at(target, existing)?;
         let replaced = replaced(status, &existing).map_err(|f| f.about(target))?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let written = part
@@ -161,66 +160,69 @@ impl Files {
         sparse: bool,
     ) -> Outcome<()> {
         let _permit = self.large.take();
-        let existing = match existing {
-            Existing::Unknown => target.status_if_any(false).map_err(|f| f.about(target))?.into(),
-            known => known,
-        };
+        let existing = looked_at(target, existing)?;
         let replaced = replaced(status, &existing).map_err(|f| f.about(target))?;
         let input = source.open().map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
-        let part = target.sibling(&part::name(target.name()))?;
-        let output = open_part(&part)?;
         let stamp = Stamp::new(&attr);
-        let data = self.fill(source, target, (&input, &output), &attr, &stamp, sparse);
-        if let Err(failure) = data {
-            return Err(keep_or_remove(failure, &part, &output, &stamp).about(target));
-        }
-        let finished = self
-            .check(&input, &output, &attr, sparse)
-            .and_then(|()| {
-                // It is there only when the copy took long, or not at all.
-                let _ = output.remove_xattr(part::STAMP);
-                output.close()
-            })
-            .and_then(|()| self.finish(source, &part, &attr, replaced.as_ref(), None))
-            .and_then(|()| part.rename(target));
-        finished.map_err(|failure| {
-            let _ = part.unlink();
-            failure.about(target)
-        })
-    }
-
-    fn fill(
-        &self,
-        source: &End,
-        target: &End,
-        (input, output): (&Handle, &Handle),
-        attr: &Attr,
-        stamp: &Stamp,
-        sparse: bool,
-    ) -> Outcome<()> {
-        let from = if self.resume { stamp.done(output).unwrap_or(0).min(attr.size) } else { 0 };
-        output.set_size(from)?;
-        self.progress.bytes(from);
+        let part = target.sibling(&part::name(target.name()))?;
+        let (output, from) = self.open_part(&part, &stamp).map_err(|f| f.about(&part))?;
         let inside = match (source, target) {
             (End::Remote(source), End::Remote(target)) => {
                 source.same_server(target) && source.same_export(target)
             }
             _ => false,
         };
-        let (size, progress) = (attr.size, &self.progress);
         let transfer = Transfer {
-            source: input,
-            target: output,
-            size,
-            from,
+            source: &input,
+            target: &output,
+            size: attr.size,
+            from: from.min(attr.size),
             sparse,
             inside,
-            stamp,
-            progress,
+            stamp: &stamp,
+            progress: &self.progress,
         };
-        transfer.run()?;
-        output.set_size(size)
+        self.progress.bytes(transfer.from);
+        // A part that is continued may be longer: pieces are not written in order.
+        if let Err(failure) = transfer.run().and_then(|()| output.set_size(attr.size)) {
+            return Err(keep_or_remove(failure, &part, &output, &stamp).about(target));
+        }
+        let finished = self.check(&input, &output, &attr, sparse).and_then(|()| {
+            // It is there only when the copy took long, or not at all.
+            let _ = output.remove_xattr(part::STAMP);
+            if is_named(&output, &part)? {
+                self.finish(source, &part, &attr, replaced.as_ref(), None)?;
+            }
+            put_in_place(&part, &output, target)
+        });
+        finished.map_err(|failure| {
+            remove_own(&part, &output);
+            failure.about(target)
+        })?;
+        output.close().map_err(|failure| failure.about(target))
+    }
+
+    /// The part to write to, and up to where it is complete. One that is not continued is
+    /// replaced, not truncated: whoever still writes it must not find another's data in it.
+    fn open_part(&self, part: &End, stamp: &Stamp) -> Outcome<(Handle, u64)> {
+        for _ in 0..PART_TRIES {
+            match part.create(0o600) {
+                Err(failure) if failure.is(Errno::EEXIST) => (),
+                created => return Ok((created?, 0)),
+            }
+            if self.resume
+                && let Ok(handle) = part.open_part()
+                && let Some(done) = stamp.done(&handle)
+            {
+                return Ok((handle, done));
+            }
+            match part.unlink() {
+                Err(failure) if !failure.is(Errno::ENOENT) => return Err(failure),
+                _ => (),
+            }
+        }
+        Err(Failure::new("other copies of this file begin all the time; let one end"))
     }
 
     fn check(&self, input: &Handle, output: &Handle, attr: &Attr, sparse: bool) -> Outcome<()> {
@@ -243,8 +245,7 @@ impl Files {
             let mut output = target.open_write().map_err(|f| f.about(target))?;
             return self.pump(source, target, &mut input, &mut output);
         }
-        let replaced =
-            replaced(status, &Existing::from(existing)).map_err(|f| f.about(target))?;
+        let replaced = replaced(status, &Existing::from(existing)).map_err(|f| f.about(target))?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mut output = part.create(0o600).map_err(|f| f.about(&part))?;
         let attr = Attr { mode: status.attr.mode & 0o666, ..status.attr };
@@ -271,6 +272,14 @@ impl Files {
             at += read as u64;
             self.progress.bytes(read as u64);
         }
+    }
+}
+
+/// Looks at the target, unless that was done.
+fn looked_at(target: &End, existing: Existing) -> Outcome<Existing> {
+    match existing {
+        Existing::Unknown => Ok(target.status_if_any(false).map_err(|f| f.about(target))?.into()),
+        known => Ok(known),
     }
 }
 
@@ -308,20 +317,27 @@ fn without_half(target: &End, failure: Failure) -> Failure {
     failure
 }
 
-fn open_part(part: &End) -> Outcome<Handle> {
-    for _ in 0..PART_TRIES {
-        let handle = part.create(0o600).map_err(|f| f.about(part))?;
-        if !handle.lock().map_err(|f| f.about(part))? {
-            break;
-        }
-        let named = part.status_if_any(false).map_err(|f| f.about(part))?;
-        let opened = handle.opened().map_err(|f| f.about(part))?;
-        // Another copy may have renamed the part into place before this one had the lock.
-        if named.is_some_and(|status| status.attr.inode == opened.inode) {
-            return Ok(handle);
-        }
+/// Gives a complete part its final name. A copy of the same file that went on with the same part
+/// may have done so already, one that began anew has taken the part's name away.
+fn put_in_place(part: &End, output: &Handle, target: &End) -> Outcome<()> {
+    if is_named(output, part)? {
+        return part.rename(target);
     }
-    Err(Failure::new("another copy is writing this part; wait for it to end").about(part))
+    if is_named(output, target)? {
+        return Ok(());
+    }
+    Err(Failure::new("another copy of this file began meanwhile and took the part's place"))
+}
+
+/// True when this is a name of the open file.
+fn is_named(file: &Handle, name: &End) -> Outcome<bool> {
+    let inode = file.opened()?.inode;
+    Ok(name.status_if_any(false)?.is_some_and(|status| status.attr.inode == inode))
+}
+
+/// Removes a part unless its name now belongs to another copy's.
+fn remove_own(part: &End, output: &Handle) -> bool {
+    is_named(output, part).unwrap_or(false) && part.unlink().is_ok()
 }
 
 /// After a failure: keeps what can be continued, removes the rest, and says which.
@@ -335,10 +351,8 @@ fn keep_or_remove(failure: Failure, part: &End, output: &Handle, stamp: &Stamp) 
                 human(done)
             ))
         }
-        _ => match part.unlink() {
-            Ok(()) => failure.with("the incomplete copy was removed"),
-            Err(_) => failure.with(format_args!("the incomplete copy may be left in {part}")),
-        },
+        _ if remove_own(part, output) => failure.with("the incomplete copy was removed"),
+        _ => failure.with(format_args!("the incomplete copy may be left in {part}")),
     }
 }
 

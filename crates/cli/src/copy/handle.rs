@@ -2,10 +2,10 @@
 
 use super::local;
 use crate::report::{Failure, Outcome};
-use rustix::fs::{FlockOperation, SeekFrom, XattrFlags};
+use rustix::fs::{SeekFrom, XattrFlags};
 use std::os::unix::fs::FileExt;
-use towline_client::{Attr, Errno, File, Lock, SetAttr};
-use towline_wire::request::{lock, whence};
+use towline_client::{Attr, Errno, File, SetAttr};
+use towline_wire::request::whence;
 
 /// An open file.
 pub(crate) enum Handle {
@@ -119,26 +119,6 @@ impl Handle {
         }
     }
 
-    /// Keeps other copies away from this file; false when one is there already.
-    pub(crate) fn lock(&self) -> Outcome<bool> {
-        let result = match self {
-            Self::Local(file) => rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive)
-                .map_err(Failure::from),
-            Self::Remote(file) => {
-                let whole =
-                    Lock { family: lock::FLOCK, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 };
-                file.lock(&whole, false).map_err(Failure::from)
-            }
-        };
-        match result {
-            Ok(()) => Ok(true),
-            Err(failure) if failure.is(Errno::EAGAIN) => Ok(false),
-            // Without locks two copies at once are the user's business.
-            Err(failure) if failure.is_refusal() || failure.is(Errno::ENOLCK) => Ok(true),
-            Err(failure) => Err(failure),
-        }
-    }
-
     /// An extended attribute, `None` when there is none or the store has no such thing.
     pub(crate) fn xattr(&self, name: &str) -> Option<Vec<u8>> {
         match self {
@@ -155,9 +135,7 @@ impl Handle {
     /// Sets an extended attribute.
     pub(crate) fn set_xattr(&self, name: &str, value: &[u8]) -> Outcome<()> {
         match self {
-            Self::Local(file) => {
-                Ok(rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())?)
-            }
+            Self::Local(file) => Ok(rustix::fs::fsetxattr(file, name, value, XattrFlags::empty())?),
             Self::Remote(file) => Ok(file.set_xattr(b"", true, name.as_bytes(), value, 0)?),
         }
     }

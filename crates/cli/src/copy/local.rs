@@ -46,10 +46,8 @@ pub(super) fn list(path: &Path) -> Outcome<Vec<Listed>> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
         match entry.metadata() {
-            Ok(metadata) => listed.push(Listed {
-                name: entry.file_name().into_vec(),
-                status: status_of(&metadata),
-            }),
+            Ok(metadata) => listed
+                .push(Listed { name: entry.file_name().into_vec(), status: status_of(&metadata) }),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => (),
             Err(error) => {
                 let path = crate::text::escaped(entry.path().as_os_str().as_bytes());
@@ -66,14 +64,19 @@ pub(super) fn write_new(path: &Path, mode: u32, data: &[u8]) -> Outcome<()> {
     Ok(file.write_all(data)?)
 }
 
-/// Opens a part for reading and writing, creates it if missing.
+/// Creates a file, which must not exist, and opens it for reading and writing.
 pub(super) fn create(path: &Path, mode: u32) -> Outcome<Handle> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(mode);
-    let file = options.custom_flags(libc::O_NOFOLLOW).open(path)?;
+    Ok(Handle::Local(options.read(true).write(true).create_new(true).mode(mode).open(path)?))
+}
+
+/// Opens a part for reading and writing.
+pub(super) fn open_part(path: &Path) -> Outcome<Handle> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     if file.metadata()?.uid() != rustix::process::geteuid().as_raw() {
         // In a directory that all may write somebody may have put it there to see the data.
-        return Err(Failure::new("belongs to another user; remove it or copy elsewhere"));
+        return Err(Failure::new("belongs to another user"));
     }
     Ok(Handle::Local(file))
 }
@@ -101,8 +104,7 @@ pub(super) fn set_attr(path: &Path, set: &SetAttr) -> Outcome<()> {
     }
     if let Some((accessed, modified)) = set.times {
         let time = |t: Timestamp| Timespec { tv_sec: t.seconds, tv_nsec: t.nanoseconds.into() };
-        let times =
-            Timestamps { last_access: time(accessed), last_modification: time(modified) };
+        let times = Timestamps { last_access: time(accessed), last_modification: time(modified) };
         rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)?;
     }
     Ok(())

@@ -107,6 +107,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         args.preserve.push(Preserve::Times);
     }
     let report = Report::new("cp");
+    let remotes = Remotes::default();
     let files = Files {
         wanted: Wanted::new(&args.preserve, umask()),
         resume: args.resume,
@@ -118,7 +119,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
     if let Some(bar) = files.progress.bar() {
         report.print_above(bar);
     }
-    if let Some(jobs) = plan(&args, &report) {
+    if let Some(jobs) = plan(&args, &remotes, &report) {
         Tree::new(&files, &report, args.recursive).run(jobs, args.jobs.into());
     }
     files.progress.finish();
@@ -139,11 +140,10 @@ fn run_number() -> u32 {
 }
 
 /// What goes where; `None` when nothing can be copied.
-fn plan(args: &Args, report: &Report) -> Option<Vec<Job>> {
-    let remotes = Remotes::default();
+fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Job>> {
     let (target, sources) = args.paths.split_last()?;
     let shown = target.to_string_lossy();
-    let target = report.check(&shown, End::parse(&remotes, target))?;
+    let target = report.check(&shown, End::parse(remotes, target))?;
     let there = report.check(&target, target.status_if_any(true))?;
     let directory = there.is_some_and(|there| there.attr.is_directory());
     if sources.len() > 1 && !directory {
@@ -153,20 +153,14 @@ fn plan(args: &Args, report: &Report) -> Option<Vec<Job>> {
     let mut jobs = Vec::with_capacity(sources.len());
     for source in sources {
         let shown = source.to_string_lossy();
-        let job = End::parse(&remotes, source)
-            .and_then(|source| job(&remotes, source, &target, directory, args.recursive));
+        let job = End::parse(remotes, source)
+            .and_then(|source| job(remotes, source, &target, directory, args.recursive));
         jobs.extend(report.check(&shown, job));
     }
     Some(jobs)
 }
 
-fn job(
-    remotes: &Remotes,
-    source: End,
-    target: &End,
-    into: bool,
-    recursive: bool,
-) -> Outcome<Job> {
+fn job(remotes: &Remotes, source: End, target: &End, into: bool, recursive: bool) -> Outcome<Job> {
     if source.is_local() && target.is_local() {
         return Err(Failure::new("source and target are local: use cp(1)"));
     }

@@ -39,7 +39,11 @@ fn parse(text: &str) -> Result<(String, String, bool), String> {
         match option.as_str() {
             "ro" => read_only = true,
             "rw" => read_only = false,
-            other => return Err(format!("unknown option \":{other}\" (a colon in a path is written \"\\:\")")),
+            other => {
+                return Err(format!(
+                    "unknown option \":{other}\" (a colon in a path is written \"\\:\")"
+                ));
+            }
         }
     }
     Ok((name.to_owned(), value, read_only))
@@ -47,7 +51,8 @@ fn parse(text: &str) -> Result<(String, String, bool), String> {
 
 /// A number of bytes: digits and perhaps K, M, G or T (powers of 1024).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("\"{text}\" is no size; expected digits and perhaps K, M, G or T, such as 2G");
+    let wrong =
+        || format!("\"{text}\" is no size; expected digits and perhaps K, M, G or T, such as 2G");
     let (digits, factor) = match text.char_indices().last() {
         Some((at, 'k' | 'K')) => (&text[..at], 1u64 << 10),
         Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
@@ -66,7 +71,14 @@ mod tests {
     #[test]
     fn exports_are_read() {
         let export = parse_directory("a=/srv/x\\:y:ro").unwrap();
-        assert_eq!(export, Export { name: "a".into(), kind: ExportKind::Directory("/srv/x:y".into()), read_only: true });
+        assert_eq!(
+            export,
+            Export {
+                name: "a".into(),
+                kind: ExportKind::Directory("/srv/x:y".into()),
+                read_only: true
+            }
+        );
         assert_eq!(parse_memory("m=2G").unwrap().kind, ExportKind::Memory(2 << 30));
         for bad in ["a", "a=", "a=/x:zz", "a=/x\\"] {
             assert!(parse_directory(bad).is_err(), "{bad}");

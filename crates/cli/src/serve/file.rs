@@ -94,7 +94,10 @@ mod tests {
              [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\n",
         )
         .unwrap();
-        assert_eq!((read.exports.len(), read.cores, read.buffer_limit), (2, Some(3), Some(1 << 20)));
+        assert_eq!(
+            (read.exports.len(), read.cores, read.buffer_limit),
+            (2, Some(3), Some(1 << 20))
+        );
         assert!(read.identity && read.no_root_squash && read.insecure && read.metrics.is_some());
     }
 

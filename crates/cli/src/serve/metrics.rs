@@ -8,9 +8,15 @@ use std::time::Duration;
 const REQUEST_BYTES_MAX: u64 = 8192;
 
 /// Answers on a thread of its own until the process ends.
-pub(crate) fn start(address: SocketAddr, insecure: bool, page: impl Fn() -> String + Send + 'static) -> Result<SocketAddr, String> {
+pub(crate) fn start(
+    address: SocketAddr,
+    insecure: bool,
+    page: impl Fn() -> String + Send + 'static,
+) -> Result<SocketAddr, String> {
     if !address.ip().is_loopback() && !insecure {
-        return Err(format!("metrics on {address}: reachable from other machines; use loopback, or say --insecure"));
+        return Err(format!(
+            "metrics on {address}: reachable from other machines; use loopback, or say --insecure"
+        ));
     }
     let listener = TcpListener::bind(address).map_err(|e| format!("metrics on {address}: {e}"))?;
     let bound = listener.local_addr().map_err(|e| format!("metrics on {address}: {e}"))?;
@@ -20,7 +26,10 @@ pub(crate) fn start(address: SocketAddr, insecure: bool, page: impl Fn() -> Stri
             let _ = answer(&stream, &page);
         }
     };
-    std::thread::Builder::new().name("towline-metrics".into()).spawn(serve).map_err(|e| format!("metrics: {e}"))?;
+    std::thread::Builder::new()
+        .name("towline-metrics".into())
+        .spawn(serve)
+        .map_err(|e| format!("metrics: {e}"))?;
     Ok(bound)
 }
 
@@ -40,7 +49,9 @@ fn answer(mut stream: &TcpStream, page: &dyn Fn() -> String) -> std::io::Result<
         _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
     };
     let length = body.len();
-    let head = format!("HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
     stream.write_all(head.as_bytes())?;
     stream.write_all(body.as_bytes())
 }

@@ -138,7 +138,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
 fn serve(args: &Args) -> Result<(), String> {
     let (mut config, metrics) = settings(args)?;
     // Before anything else, so that no signal is lost while starting.
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
+    let mut signals =
+        Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
     let inherited = inherited_listeners()?;
     if inherited.is_empty() && config.listen.is_empty() {
         config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
@@ -158,7 +159,9 @@ fn serve(args: &Args) -> Result<(), String> {
         eprintln!("towline: listening on {address} ({}, {} cores)", server.engine(), config.cores);
     }
     if server.engine() == "epoll" && config.engine == EngineWish::Automatic {
-        eprintln!("towline: io_uring is not to be had here; serving on epoll, which is slower for many clients");
+        eprintln!(
+            "towline: io_uring is not to be had here; serving on epoll, which is slower for many clients"
+        );
     }
     notify(&[NotifyState::Ready]);
     for signal in signals.forever() {
@@ -166,7 +169,9 @@ fn serve(args: &Args) -> Result<(), String> {
             break;
         }
         notify(&[NotifyState::Reloading]);
-        match settings(args).and_then(|(next, _)| server.replace_exports(&next.exports).map_err(|e| e.to_string())) {
+        match settings(args)
+            .and_then(|(next, _)| server.replace_exports(&next.exports).map_err(|e| e.to_string()))
+        {
             Ok(()) => eprintln!("towline: read the configuration again"),
             Err(message) => eprintln!("towline: serve: keeping the old configuration: {message}"),
         }
@@ -195,8 +200,11 @@ fn inherited_listeners() -> Result<Vec<Listener>, String> {
             Some(fd) => Some(fd),
             None => found.take_unix_listener(index).ok().flatten().map(OwnedFd::from),
         };
-        let fd = fd.ok_or_else(|| format!("inherited socket {index} is no listening TCP or Unix socket"))?;
-        listeners.push(Listener::from_fd(fd).map_err(|e| format!("inherited socket {index}: {e}"))?);
+        let fd = fd.ok_or_else(|| {
+            format!("inherited socket {index} is no listening TCP or Unix socket")
+        })?;
+        listeners
+            .push(Listener::from_fd(fd).map_err(|e| format!("inherited socket {index}: {e}"))?);
     }
     Ok(listeners)
 }
@@ -205,7 +213,9 @@ fn inherited_listeners() -> Result<Vec<Listener>, String> {
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
+    if let Err(error) =
+        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
+    {
         log::warn!("cannot raise the limit of open files: {error}");
     }
 }

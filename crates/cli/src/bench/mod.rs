@@ -1,0 +1,64 @@
+//! `towline bench`: a load generator on the client library, and the limits of this machine.
+//!
+//! Prints `#start` and `#end` around the measured time and one JSON object on the last line, so
+//! that other programs can run it beside the load generators of other systems.
+
+mod clients;
+mod limits;
+mod raw;
+mod result;
+mod workload;
+
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+The tree that is measured holds tree/dNNN/fNNNNN (100 files of 4 KiB in each directory), the file
+big, and the directory wr for what is written.
+
+Operations: stat_same stat_diff orc (open, read, close) scan_stat scan_read create_unlink seqread
+seqwrite randread randwrite clients (like seqread) rwmix (every other client writes).
+
+Examples:
+  towline bench file --server towline://127.0.0.1/data --op stat_diff
+  towline bench file --server towline://127.0.0.1/data --op clients --bs 65536 --procs 184
+  towline bench net --kind tcp --request 60 --reply 4140
+  towline bench limits
+
+To compare one operation at a time, pin both ends (taskset): left to the scheduler, they land on
+one processor or on two, and that alone changes the latency by half.
+
+Exit status: 0 measured, 1 an operation failed, 2 wrong usage.";
+
+/// Arguments of `bench`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// File operations on a server.
+    File(workload::Args),
+    /// A raw round trip without Towline: what the others are compared with.
+    Net(raw::Args),
+    /// What this machine can do at best.
+    Limits(limits::Args),
+}
+
+/// Runs the command.
+pub(crate) fn run(args: Args) -> ExitCode {
+    let result = match args.what {
+        What::File(args) => clients::run(&args),
+        What::Net(args) => raw::run(&args),
+        What::Limits(args) => limits::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("towline: bench: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! What a measurement yields.
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// Counts and latencies of one client.
+pub(crate) struct Measured {
+    pub(crate) latencies: Histogram<u64>,
+    pub(crate) operations: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) written_bytes: u64,
+    pub(crate) errors: u64,
+    pub(crate) seconds: f64,
+}
+
+/// [`Measured`] on its way from a client process to its parent.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Sent {
+    operations: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+    errors: u64,
+    seconds: f64,
+    /// Nanoseconds and how often.
+    latencies: Vec<(u64, u64)>,
+}
+
+fn histogram() -> Histogram<u64> {
+    // From a nanosecond to ten minutes.
+    Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("these bounds are legal")
+}
+
+impl Measured {
+    pub(crate) fn new() -> Self {
+        Self {
+            latencies: histogram(),
+            operations: 0,
+            read_bytes: 0,
+            written_bytes: 0,
+            errors: 0,
+            seconds: 0.0,
+        }
+    }
+
+    /// Notes one operation.
+    pub(crate) fn one(&mut self, took: Duration, failed: bool) {
+        self.operations += 1;
+        self.errors += u64::from(failed);
+        self.latencies.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    pub(crate) fn to_sent(&self) -> Sent {
+        let latencies = self
+            .latencies
+            .iter_recorded()
+            .map(|v| (v.value_iterated_to(), v.count_at_value()))
+            .collect();
+        let &Self { operations, read_bytes, written_bytes, errors, seconds, .. } = self;
+        Sent { operations, read_bytes, written_bytes, errors, seconds, latencies }
+    }
+}
+
+impl Sent {
+    pub(crate) fn into_measured(self) -> Measured {
+        let mut latencies = histogram();
+        for (value, count) in self.latencies {
+            latencies.saturating_record_n(value, count);
+        }
+        let Self { operations, read_bytes, written_bytes, errors, seconds, .. } = self;
+        Measured { latencies, operations, read_bytes, written_bytes, errors, seconds }
+    }
+}
+
+/// The JSON object of a run of one or more clients.
+pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
+    let mut latencies = histogram();
+    let (mut fair_min, mut fair_max, mut seconds) = (f64::INFINITY, 0.0f64, 0.0f64);
+    let sum = |count: fn(&Measured) -> u64| clients.iter().map(count).sum::<u64>();
+    for client in clients {
+        // The same bounds everywhere, so that adding cannot fail.
+        let _ = latencies.add(&client.latencies);
+        let bytes = client.read_bytes + client.written_bytes;
+        let amount = if bytes > 0 { bytes } else { client.operations };
+        let rate = amount as f64 / client.seconds.max(1e-9);
+        fair_min = fair_min.min(rate);
+        fair_max = fair_max.max(rate);
+        seconds = seconds.max(client.seconds);
+    }
+    let us = |quantile| latencies.value_at_quantile(quantile) as f64 / 1000.0;
+    serde_json::json!({
+        "ops": sum(|c| c.operations),
+        "bytes": sum(|c| c.read_bytes + c.written_bytes),
+        "rbytes": sum(|c| c.read_bytes),
+        "wbytes": sum(|c| c.written_bytes),
+        "secs": seconds,
+        "p50_us": us(0.5), "p99_us": us(0.99), "p999_us": us(0.999),
+        "max_us": latencies.max() as f64 / 1000.0,
+        "mean_us": latencies.mean() / 1000.0,
+        "fair_min": fair_min, "fair_max": fair_max,
+        "errors": sum(|c| c.errors),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_survive_the_way_between_processes() {
+        let mut measured = Measured::new();
+        for us in 1..=100 {
+            measured.one(Duration::from_micros(us), us == 7);
+        }
+        measured.seconds = 1.0;
+        let text = serde_json::to_string(&measured.to_sent()).unwrap();
+        let back = serde_json::from_str::<Sent>(&text).unwrap().into_measured();
+        let summary = summary(&[back]);
+        assert_eq!((summary["ops"].as_u64(), summary["errors"].as_u64()), (Some(100), Some(1)));
+        assert!((summary["p50_us"].as_f64().unwrap() - 50.0).abs() < 0.1);
+    }
+}

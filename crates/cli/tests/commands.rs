@@ -1,0 +1,204 @@
+//! The commands besides `cp` as their users run them.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+use support::{TOWLINE, World, bad, good, noise, run, text};
+
+#[test]
+fn listings() {
+    let world = World::new();
+    let served = world.local("served");
+    fs::create_dir_all(served.join("b/c")).unwrap();
+    fs::write(served.join("a"), b"12345").unwrap();
+    fs::write(served.join(".hidden"), b"").unwrap();
+    fs::write(served.join(std::ffi::OsStr::from_bytes(b"\xfe")), b"").unwrap();
+    symlink("a", served.join("link")).unwrap();
+    for transport in ["tcp", "unix", "shm"] {
+        let url = |path: &str| world.through(transport, path);
+        assert_eq!(text(&["ls", &url("")]), "dir\nmem\nro\nsmall\n");
+        assert_eq!(good(&["ls", &url("dir")]), b"a\nb\nlink\n\xfe\n");
+        assert_eq!(good(&["ls", "-a", &url("dir")]), b".hidden\na\nb\nlink\n\xfe\n");
+        let long = good(&["ls", "-l", &url("dir")]);
+        let long = String::from_utf8_lossy(&long);
+        let lines: Vec<&str> = long.lines().collect();
+        assert!(lines[0].starts_with("-rw") && lines[0].ends_with(" a"), "{long}");
+        assert!(lines[1].starts_with("drwx") && lines[1].ends_with(" b"), "{long}");
+        assert!(lines[2].starts_with("lrwx") && lines[2].ends_with(" link -> a"), "{long}");
+        let tree = text(&["ls", "-R", &url("dir/b")]);
+        assert_eq!(tree, format!("{}:\nc\n\n{}:\n", url("dir/b"), url("dir/b/c")));
+        assert!(text(&["ls", "-ld", &url("dir/b")]).starts_with("drwx"));
+        assert!(text(&["ls", "-l", &url("dir/a")]).starts_with("-rw"));
+    }
+    let mut names = Vec::new();
+    for line in text(&["ls", "--json", &world.url("dir")]).lines() {
+        let entry: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert!(entry["inode"].is_u64() && entry["url"].is_string(), "{line}");
+        names.push((entry["name"].clone(), entry["name_hex"].clone()));
+    }
+    assert_eq!(names.len(), 4);
+    assert_eq!(names[3].1, "fe");
+    let complaint = bad(1, &["ls", &world.url("dir/none"), &world.url("dir/b")]);
+    assert!(complaint.starts_with("towline: ls: towline://"), "{complaint}");
+    assert!(complaint.ends_with("/dir/none: no such file or directory\n"), "{complaint}");
+}
+
+#[test]
+fn a_large_directory_is_listed_whole_and_removed() {
+    let world = World::new();
+    let directory = world.local("served/many");
+    fs::create_dir_all(directory.join("sub")).unwrap();
+    // More than fit into one answer.
+    for index in 0..9000 {
+        fs::write(directory.join(format!("file-with-a-rather-long-name-{index:05}")), b"").unwrap();
+    }
+    fs::write(directory.join("sub/file"), b"").unwrap();
+    let url = world.url("dir/many");
+    for options in ["-l", "-lU", "-R", "-U"] {
+        let lines =
+            text(&["ls", options, &url]).lines().filter(|l| l.contains("long-name")).count();
+        assert_eq!(lines, 9000, "{options}");
+    }
+    let sorted = text(&["ls", &url]);
+    assert!(sorted.lines().is_sorted());
+    assert!(bad(1, &["rm", &url]).contains("use -r"));
+    good(&["rm", "-r", &url]);
+    assert!(!directory.exists());
+}
+
+#[test]
+fn removal_does_not_follow_links() {
+    let world = World::new();
+    let served = world.local("served");
+    fs::create_dir_all(served.join("keep")).unwrap();
+    fs::write(served.join("keep/file"), b"").unwrap();
+    fs::create_dir(served.join("tree")).unwrap();
+    symlink("../keep", served.join("tree/link")).unwrap();
+    good(&["rm", "-r", &world.url("dir/tree")]);
+    assert!(served.join("keep/file").exists() && !served.join("tree").exists());
+    bad(1, &["rm", &world.url("dir/none")]);
+    good(&["rm", "-f", &world.url("dir/none")]);
+    assert!(bad(1, &["rm", "-rf", &world.url("dir")]).contains("not removed"));
+    assert!(bad(1, &["rm", "-r", &world.url("ro/keep")]).contains("read-only"));
+    bad(1, &["rm", "-rf", &world.url("dir/keep/..")]);
+    assert!(served.join("keep/file").exists());
+}
+
+#[test]
+fn names_are_made_moved_and_linked() {
+    let world = World::new();
+    let url = |path: &str| world.url(&format!("mem/{path}"));
+    good(&["mkdir", "-p", &url("a/b/c"), &url("a/b")]);
+    assert!(bad(1, &["mkdir", &url("a")]).contains("file exists"));
+    bad(1, &["mkdir", &url("x/y")]);
+    good(&["mkdir", "-m", "1700", &url("mode")]);
+    assert!(text(&["ls", "-ld", &url("mode")]).starts_with("drwx-----T"));
+    bad(2, &["mkdir", "-m", "9", &url("mode2")]);
+    let local = world.local("file");
+    fs::write(&local, b"contents").unwrap();
+    good(&["cp", local.to_str().unwrap(), &url("file")]);
+    good(&["mv", &url("file"), &url("a/b")]);
+    good(&["mv", &url("a/b/file"), &url("moved")]);
+    assert_eq!(text(&["cat", &url("moved")]), "contents");
+    good(&["ln", &url("moved"), &url("hard")]);
+    assert!(bad(1, &["ln", &url("moved"), &url("hard")]).contains("file exists"));
+    assert!(bad(1, &["ln", "-f", &url("moved"), &url("hard")]).contains("same file"));
+    good(&["ln", "-s", "moved", &url("soft")]);
+    good(&["ln", "-sf", "hard", &url("soft")]);
+    assert_eq!(text(&["cat", &url("soft")]), "contents");
+    assert!(text(&["stat", &url("soft")]).contains("-> hard"));
+    assert!(text(&["stat", "-L", &url("soft")]).contains("Links: 2"));
+    bad(1, &["mv", "-n", &url("moved"), &url("soft")]);
+    assert!(bad(1, &["mv", &url("moved"), &world.url("dir/x")]).contains("cross-device"));
+    bad(1, &["ln", "-s", &url("moved"), &url("wrong")]);
+}
+
+#[test]
+fn contents_and_their_sums() {
+    let world = World::new();
+    let data = noise(9 << 20, 3);
+    fs::write(world.local("served/large"), &data).unwrap();
+    fs::write(world.local("served/small"), b"123456789").unwrap();
+    for transport in ["tcp", "unix", "shm"] {
+        assert!(good(&["cat", &world.through(transport, "dir/large")]) == data, "{transport}");
+        let url = world.through(transport, "dir/small");
+        assert_eq!(text(&["sum", &url]), format!("e3069283            9  {url}\n"));
+    }
+    let local = world.local("served");
+    assert_eq!(
+        text(&["sum", "-r", local.to_str().unwrap()]),
+        text(&["sum", "-r", &world.url("dir")])
+    );
+    bad(1, &["sum", &world.url("dir")]);
+    bad(1, &["cat", &world.url("dir")]);
+}
+
+#[test]
+fn a_reader_that_goes_away_ends_the_program_quietly() {
+    let world = World::new();
+    fs::write(world.local("served/large"), noise(20 << 20, 3)).unwrap();
+    let mut cat = Command::new(TOWLINE)
+        .args(["cat", &world.url("dir/large")])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = [0; 10];
+    cat.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = cat.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(141), "as a shell reports SIGPIPE");
+    assert!(output.stderr.is_empty());
+}
+
+#[test]
+fn servers_are_described() {
+    let world = World::new();
+    let space = text(&["df", &world.url("")]);
+    assert_eq!(space.lines().count(), 5, "{space}");
+    assert!(text(&["df", "-h", &world.url("mem")]).contains("256M"));
+    assert!(text(&["df", "-i", &world.url("mem")]).starts_with("Inodes") || space.contains("1K"));
+    let stats = text(&["stats", &world.url("")]);
+    assert!(stats.contains("engine") && stats.contains("T_server"), "{stats}");
+    let json: serde_json::Value =
+        serde_json::from_str(&text(&["stats", "--json", &world.url("")])).unwrap();
+    assert!(json.is_object());
+    let found: serde_json::Value = serde_json::from_str(&text(&["doctor", "--json"])).unwrap();
+    assert!(found["kernel"]["found"].is_string() && found["io_uring"]["ok"].is_boolean());
+}
+
+#[test]
+fn every_command_has_help_with_examples_and_refuses_nonsense() {
+    for command in [
+        "serve", "ls", "stat", "cat", "cp", "rm", "mkdir", "mv", "ln", "df", "sum", "stats",
+        "doctor", "demo",
+    ] {
+        let help = text(&[command, "--help"]);
+        assert!(help.contains("Examples:") && help.contains("xit status"), "{command}: {help}");
+        bad(2, &[command, "--no-such-option"]);
+    }
+    for command in ["ls", "stat", "cat", "cp", "rm", "mkdir", "mv", "ln", "df", "sum", "stats"] {
+        bad(2, &[command]);
+    }
+    for wrong in ["x", "towline://", "towline+unix:///x", "/etc/passwd"] {
+        assert!(bad(1, &["stat", wrong]).contains("expected towline://"), "{wrong}");
+    }
+}
+
+#[test]
+fn the_tour_goes_to_its_end() {
+    let world = World::new();
+    fs::create_dir(world.local("tour")).unwrap();
+    fs::write(world.local("tour/file"), noise(2 << 20, 3)).unwrap();
+    let output = run(&["demo", world.local("tour").to_str().unwrap()]);
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{told}");
+    for part in ["Start to first answer", "the same names", "equal", "stat, different files", "shm"]
+    {
+        assert!(told.contains(part), "{part} is missing in {told}");
+    }
+}

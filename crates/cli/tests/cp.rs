@@ -1,0 +1,332 @@
+//! `towline cp` as its users run it: everything arrives, nothing is ever half there.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{TOWLINE, World, bad, good, names, noise, run, text};
+
+const LARGE: usize = 20 << 20;
+
+/// A tree with everything in it that a copy has to bring along.
+fn make_tree(top: &Path) {
+    fs::create_dir_all(top.join("sub/empty")).unwrap();
+    for (index, size) in [0, 1, 4096, 16 * 1024, 16 * 1024 + 1, 300_000, 1 << 20].iter().enumerate()
+    {
+        fs::write(top.join(format!("sub/file{index}")), noise(*size, 7)).unwrap();
+    }
+    fs::write(top.join("large"), noise(LARGE, 9)).unwrap();
+    fs::hard_link(top.join("large"), top.join("sub/large-too")).unwrap();
+    fs::write(top.join(OsStr::from_bytes(b"not\xffutf8\nname")), b"x").unwrap();
+    symlink("sub/file1", top.join("link")).unwrap();
+    symlink("nowhere", top.join("dangling")).unwrap();
+    let sparse = fs::File::create(top.join("sparse")).unwrap();
+    sparse.write_all_at(b"data in the middle", 10 << 20).unwrap();
+    sparse.set_len(30 << 20).unwrap();
+    let mode = Mode::from_raw_mode(0o640);
+    rustix::fs::mknodat(CWD, top.join("fifo"), FileType::Fifo, mode, 0).unwrap();
+    set_mode(&top.join("sub/file2"), 0o400);
+    set_mode(&top.join("sub/file3"), 0o4755);
+    set_mode(&top.join("sub"), 0o2750);
+    // Not every file system of a test machine has them.
+    let flags = XattrFlags::empty();
+    let _ = rustix::fs::lsetxattr(top.join("large"), "user.note", b"kept", flags);
+    for (index, name) in ["large", "sub/file1", "link", "sub/empty", "sub"].iter().enumerate() {
+        set_times(&top.join(name), 1_000_000_000 + index as i64, 123_456_789);
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn set_times(path: &Path, seconds: i64, nanoseconds: i64) {
+    let time = Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    let times = Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+}
+
+#[derive(Debug, PartialEq)]
+struct Entry {
+    mode: u32,
+    links: u64,
+    modified: Option<(i64, i64)>,
+    contents: Vec<u8>,
+    blocks_at_most_kib: bool,
+    note: Vec<u8>,
+}
+
+/// Everything about a tree that a copy with `-a` keeps.
+fn describe(top: &Path) -> BTreeMap<Vec<u8>, Entry> {
+    let mut found = BTreeMap::new();
+    let mut stack = vec![top.to_owned()];
+    while let Some(path) = stack.pop() {
+        let metadata = fs::symlink_metadata(&path).unwrap();
+        let contents = if metadata.is_symlink() {
+            fs::read_link(&path).unwrap().as_os_str().as_bytes().to_vec()
+        } else if metadata.is_file() {
+            fs::read(&path).unwrap()
+        } else {
+            Vec::new()
+        };
+        if metadata.is_dir() {
+            stack.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let mut note = vec![0; 16];
+        let length = rustix::fs::lgetxattr(&path, "user.note", &mut note).unwrap_or(0);
+        note.truncate(length);
+        let entry = Entry {
+            mode: metadata.mode(),
+            links: if metadata.is_dir() { 0 } else { metadata.nlink() },
+            modified: Some((metadata.mtime(), metadata.mtime_nsec())),
+            blocks_at_most_kib: metadata.is_file() && metadata.blocks() * 512 < metadata.size(),
+            contents,
+            note,
+        };
+        found.insert(path.strip_prefix(top).unwrap().as_os_str().as_bytes().to_vec(), entry);
+    }
+    found
+}
+
+#[test]
+fn a_tree_survives_a_journey_through_every_transport_and_store() {
+    let world = World::new();
+    let tree = world.local("tree");
+    make_tree(&tree);
+    let before = describe(&tree);
+    for (transport, other) in [("tcp", "unix"), ("unix", "shm"), ("shm", "tcp")] {
+        let tree = tree.to_str().unwrap();
+        let first = world.through(transport, &format!("mem/{transport}"));
+        let second = world.through(transport, &format!("mem/{transport}-again"));
+        let third = world.through(other, &format!("dir/{transport}"));
+        let back = world.local(&format!("back-{transport}"));
+        good(&["cp", "-a", tree, &first]);
+        good(&["cp", "-a", "--verify", &first, &second]);
+        good(&["cp", "-a", &second, &third]);
+        good(&["cp", "-a", "--verify", "--jobs", "3", &third, back.to_str().unwrap()]);
+        assert_same(&before, &describe(&back));
+        assert_same(&before, &describe(&world.local(&format!("served/{transport}"))));
+        good(&["rm", "-r", &first, &second, &third]);
+    }
+}
+
+fn assert_same(before: &BTreeMap<Vec<u8>, Entry>, after: &BTreeMap<Vec<u8>, Entry>) {
+    let names = |tree: &BTreeMap<Vec<u8>, Entry>| tree.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(before), names(after));
+    for (name, entry) in before {
+        let (name, other) = (String::from_utf8_lossy(name), &after[name]);
+        // Contents apart: nobody wants to read 20 MiB of failure.
+        assert!(entry.contents == other.contents, "{name}: contents differ");
+        assert_eq!(entry.mode, other.mode, "{name}: {:o} {:o}", entry.mode, other.mode);
+        assert_eq!(entry.links, other.links, "{name}");
+        assert_eq!(entry.modified, other.modified, "{name}");
+        assert_eq!(entry.note, other.note, "{name}");
+        if name == "sparse" {
+            assert!(other.blocks_at_most_kib, "holes were filled");
+        }
+    }
+}
+
+#[test]
+fn many_files_arrive_and_sums_agree() {
+    let world = World::new();
+    let tree = world.local("tree");
+    for directory in 0..20 {
+        let directory = tree.join(format!("d{directory}"));
+        fs::create_dir_all(&directory).unwrap();
+        for file in 0..50 {
+            fs::write(directory.join(format!("f{file}")), noise(file * 97, file as u32)).unwrap();
+        }
+    }
+    let (tree, target) = (tree.to_str().unwrap(), world.url("mem/tree"));
+    good(&["cp", "-r", tree, &target]);
+    assert_eq!(text(&["sum", "-r", tree]), text(&["sum", "-r", &target]));
+    assert_eq!(text(&["sum", "-r", tree]).lines().count(), 1000);
+    good(&["cp", "-r", tree, &target]);
+    assert_eq!(text(&["ls", &target]).lines().count(), 21, "inside the directory that exists");
+}
+
+#[test]
+fn a_killed_copy_leaves_no_half_file_and_goes_on() {
+    let world = World::new();
+    let source = world.local("source");
+    let data = noise(200 << 20, 3);
+    fs::write(&source, &data).unwrap();
+    let (target, served) = (world.url("dir/target"), world.local("served"));
+    let part = served.join(".target.towline-part");
+    let mut copy = Command::new(TOWLINE).arg("cp").arg(&source).arg(&target).spawn().unwrap();
+    let started = Instant::now();
+    while fs::metadata(&part).map_or(0, |m| m.len()) < 90 << 20
+        && copy.try_wait().unwrap().is_none()
+    {
+        assert!(started.elapsed() < Duration::from_secs(60), "nothing is copied");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    copy.kill().unwrap();
+    let ended = copy.wait().unwrap();
+    if !ended.success() {
+        assert_eq!(names(&served), [".target.towline-part"], "no file, only its part");
+        let inode = fs::metadata(&part).unwrap().ino();
+        let mut value = [0; 100];
+        let noted = rustix::fs::lgetxattr(&part, "user.towline.part", &mut value).is_ok();
+        good(&["cp", "--resume", source.to_str().unwrap(), &target]);
+        let same = fs::metadata(served.join("target")).unwrap().ino() == inode;
+        assert_eq!(same, noted, "the part is continued if it says what it is");
+    }
+    assert_eq!(names(&served), ["target"]);
+    assert!(fs::read(served.join("target")).unwrap() == data, "contents differ");
+    let left = rustix::fs::lgetxattr(served.join("target"), "user.towline.part", &mut [0; 100]);
+    assert!(left.is_err(), "the note is gone");
+}
+
+#[test]
+fn parts_of_another_version_are_not_continued() {
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served"));
+    fs::write(&source, noise(5 << 20, 3)).unwrap();
+    let part = served.join(".target.towline-part");
+    fs::write(&part, b"something else").unwrap();
+    let stamp = format!("{} 0.0 14", 5 << 20);
+    let _ =
+        rustix::fs::lsetxattr(&part, "user.towline.part", stamp.as_bytes(), XattrFlags::empty());
+    good(&["cp", "--resume", source.to_str().unwrap(), &world.url("dir/target")]);
+    assert!(fs::read(served.join("target")).unwrap() == fs::read(&source).unwrap());
+    assert_eq!(names(&served), ["target"]);
+}
+
+#[test]
+fn resume_skips_what_is_complete() {
+    let world = World::new();
+    let (tree, served) = (world.local("tree"), world.local("served"));
+    make_tree(&tree);
+    let (source, target) = (tree.to_str().unwrap(), world.url("dir/tree"));
+    good(&["cp", "-r", "--resume", source, &target]);
+    let inode = |name: &str| fs::metadata(served.join("tree").join(name)).unwrap().ino();
+    let before = (inode("large"), inode("sub/file1"), inode("sub/file4"));
+    fs::write(tree.join("sub/file4"), b"new").unwrap();
+    good(&["cp", "-r", "--resume", &format!("{source}/."), &target]);
+    let after = (inode("large"), inode("sub/file1"), inode("sub/file4"));
+    assert_eq!((before.0, before.1), (after.0, after.1), "not copied again");
+    assert_ne!(before.2, after.2);
+    assert_eq!(fs::read(served.join("tree/sub/file4")).unwrap(), b"new");
+}
+
+#[test]
+fn a_full_disk_is_told_and_leaves_no_file() {
+    let world = World::new();
+    let source = world.local("source");
+    fs::write(&source, noise(LARGE, 3)).unwrap();
+    let source = source.to_str().unwrap();
+    let complaint = bad(1, &["cp", source, &world.url("small/target")]);
+    assert!(complaint.contains("no space left on device"), "{complaint}");
+    assert!(complaint.contains("was removed") || complaint.contains("are kept in"), "{complaint}");
+    assert!(!text(&["ls", &world.url("small")]).contains("target"));
+    good(&["cp", source, &world.url("mem/target")]);
+}
+
+#[test]
+fn errors_name_their_argument_and_the_others_are_copied() {
+    let world = World::new();
+    let (one, two) = (world.local("one"), world.local("two"));
+    fs::write(&one, b"1").unwrap();
+    fs::write(&two, b"2").unwrap();
+    fs::create_dir(world.local("directory")).unwrap();
+    let path = |name: &str| world.local(name).to_str().unwrap().to_owned();
+    let (one, two, missing) = (path("one"), path("two"), path("missing"));
+    let directory = path("directory");
+    let mem = world.url("mem");
+    let complaint = bad(1, &["cp", &one, &missing, &directory, &two, &mem]);
+    assert!(complaint.contains(&format!("towline: cp: {missing}: no such file")), "{complaint}");
+    assert!(
+        complaint.contains(&format!("towline: cp: {directory}: is a directory")),
+        "{complaint}"
+    );
+    assert_eq!(text(&["ls", &mem]), "one\ntwo\n");
+    let complaint = bad(1, &["cp", &one, &two, &world.url("mem/nothing")]);
+    assert!(complaint.contains("not a directory"), "{complaint}");
+    let complaint = bad(1, &["cp", &one, &world.url("ro/x")]);
+    assert!(complaint.contains("read-only file system"), "{complaint}");
+    let complaint = bad(1, &["cp", &one, &world.url("nowhere/x")]);
+    assert!(complaint.contains("no export \"nowhere\""), "{complaint}");
+    let complaint = bad(1, &["cp", &world.url("mem/one"), &world.url("mem/one")]);
+    assert!(complaint.contains("is the same file"), "{complaint}");
+    bad(1, &["cp", "-r", &directory, &world.url("mem/one")]);
+    bad(1, &["cp", &one, &world.url("mem/nothing/")]);
+    assert!(bad(2, &["cp", &one, &two]).contains("cp(1)"));
+    bad(2, &["cp", &one]);
+    let complaint = bad(1, &["cp", &one, "towline://127.0.0.1:1/x/y"]);
+    assert!(complaint.contains("127.0.0.1:1"), "{complaint}");
+}
+
+#[test]
+fn a_directory_is_not_copied_into_itself_without_end() {
+    let world = World::new();
+    good(&["mkdir", "-p", &world.url("mem/a/b")]);
+    let complaint = bad(1, &["cp", "-r", &world.url("mem/a"), &world.url("mem/a/b")]);
+    assert!(complaint.contains("into itself"), "{complaint}");
+    // The same directory from two sides: the client cannot know.
+    fs::create_dir_all(world.local("served/c/d")).unwrap();
+    let source = world.local("served/c");
+    good(&["cp", "-r", source.to_str().unwrap(), &world.url("dir/c/new")]);
+    assert_eq!(names(&world.local("served/c/new")), ["d"]);
+}
+
+#[test]
+fn what_is_replaced_keeps_its_mode_and_links_are_written_through() {
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served"));
+    for size in [10, 100_000, LARGE] {
+        fs::write(&source, noise(size, 5)).unwrap();
+        fs::write(served.join("old"), b"old").unwrap();
+        set_mode(&served.join("old"), 0o620);
+        if !served.join("link").exists() {
+            symlink("old", served.join("link")).unwrap();
+        }
+        good(&["cp", source.to_str().unwrap(), &world.url("dir/link")]);
+        assert!(fs::symlink_metadata(served.join("link")).unwrap().is_symlink());
+        assert_eq!(fs::metadata(served.join("old")).unwrap().mode() & 0o777, 0o620, "{size}");
+        assert!(fs::read(served.join("old")).unwrap() == noise(size, 5));
+    }
+    assert_eq!(names(&served), ["link", "old"]);
+}
+
+#[test]
+fn devices_and_pipes_are_read_and_written_in_place() {
+    let world = World::new();
+    let source = world.local("source");
+    fs::write(&source, noise(3 << 20, 5)).unwrap();
+    good(&["cp", source.to_str().unwrap(), &world.url("mem/source")]);
+    good(&["cp", &world.url("mem/source"), "/dev/null"]);
+    assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    let out = good(&["cp", &world.url("mem/source"), "/dev/stdout"]);
+    assert!(out == noise(3 << 20, 5));
+    let target = world.url("mem/piped");
+    let mut copy = Command::new(TOWLINE)
+        .args(["cp", "/dev/stdin", &target])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    copy.stdin.take().unwrap().write_all(b"through a pipe").unwrap();
+    assert!(copy.wait().unwrap().success());
+    assert_eq!(text(&["cat", &target]), "through a pipe");
+}
+
+#[test]
+fn progress_is_told_in_lines_where_there_is_no_terminal() {
+    let world = World::new();
+    let source = world.local("source");
+    fs::write(&source, noise(5000, 5)).unwrap();
+    let (source, target) = (source.to_str().unwrap(), world.url("mem/source"));
+    let output = run(&["cp", "--progress", source, &target]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.starts_with("1 files, 4.9K bytes in "), "{told}");
+}

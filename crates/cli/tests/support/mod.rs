@@ -1,0 +1,127 @@
+//! A server and a place for files, for tests of the program as its users run it.
+#![allow(dead_code)] // each test program uses its part
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The program under test.
+pub(crate) const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
+
+/// A directory with a server on `served` (export `dir`), on `served` again (`ro`, read only) and
+/// with memory exports `mem` (256 MiB) and `small` (4 MiB).
+pub(crate) struct World {
+    pub(crate) path: PathBuf,
+    server: Child,
+    tcp: String,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("towline-test-{}-{count}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(path.join("served")).unwrap();
+        let shown = path.to_str().unwrap();
+        let mut server = Command::new(TOWLINE)
+            .args(["serve", "--dir", &format!("dir={shown}/served")])
+            .args(["--dir", &format!("ro={shown}/served:ro"), "--mem", "mem=256M"])
+            .args(["--mem", "small=4M", "--listen", "tcp://127.0.0.1:0"])
+            .args(["--listen", &format!("unix://{shown}/socket")])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
+        let mut tcp = None;
+        while let Some(line) = lines.next().map(Result::unwrap) {
+            let at = line.split("tcp://").nth(1).and_then(|rest| rest.split(' ').next());
+            tcp = tcp.or(at.map(str::to_owned));
+            if line.contains("unix://") {
+                break;
+            }
+        }
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { tcp: tcp.expect("an address"), path, server }
+    }
+
+    /// A path on this machine.
+    pub(crate) fn local(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// A URL through TCP.
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("towline://{}/{path}", self.tcp)
+    }
+
+    /// A URL through a transport: `tcp`, `unix` or `shm`.
+    pub(crate) fn through(&self, transport: &str, path: &str) -> String {
+        match transport {
+            "tcp" => self.url(path),
+            other => {
+                let socket = self.path.join("socket");
+                format!("towline+{other}:///{path}?socket={}", socket.display())
+            }
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+        fs::remove_dir_all(&self.path).unwrap();
+    }
+}
+
+/// Runs the program.
+pub(crate) fn run<S: AsRef<OsStr>>(arguments: &[S]) -> Output {
+    Command::new(TOWLINE).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Runs the program, which must succeed without a word of complaint, and gives what it prints.
+pub(crate) fn good<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S]) -> Vec<u8> {
+    let output = run(arguments);
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && complaint.is_empty(), "{arguments:?}: {complaint}");
+    output.stdout
+}
+
+/// As [`good`], as text.
+pub(crate) fn text<S: AsRef<OsStr> + std::fmt::Debug>(arguments: &[S]) -> String {
+    String::from_utf8(good(arguments)).unwrap()
+}
+
+/// Runs the program, which must fail with this status, and gives its complaint.
+pub(crate) fn bad<S: AsRef<OsStr> + std::fmt::Debug>(status: i32, arguments: &[S]) -> String {
+    let output = run(arguments);
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{arguments:?}: {complaint}");
+    complaint
+}
+
+/// Bytes that differ everywhere.
+pub(crate) fn noise(length: usize, seed: u32) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        state as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// Names in a directory, sorted.
+pub(crate) fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort_unstable();
+    names
+}
