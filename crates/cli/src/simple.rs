@@ -12,7 +12,9 @@ const NO_REPLACE: u32 = 1;
 
 /// Arguments of `mkdir`.
 #[derive(clap::Args)]
-#[command(after_help = format!("Examples:\n  towline mkdir -p towline://host/data/a/b/c\n\n{EXIT}"))]
+#[command(after_help = format!("\
+Examples:
+  towline mkdir -p towline://host/data/a/b/c\n\n{EXIT}"))]
 pub(crate) struct MkdirArgs {
     /// Make missing directories above, too; it is no error if one exists.
     #[arg(short, long)]

@@ -273,11 +273,15 @@ fn a_directory_is_not_copied_into_itself_without_end() {
     good(&["mkdir", "-p", &world.url("mem/a/b")]);
     let complaint = bad(1, &["cp", "-r", &world.url("mem/a"), &world.url("mem/a/b")]);
     assert!(complaint.contains("into itself"), "{complaint}");
-    // The same directory from two sides: the client cannot know.
+    // The same directory from two sides.
     fs::create_dir_all(world.local("served/c/d")).unwrap();
     let source = world.local("served/c");
     good(&["cp", "-r", source.to_str().unwrap(), &world.url("dir/c/new")]);
     assert_eq!(names(&world.local("served/c/new")), ["d"]);
+    for source in [source.to_str().unwrap(), &world.through("unix", "dir/c")] {
+        let complaint = bad(1, &["cp", "-r", source, &world.url("dir/c/d")]);
+        assert!(complaint.contains("into itself"), "{complaint}");
+    }
 }
 
 #[test]

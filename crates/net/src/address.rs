@@ -80,7 +80,7 @@ impl Listener {
     /// `AddrInUse` when a living server has the address; what `bind(2)` says.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let listener = match address {
-            Address::Tcp(address) => Self::Tcp(TcpListener::bind(address)?),
+            Address::Tcp(address) => Self::Tcp(bind_tcp(*address)?),
             Address::Unix(path) => {
                 match UnixStream::connect(path) {
                     Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
@@ -174,6 +174,20 @@ impl Drop for Listener {
     }
 }
 
+/// Binds, waiting a moment for an address that is in use: the sockets of a server that was killed
+/// are let go by its event loop only a little after the process is gone.
+fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    const TRIES: u32 = 40;
+    const PAUSE: Duration = Duration::from_millis(50);
+    for _ in 0..TRIES {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => std::thread::sleep(PAUSE),
+            bound => return bound,
+        }
+    }
+    TcpListener::bind(address)
+}
+
 /// Connects over TCP, trying each address of the host.
 ///
 /// # Errors
@@ -182,6 +196,11 @@ pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "host has no address");
     for address in (host, port).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, limit) {
+            // The kernel lets a socket connect to itself when nobody listens on a port that it may
+            // choose for outgoing connections; that is no server.
+            Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
+                last = io::ErrorKind::ConnectionRefused.into();
+            }
             Ok(stream) => {
                 stream.set_nodelay(true)?;
                 return Ok(Link::Socket(stream.into(), LinkKind::Tcp));

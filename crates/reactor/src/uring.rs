@@ -2,28 +2,35 @@
 
 use crate::Event;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Token of requests whose completion means nothing (removals).
-const IGNORED: u64 = u64::MAX;
+/// Set in the user data of a removal; the rest is the number of the poll to be removed.
+const REMOVAL: u64 = 1 << 63;
 
-#[derive(Debug, Default)]
-struct Watched {
-    fds: std::collections::HashMap<u64, i32>,
+#[derive(Clone, Copy)]
+struct Poll {
+    token: u64,
+    fd: i32,
 }
 
 pub(crate) struct Uring {
     ring: IoUring,
-    watched: Watched,
+    /// Polls by a number of their own: a token may be used again while its old poll is ending.
+    polls: HashMap<u64, Poll>,
+    numbers: HashMap<u64, u64>,
+    next: u64,
     /// Polls that the kernel ended by itself and that have to be armed again.
     rearm: Vec<u64>,
+    /// Removals that came while their poll was firing and have to be asked for again.
+    remove: Vec<u64>,
 }
 
 impl std::fmt::Debug for Uring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Uring").field("watched", &self.watched.fds.len()).finish_non_exhaustive()
+        f.debug_struct("Uring").field("watched", &self.polls.len()).finish_non_exhaustive()
     }
 }
 
@@ -43,7 +50,14 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
-        Ok(Self { ring, watched: Watched::default(), rearm: Vec::new() })
+        Ok(Self {
+            ring,
+            polls: HashMap::new(),
+            numbers: HashMap::new(),
+            next: 0,
+            rearm: Vec::new(),
+            remove: Vec::new(),
+        })
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
@@ -57,21 +71,29 @@ impl Uring {
         }
     }
 
-    fn arm(&mut self, fd: i32, token: u64) -> io::Result<()> {
+    fn arm(&mut self, fd: i32, number: u64) -> io::Result<()> {
         let poll = opcode::PollAdd::new(types::Fd(fd), INTEREST).multi(true).build();
-        self.push(&poll.user_data(token))
+        self.push(&poll.user_data(number))
     }
 
     pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
-        self.watched.fds.insert(token, fd.as_raw_fd());
-        self.arm(fd.as_raw_fd(), token)
+        let number = self.next;
+        self.next += 1;
+        self.polls.insert(number, Poll { token, fd: fd.as_raw_fd() });
+        self.numbers.insert(token, number);
+        self.arm(fd.as_raw_fd(), number)
     }
 
     pub(crate) fn unwatch(&mut self, token: u64) -> io::Result<()> {
-        self.watched.fds.remove(&token);
-        self.push(&opcode::PollRemove::new(token).build().user_data(IGNORED))?;
+        let Some(number) = self.numbers.remove(&token) else { return Ok(()) };
+        self.polls.remove(&number);
+        self.push_removal(number)?;
         // At once: the descriptor is about to be closed, and the poll holds the open file.
         self.ring.submit().map(|_| ())
+    }
+
+    fn push_removal(&mut self, number: u64) -> io::Result<()> {
+        self.push(&opcode::PollRemove::new(number).build().user_data(REMOVAL | number))
     }
 
     /// Returns true when a system call was made.
@@ -80,10 +102,13 @@ impl Uring {
         timeout: Option<Duration>,
         events: &mut Vec<Event>,
     ) -> io::Result<bool> {
-        for token in std::mem::take(&mut self.rearm) {
-            if let Some(fd) = self.watched.fds.get(&token).copied() {
-                self.arm(fd, token)?;
+        for number in std::mem::take(&mut self.rearm) {
+            if let Some(poll) = self.polls.get(&number).copied() {
+                self.arm(poll.fd, number)?;
             }
+        }
+        for number in std::mem::take(&mut self.remove) {
+            self.push_removal(number)?;
         }
         let entered = match timeout {
             Some(Duration::ZERO) => {
@@ -109,12 +134,16 @@ impl Uring {
             Err(error) => return Err(error),
         }
         for completion in self.ring.completion() {
-            let token = completion.user_data();
-            if token == IGNORED || !self.watched.fds.contains_key(&token) {
+            let number = completion.user_data();
+            if number & REMOVAL != 0 {
+                if completion.result() == -libc::EALREADY {
+                    self.remove.push(number & !REMOVAL);
+                }
                 continue;
             }
+            let Some(&Poll { token, .. }) = self.polls.get(&number) else { continue };
             if !cqueue::more(completion.flags()) {
-                self.rearm.push(token);
+                self.rearm.push(number);
             }
             let result = completion.result();
             if result < 0 {

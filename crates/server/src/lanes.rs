@@ -145,6 +145,9 @@ impl Core {
     fn drop_lane(&mut self, index: usize) -> Option<Lane> {
         let lane = self.lanes.get_mut(index).and_then(Option::take)?;
         if let Some(fd) = lane.link.fd() {
+            // At once, also while the event loop still holds the socket. Fails only when the peer
+            // closed first.
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
             let _ = self.reactor.unwatch(fd, index as u64);
         }
         self.shm_lanes.retain(|i| *i != index);

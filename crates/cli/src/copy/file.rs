@@ -232,7 +232,8 @@ impl Files {
         match first_difference(input, output, attr.size, sparse)? {
             None => Ok(()),
             Some(at) => Err(Failure::new(format!(
-                "differs from the source at byte {at} after the copy; removed (did the source change?)"
+                "differs from the source at byte {at} after the copy; removed \
+                 (did the source change?)"
             ))),
         }
     }

@@ -4,7 +4,7 @@ use super::attributes;
 use super::end::{End, Status};
 use super::file::{Existing, Files};
 use crate::report::{Failure, Outcome, Report};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
 use towline_wire::attr::TYPE_SYMLINK;
@@ -57,7 +57,7 @@ pub(super) struct Tree<'a> {
     /// Further names: first copy, new name.
     more_names: Mutex<Vec<(Arc<End>, End)>>,
     /// Directories that this copy writes to, so that it does not go on to copy its own work.
-    targets: Mutex<HashSet<Identity>>,
+    targets: Mutex<Vec<(Identity, End)>>,
 }
 
 impl<'a> Tree<'a> {
@@ -149,7 +149,7 @@ impl<'a> Tree<'a> {
     }
 
     fn directory(&self, job: &Job, source: End, target: End) -> Outcome<()> {
-        if locked(&self.targets).contains(&identity(&job.status)) {
+        if self.is_target(&source, &job.status)? {
             return Err(Failure::new("this directory is the target: not copied into itself"));
         }
         let source = source.shortened()?;
@@ -170,7 +170,7 @@ impl<'a> Tree<'a> {
                 return Err(failure.about(&target));
             }
             if job.name.is_none() {
-                locked(&self.targets).insert(identity(&there));
+                locked(&self.targets).push((identity(&there), target.clone()));
             }
         }
         let mut there: HashMap<_, _> = if self.files.resume && !new {
@@ -198,6 +198,24 @@ impl<'a> Tree<'a> {
         });
         self.queue.push(children.collect());
         Ok(())
+    }
+
+    /// True when a source directory is one that this copy writes to, also when it is reached in
+    /// another way (a local path and a URL, two transports): no other directory has the same
+    /// number and was changed in the same nanosecond.
+    fn is_target(&self, source: &End, status: &Status) -> Outcome<bool> {
+        let (device, inode) = identity(status);
+        let targets = locked(&self.targets);
+        for ((other, _), target) in targets.iter().filter(|((_, number), _)| *number == inode) {
+            if *other == device {
+                return Ok(true);
+            }
+            let (one, two) = (source.status(false)?.attr, target.status(true)?.attr);
+            if (one.inode, one.mode, one.changed) == (two.inode, two.mode, two.changed) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn finish_directory(&self, directory: &Directory) -> Outcome<()> {

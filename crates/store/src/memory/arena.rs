@@ -51,7 +51,8 @@ struct Free {
 pub(super) struct Block {
     arena: Arc<Arena>,
     index: u32,
-    warm: bool,
+    /// Pages that were written since the block was punched; the others read as zeros.
+    present: u16,
     /// Set when its pages may be in the hands of the network, where a later change of them would
     /// be seen: they must not be written any more, even after every reader is done.
     lent: AtomicBool,
@@ -122,18 +123,18 @@ impl Arena {
     /// A block with undefined contents, or `ENOSPC` when the addresses are used up.
     pub(super) fn block(self: &Arc<Self>) -> Result<Arc<Block>, Errno> {
         let mut free = self.free.lock();
-        let (index, warm) = if let Some(index) = free.warm.pop() {
-            (index, true)
+        let (index, present) = if let Some(index) = free.warm.pop() {
+            (index, u16::MAX)
         } else if let Some(index) = free.cold.pop() {
-            (index, false)
+            (index, 0)
         } else if free.next < free.end {
             free.next += 1;
-            (free.next - 1, false)
+            (free.next - 1, 0)
         } else {
             return Err(Errno::ENOSPC);
         };
         drop(free);
-        Ok(Arc::new(Block { arena: self.clone(), index, warm, lent: AtomicBool::new(false) }))
+        Ok(Arc::new(Block { arena: self.clone(), index, present, lent: AtomicBool::new(false) }))
     }
 }
 
@@ -143,9 +144,28 @@ impl Block {
         self.index as usize * BLOCK_BYTES as usize
     }
 
-    /// True when its pages are there already, so that writing to the mapping does not fault.
-    pub(super) fn is_warm(&self) -> bool {
-        self.warm
+    /// Pages that may hold something other than zeros.
+    pub(super) fn present(&self) -> u16 {
+        self.present
+    }
+
+    /// Writes bytes whose pages are those of the mask; the range must be inside the block.
+    pub(super) fn write(&mut self, offset: usize, bytes: &[u8], pages: u16) {
+        let start = self.start() + offset;
+        // Pages not there yet are made by a system call, all of them at once and without filling
+        // them with zeros first; by the mapping, each would take a fault.
+        let absent = pages & !self.present != 0;
+        if !absent || !write_at(&self.arena.memory, start, bytes) {
+            self.arena.memory.copy_in(start, bytes);
+        }
+        self.present |= pages;
+    }
+
+    /// Copies pages of the mask from another block to the same place of this one.
+    pub(super) fn copy(&mut self, from: &Self, start: usize, end: usize, pages: u16) {
+        let mut bytes = vec![0; end - start];
+        self.arena.memory.copy_out(from.start() + start, &mut bytes);
+        self.write(start, &bytes, pages);
     }
 
     /// A segment that keeps the block; with `lend`, one that may be sent without copying.
@@ -161,28 +181,50 @@ impl Block {
         Arc::get_mut(this).is_some_and(|block| !*block.lent.get_mut())
     }
 
-    /// Gives pages back unless somebody else holds the block; they read as zeros then.
-    pub(super) fn punch(this: &mut Arc<Self>, offset: usize, length: usize) {
-        if let Some(block) = Arc::get_mut(this) {
-            // The pages are no longer part of any file, so that failing wastes memory only.
-            let _ = block.arena.memory.punch(block.start() + offset, length);
+    /// Gives the pages of the mask, a run at `offset`, back; not if somebody else holds the block.
+    pub(super) fn punch(this: &mut Arc<Self>, offset: usize, length: usize, pages: u16) {
+        // The pages are no longer part of any file, so that failing wastes memory only.
+        if let Some(block) = Arc::get_mut(this)
+            && block.arena.memory.punch(block.start() + offset, length).is_ok()
+        {
+            block.present &= !pages;
         }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        let lent = *self.lent.get_mut();
-        if !lent {
+        if self.present != 0 && !*self.lent.get_mut() {
             let mut free = self.arena.free.lock();
             if free.warm.len() < self.arena.warm_max {
                 free.warm.push(self.index);
                 return;
             }
         }
+        if self.present == 0 {
+            self.arena.free.lock().cold.push(self.index);
+            return;
+        }
         // A block that cannot be punched stays out of use: the network may still send its pages.
         if self.arena.memory.punch(self.start(), BLOCK_BYTES as usize).is_ok() {
             self.arena.free.lock().cold.push(self.index);
         }
     }
+}
+
+/// Writes through the descriptor; false when that failed, and then anything may stand there.
+fn write_at(memory: &SharedMemory, start: usize, mut bytes: &[u8]) -> bool {
+    let mut position = start as u64;
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(memory.fd(), bytes, position) {
+            Ok(0) => return false,
+            Ok(count) => {
+                bytes = &bytes[count..];
+                position += count as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+    true
 }

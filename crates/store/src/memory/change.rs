@@ -24,14 +24,15 @@ impl Tree {
     ) -> Result<Attr, Errno> {
         let inode = self.find(caller, at, follow)?;
         if set.size.is_some() {
-            inode.data()?;
             let file = self.base(&at)?;
-            let opened = at.1.is_empty() && !file.is_path();
-            match opened {
+            if at.1.is_empty() && !file.is_path() {
                 // As ftruncate(2), which was allowed when the file was opened.
-                true if !file.is_writable() => return Err(Errno::EINVAL),
-                true => {}
-                false => check(caller, &inode, WRITE)?,
+                if !file.is_writable() {
+                    return Err(Errno::EINVAL);
+                }
+            } else {
+                inode.data()?;
+                check(caller, &inode, WRITE)?;
             }
         }
         check_set(caller, &inode, set)?;

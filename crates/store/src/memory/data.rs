@@ -8,9 +8,6 @@ use towline_wire::Errno;
 
 /// A read of this length or more may be sent without copying; shorter ones are always copied.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
-/// From this length on, bytes for pages not there yet are written by a system call: it takes all
-/// of them at once instead of one fault each.
-const SYSCALL_BYTES_MIN: usize = 8 * 1024;
 
 const PAGE: usize = PAGE_BYTES as usize;
 static ZEROS: LazyLock<Arc<Vec<u8>>> = LazyLock::new(|| Arc::new(vec![0; BLOCK_BYTES as usize]));
@@ -53,6 +50,11 @@ fn mask(first: u64, end: u64) -> u16 {
     if first >= end { 0 } else { below(end) & !below(first) }
 }
 
+/// Mask of the pages that a byte range of the block touches.
+fn mask_of(start: usize, end: usize) -> u16 {
+    mask(start as u64 / PAGE_BYTES, (end as u64).div_ceil(PAGE_BYTES))
+}
+
 /// The runs of ones in a mask, as byte ranges `(start, end)` of the block.
 fn runs(mut mask: u16) -> impl Iterator<Item = (usize, usize)> {
     std::iter::from_fn(move || {
@@ -80,19 +82,19 @@ impl Slot {
     }
 
     /// Makes sure that the block may be written; in a new one, the pages of `keep` are as before.
-    fn make_writable(&mut self, arena: &Arc<Arena>, keep: u16) -> Result<&Arc<Block>, Errno> {
+    fn make_writable(&mut self, arena: &Arc<Arena>, keep: u16) -> Result<&mut Block, Errno> {
         let writable = self.block.as_mut().is_some_and(Block::is_writable);
         if !writable {
-            let block = arena.block()?;
-            if let Some(old) = &self.block {
+            let mut new = arena.block()?;
+            if let (Some(block), Some(old)) = (Arc::get_mut(&mut new), &self.block) {
                 for (start, end) in runs(self.data & keep) {
-                    let (from, to) = (old.start() + start, block.start() + start);
-                    arena.memory().copy_within(from, to, end - start);
+                    block.copy(old, start, end, mask_of(start, end));
                 }
             }
-            self.block = Some(block);
+            self.block = Some(new);
         }
-        self.block.as_ref().ok_or(Errno::EIO)
+        // Nobody else holds it: that is what was checked, or it is new.
+        self.block.as_mut().and_then(Arc::get_mut).ok_or(Errno::EIO)
     }
 
     /// Writes zeros over `from..to` where there are pages of `data`.
@@ -101,10 +103,10 @@ impl Slot {
         if touched == 0 || from == to {
             return Ok(());
         }
-        let start = self.make_writable(arena, keep)?.start();
+        let block = self.make_writable(arena, keep)?;
         for (run_start, run_end) in runs(touched) {
             let (first, end) = (run_start.max(from as usize), run_end.min(to as usize));
-            arena.memory().copy_in(start + first, &ZEROS[..end - first]);
+            block.write(first, &ZEROS[..end - first], mask_of(first, end));
         }
         Ok(())
     }
@@ -149,13 +151,9 @@ impl Data {
 
     /// Writes `bytes`; fewer when space runs out, and `ENOSPC` when not even one could be.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        let arena = self.arena.clone();
         let count = self.fill(offset, bytes.len() as u64, &mut |block, inside, done, length| {
             let part = &bytes[done as usize..][..length];
-            let start = block.start() + inside;
-            if block.is_warm() || length < SYSCALL_BYTES_MIN || !write_at(&arena, start, part) {
-                arena.memory().copy_in(start, part);
-            }
+            block.write(inside, part, mask_of(inside, inside + length));
         })?;
         Ok(count as usize)
     }
@@ -166,7 +164,7 @@ impl Data {
         &mut self,
         offset: u64,
         length: u64,
-        put: &mut dyn FnMut(&Arc<Block>, usize, u64, usize),
+        put: &mut dyn FnMut(&mut Block, usize, u64, usize),
     ) -> Result<u64, Errno> {
         let mut done = 0;
         if length == 0 {
@@ -229,7 +227,7 @@ impl Data {
                 slot.block = None;
             } else if let Some(block) = &mut slot.block {
                 for (first, stop) in runs(gone) {
-                    Block::punch(block, first, stop - first);
+                    Block::punch(block, first, stop - first, mask_of(first, stop));
                 }
             }
             if !keep {
@@ -334,11 +332,9 @@ impl Data {
                 self.clear(target + (position - start), target + (first - start), false)?;
                 let from = block.start() + (first - base) as usize;
                 let memory = self.arena.memory().clone();
-                let mut copy = |to: &Arc<Block>, inside: usize, done: u64, length: usize| {
-                    memory.copy_within(from + done as usize, to.start() + inside, length);
-                };
-                let to = target + (first - start);
-                let done = self.fill(to, stop - first, &mut copy).unwrap_or(0);
+                let mut bytes = vec![0; (stop - first) as usize];
+                memory.copy_out(from, &mut bytes);
+                let done = self.write(target + (first - start), &bytes).unwrap_or(0) as u64;
                 position = first + done;
                 if position < stop {
                     return stopped(position - start);
@@ -382,23 +378,6 @@ fn append_zeros(aggregate: &mut Aggregate, mut count: u64) {
     }
 }
 
-/// Writes through the descriptor; false when that failed, and then anything may stand there.
-fn write_at(arena: &Arena, start: usize, mut bytes: &[u8]) -> bool {
-    let mut position = start as u64;
-    while !bytes.is_empty() {
-        match rustix::io::pwrite(arena.memory().fd(), bytes, position) {
-            Ok(0) => return false,
-            Ok(count) => {
-                bytes = &bytes[count..];
-                position += count as u64;
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
-        }
-    }
-    true
-}
-
 /// Pages of `from..to` that are not charged yet.
 fn count_new(slot: &Slot, from: u64, to: u64) -> u64 {
     let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
@@ -430,7 +409,7 @@ fn fill_slot(
     arena: &Arc<Arena>,
     from: u64,
     to: u64,
-    put: impl FnOnce(&Arc<Block>),
+    put: impl FnOnce(&mut Block),
 ) -> Result<u64, Errno> {
     if from == to {
         return Ok(0);
@@ -440,16 +419,16 @@ fn fill_slot(
     let data = slot.data;
     let block = slot.make_writable(arena, !whole)?;
     // What the first and last page hold besides the new bytes would else be what some other file
-    // left there.
-    let (start, memory) = (block.start(), arena.memory());
+    // left there, unless they were never written.
+    let stale = block.present() & !data;
     let (first, last) = (from / PAGE_BYTES, (to - 1) / PAGE_BYTES);
-    if data & mask(first, first + 1) == 0 {
+    if stale & mask(first, first + 1) != 0 {
         let page = (first * PAGE_BYTES) as usize;
-        memory.copy_in(start + page, &ZEROS[..from as usize - page]);
+        block.write(page, &ZEROS[..from as usize - page], mask(first, first + 1));
     }
-    if data & mask(last, last + 1) == 0 {
+    if stale & mask(last, last + 1) != 0 {
         let end = ((last + 1) * PAGE_BYTES) as usize;
-        memory.copy_in(start + to as usize, &ZEROS[..end - to as usize]);
+        block.write(to as usize, &ZEROS[..end - to as usize], mask(last, last + 1));
     }
     put(block);
     let added = u64::from((pages & !slot.charged).count_ones());

@@ -171,6 +171,7 @@ impl OpenFile for MemoryFile {
             return Err(Errno::EBADF);
         }
         let directory = self.inode.directory()?;
+        self.accessed();
         let mut list = |cookie, inode: &Inode, name: &[u8]| {
             let attr = attributes.then(|| inode.attr());
             listing.entry(cookie, inode.number, inode.entry_type(), name, attr)
@@ -194,8 +195,6 @@ impl OpenFile for MemoryFile {
                 }
             }
         }
-        drop(names);
-        self.accessed();
         Ok(true)
     }
 

@@ -74,15 +74,16 @@ impl Tree {
             if flags & CREATE != 0 && named && last.slashes {
                 return Err(Errno::EISDIR);
             }
-            let inode = match last.find() {
-                Err(Errno::ENOENT) if flags & CREATE != 0 && named => {
-                    match self.create(caller, &last, how.mode)? {
-                        Some(inode) => return Ok((inode, flags)),
-                        // Somebody else was faster: the file is there now.
-                        None => last.find()?,
+            let inode = loop {
+                match last.find() {
+                    Err(Errno::ENOENT) if flags & CREATE != 0 && named => {
+                        if let Some(inode) = self.create(caller, &last, how.mode)? {
+                            return Ok((inode, flags));
+                        }
+                        // Somebody else was faster: it is there now, or was for a moment.
                     }
+                    found => break found?,
                 }
-                found => found?,
             };
             let exclusive = flags & (CREATE | EXCLUSIVE) == CREATE | EXCLUSIVE;
             let stay = !last.slashes && (flags & NO_FOLLOW != 0 || exclusive);

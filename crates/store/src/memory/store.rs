@@ -75,6 +75,11 @@ impl MemoryStore {
         let topology = Mutex::new(());
         Ok(Arc::new(Self { tree: Arc::new(Tree { id, arena, topology, root, number_last }) }))
     }
+
+    #[cfg(test)]
+    pub(super) fn tree(&self) -> &Tree {
+        &self.tree
+    }
 }
 
 impl Tree {

@@ -99,10 +99,9 @@ fn check_name(caller: &Caller, inode: &Inode, name: &[u8], change: bool) -> Resu
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::ERANGE);
     }
-    let rest = |prefix: &[u8]| name.strip_prefix(prefix).filter(|rest| !rest.is_empty());
     // Who may not know of an attribute is told that there is none.
     let refused = if change { Errno::EPERM } else { Errno::ENODATA };
-    if rest(b"user.").is_some() {
+    if let Some(rest) = name.strip_prefix(b"user.") {
         if !matches!(inode.file_type, TYPE_FILE | TYPE_DIRECTORY) {
             return Err(refused);
         }
@@ -111,14 +110,19 @@ fn check_name(caller: &Caller, inode: &Inode, name: &[u8], change: bool) -> Resu
         if change && sticky && !owns(caller, &attr) {
             return Err(Errno::EPERM);
         }
-        return check(caller, inode, if change { WRITE } else { READ });
+        check(caller, inode, if change { WRITE } else { READ })?;
+        return not_bare(rest);
     }
-    if rest(b"trusted.").is_some() {
-        return if may_all(caller) { Ok(()) } else { Err(refused) };
+    if let Some(rest) = name.strip_prefix(b"trusted.") {
+        return if may_all(caller) { not_bare(rest) } else { Err(refused) };
     }
-    if rest(b"security.").is_some() {
-        return if may_all(caller) || !change { Ok(()) } else { Err(Errno::EPERM) };
+    if let Some(rest) = name.strip_prefix(b"security.") {
+        return if may_all(caller) || !change { not_bare(rest) } else { Err(Errno::EPERM) };
     }
-    let bare = [&b"user."[..], b"trusted.", b"security."].contains(&name);
-    Err(if bare { Errno::EINVAL } else { Errno::EOPNOTSUPP })
+    Err(Errno::EOPNOTSUPP)
+}
+
+/// A prefix alone is no name.
+fn not_bare(rest: &[u8]) -> Result<(), Errno> {
+    if rest.is_empty() { Err(Errno::EINVAL) } else { Ok(()) }
 }
