@@ -226,8 +226,13 @@ mod tests {
             "counters": { "requests": 30, "replays": 0 },
             "cores": [ { "lanes": 2 } ],
             "stages": {
-                "T_server": { "count": 5, "max_us": 9.25, "p50_us": 1.5, "mean_us": 2, "p999_us": 8, "p99_us": 7 },
-                "T_disk": { "count": 0, "max_us": 0, "p50_us": 0, "mean_us": 0, "p999_us": 0, "p99_us": 0 },
+                "T_server": {
+                    "count": 5, "max_us": 9.25, "p50_us": 1.5, "mean_us": 2, "p999_us": 8,
+                    "p99_us": 7,
+                },
+                "T_disk": {
+                    "count": 0, "max_us": 0, "p50_us": 0, "mean_us": 0, "p999_us": 0, "p99_us": 0,
+                },
             },
         });
         let found = Found::of(&value);

@@ -53,7 +53,8 @@ impl Zone {
         let offset = self.offset(time.seconds);
         let (sign, minutes) = (if offset < 0 { '-' } else { '+' }, offset.unsigned_abs() / 60);
         format!(
-            "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:09} {sign}{:02}{:02}",
+            "{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{:09} \
+             {sign}{:02}{:02}",
             time.nanoseconds,
             minutes / 60,
             minutes % 60

@@ -771,6 +771,7 @@ pub struct Lock {
 }
 
 fn entries(outcome: &Outcome, listing: &[u8]) -> Result<(Vec<DirEntry>, bool), Error> {
+    outcome.last()?;
     let end = outcome.replies()?.iter().find_map(|reply| match reply {
         Reply::Listed { end, .. } => Some(*end != 0),
         _ => None,

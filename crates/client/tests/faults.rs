@@ -68,7 +68,11 @@ fn cutter(target: u16, mut random: u64) -> Cutter {
                     let mut buffer = [0; 8192];
                     while let Ok(count @ 1..) = from.read(&mut buffer) {
                         let left = budget.load(Ordering::Relaxed);
-                        let pass = if calm.load(Ordering::Relaxed) { count } else { count.min(left as usize) };
+                        let pass = if calm.load(Ordering::Relaxed) {
+                            count
+                        } else {
+                            count.min(left as usize)
+                        };
                         budget.store(left.saturating_sub(count as u64), Ordering::Relaxed);
                         if to.write_all(&buffer[..pass]).is_err() {
                             break;
@@ -117,9 +121,15 @@ fn operations_take_effect_once_though_connections_are_cut() {
                             root.unlink(next.as_bytes(), false).unwrap();
                         }
                         let data = vec![round as u8; 40_000];
-                        assert_eq!(whole.write_at(&data, u64::from(round % 7) * 40_000).unwrap(), 40_000);
+                        assert_eq!(
+                            whole.write_at(&data, u64::from(round % 7) * 40_000).unwrap(),
+                            40_000
+                        );
                         let mut back = vec![0; 40_000];
-                        assert_eq!(whole.read_at(&mut back, u64::from(round % 7) * 40_000).unwrap(), 40_000);
+                        assert_eq!(
+                            whole.read_at(&mut back, u64::from(round % 7) * 40_000).unwrap(),
+                            40_000
+                        );
                         assert!(back == data, "round {round}: bytes differ");
                     }
                 });
@@ -132,7 +142,7 @@ fn operations_take_effect_once_though_connections_are_cut() {
         records.sort_unstable();
         records.dedup();
         assert_eq!((length, records.len()), (4 * 150 * 5, 4 * 150), "records lost or doubled");
-        let names = root.list_all(false).unwrap();
+        let names = root.open(b".", 0, 0).unwrap().list_all(false).unwrap();
         assert_eq!(names.iter().filter(|e| e.name[0] == b'y').count(), 4 * 75);
         assert_eq!(names.iter().filter(|e| e.name[0] == b'x').count(), 0);
         let cuts = cutter.cuts.load(Ordering::Relaxed);
@@ -148,7 +158,13 @@ fn operations_take_effect_once_though_connections_are_cut() {
 fn root_names(server: &Server, export: &str) -> Vec<Vec<u8>> {
     let client = Client::connect(&tcp(port_of(server)), Options::default()).unwrap();
     let root = client.attach(export.as_bytes()).unwrap();
-    root.list_all(false).unwrap().into_iter().map(|entry| entry.name).collect()
+    root.open(b".", 0, 0)
+        .unwrap()
+        .list_all(false)
+        .unwrap()
+        .into_iter()
+        .map(|entry| entry.name)
+        .collect()
 }
 
 const CHILD: &str = "TOWLINE_TEST_SERVER";
@@ -238,7 +254,16 @@ fn a_killed_server_is_gone_on_with() {
     });
     assert_eq!(deep.stat_path(b"f", true).unwrap().inode, file.attr().inode);
     assert_eq!(lost.write_at(b"x", 0).unwrap_err().errno(), Errno::ESTALE);
-    assert!(client.attach(b"mem").unwrap().list_all(false).unwrap().is_empty());
+    assert!(
+        client
+            .attach(b"mem")
+            .unwrap()
+            .open(b".", 0, 0)
+            .unwrap()
+            .list_all(false)
+            .unwrap()
+            .is_empty()
+    );
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -269,6 +294,15 @@ fn hello() -> Vec<u8> {
     [&header.to_bytes()[..], &body].concat()
 }
 
+/// Says hello and hears the welcome.
+fn greet(peer: &mut TcpStream) {
+    peer.write_all(&hello()).unwrap();
+    let mut head = [0; 32];
+    peer.read_exact(&mut head).unwrap();
+    let header = towline_wire::Header::parse(&head).unwrap();
+    peer.read_exact(&mut vec![0; header.body_bytes as usize]).unwrap();
+}
+
 #[test]
 fn hostile_peers_are_thrown_out_and_harm_nobody() {
     use towline_wire::{Header, Kind, Request};
@@ -290,46 +324,72 @@ fn hostile_peers_are_thrown_out_and_harm_nobody() {
         edit(&mut header);
         header.to_bytes().to_vec()
     };
-    let after_hello = |rest: &[u8]| [&hello()[..], rest].concat();
-    let attacks: Vec<(&str, Vec<u8>, bool)> = vec![
-        ("noise", (0..200u8).collect(), true),
-        ("request before the hello", attach.clone(), true),
-        ("second hello", after_hello(&hello()), true),
-        ("absurd body", after_hello(&raw(|h| h.body_bytes = u32::MAX)), true),
-        ("absurd payload", after_hello(&raw(|h| h.payload_bytes = u32::MAX)), true),
-        ("empty compound", after_hello(&raw(|_| {})), true),
-        ("data not granted", after_hello(&raw(|h| h.kind = Kind::Data)), false),
-        ("reply to the server", after_hello(&raw(|h| h.kind = Kind::Reply)), true),
-        ("sequence out of order", after_hello(&[&attach[..], &request(0, 7, &[Request::Inquire { what: 0 }], 0)].concat()), true),
-        ("two writes", after_hello(&request(0, 1, &[Request::Write { handle: 1, offset: 0, length: 1, flags: 0 }; 2], 2)), true),
-        ("offer that does not match", after_hello(&request(0, 1, &[Request::Write { handle: 1, offset: 0, length: 1, flags: 0 }], 1 << 40)), true),
-        ("forged handles", after_hello(&request(0, 1, &[Request::Stat { base: 0xdead_beef_0000_0001, flags: 0, path: b"" }], 0)), false),
-        ("half a message", after_hello(&attach[..attach.len() - 3]), false),
+    let attacks: Vec<(&str, bool, Vec<u8>, bool)> = vec![
+        ("noise", false, (0..200u8).collect(), true),
+        ("request before the hello", false, attach.clone(), true),
+        ("second hello", true, hello(), true),
+        ("absurd body", true, raw(|h| h.body_bytes = u32::MAX), true),
+        ("absurd payload", true, raw(|h| h.payload_bytes = u32::MAX), true),
+        ("empty compound", true, raw(|_| {}), true),
+        ("data not granted", true, raw(|h| h.kind = Kind::Data), false),
+        ("reply to the server", true, raw(|h| h.kind = Kind::Reply), true),
+        (
+            "sequence out of order",
+            true,
+            [&attach[..], &request(0, 7, &[Request::Inquire { what: 0 }], 0)].concat(),
+            true,
+        ),
+        (
+            "two writes",
+            true,
+            request(0, 1, &[Request::Write { handle: 1, offset: 0, length: 1, flags: 0 }; 2], 2),
+            true,
+        ),
+        (
+            "offer that does not match",
+            true,
+            request(0, 1, &[Request::Write { handle: 1, offset: 0, length: 1, flags: 0 }], 1 << 40),
+            true,
+        ),
+        (
+            "forged handles",
+            true,
+            request(0, 1, &[Request::Stat { base: 0xdead_beef_0000_0001, flags: 0, path: b"" }], 0),
+            false,
+        ),
+        ("half a message", true, attach[..attach.len() - 3].to_vec(), false),
     ];
-    for (name, bytes, thrown_out) in attacks {
+    for (name, greeted, bytes, thrown_out) in attacks {
         let mut peer = TcpStream::connect(("127.0.0.1", port)).unwrap();
         peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        if greeted {
+            greet(&mut peer);
+        }
         peer.write_all(&bytes).unwrap();
         if thrown_out {
             // Whatever it answers first, it ends the connection.
             let ended = peer.read_to_end(&mut Vec::new());
             assert!(
-                ended.is_ok() || ended.as_ref().unwrap_err().kind() == std::io::ErrorKind::ConnectionReset,
+                ended.is_ok()
+                    || ended.as_ref().unwrap_err().kind() == std::io::ErrorKind::ConnectionReset,
                 "{name}: not thrown out: {ended:?}"
             );
         }
-        root.write_path(b"honest", CREATE, 0o600, &vec![7; 100_000]).unwrap_or_else(|e| panic!("{name}: {e}"));
+        root.write_path(b"honest", CREATE, 0o600, &vec![7; 100_000])
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
         let mut back = vec![0; 100_001];
         assert_eq!(root.read_path(b"honest", &mut back).unwrap(), 100_000, "{name}");
     }
     let statistics = client.statistics().unwrap();
     assert!(!statistics.contains("\"protocol_errors\":0"), "{statistics}");
     // Many at once, none of which says anything or reads anything.
-    let idle: Vec<TcpStream> = (0..400).filter_map(|_| TcpStream::connect(("127.0.0.1", port)).ok()).collect();
+    let idle: Vec<TcpStream> =
+        (0..400).filter_map(|_| TcpStream::connect(("127.0.0.1", port)).ok()).collect();
     let asking: Vec<TcpStream> = (0..20)
         .map(|_| {
             let mut peer = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            let mut bytes = after_hello(&attach);
+            greet(&mut peer);
+            let mut bytes = attach.clone();
             for slot in 1..60 {
                 bytes.extend(request(slot, 1, &[Request::Inquire { what: 1 }], 0));
             }
@@ -346,12 +406,16 @@ fn hostile_peers_are_thrown_out_and_harm_nobody() {
 fn a_thousand_sessions_are_served() {
     let _ = rustix::process::setrlimit(
         rustix::process::Resource::Nofile,
-        rustix::process::Rlimit { current: Some(8192), maximum: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum },
+        rustix::process::Rlimit {
+            current: Some(8192),
+            maximum: rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum,
+        },
     );
     let directory = TempDir::new().unwrap();
     let server = Server::start(&config(directory.path(), 0)).unwrap();
-    let clients: Vec<Client> =
-        (0..1000).map(|_| Client::connect(&tcp(port_of(&server)), Options::default()).unwrap()).collect();
+    let clients: Vec<Client> = (0..1000)
+        .map(|_| Client::connect(&tcp(port_of(&server)), Options::default()).unwrap())
+        .collect();
     clients[0].attach(b"mem").unwrap().write_path(b"f", CREATE, 0o600, b"hello").unwrap();
     for client in &clients {
         let mut back = [0; 10];
@@ -388,7 +452,8 @@ fn a_full_store_loses_nothing_and_locks_hold_between_clients() {
 
     let other = second.attach(b"mem").unwrap();
     let (a, b) = (root.open(b"kept", 2, 0).unwrap(), other.open(b"kept", 2, 0).unwrap());
-    let range = Lock { family: lock::OPEN_FILE, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 10 };
+    let range =
+        Lock { family: lock::OPEN_FILE, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 10 };
     a.lock(&range, false).unwrap();
     assert_eq!(b.lock(&range, false).unwrap_err().errno(), Errno::EAGAIN);
     assert!(b.test_lock(&range).unwrap().is_some());

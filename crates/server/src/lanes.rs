@@ -104,7 +104,7 @@ impl Core {
             let number = self.shared.next_session.fetch_add(1, Ordering::Relaxed);
             let id = number * self.shared.mailboxes.len() as u64 + self.index as u64;
             let secret = random();
-            let session = Session { id, secret, ..Session::default() };
+            let session = Session::new(id, secret, epoch);
             (welcome.session, welcome.secret) = (id, secret);
             self.sessions.insert(id, Served::new(session, index as u64));
             self.statistics.sessions.fetch_add(1, Ordering::Relaxed);

@@ -130,11 +130,9 @@ impl Sink for Serving<'_> {
     ) -> Result<(), ProtocolError> {
         if header.kind == Kind::Hello {
             let hello = handshake::parse(header, body)?;
-            if self.session().is_some() {
+            let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
+            if lane.session.is_some() || lane.hello.replace(hello).is_some() {
                 return wrong("second hello on a lane");
-            }
-            if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
-                lane.hello = Some(hello);
             }
             return Ok(());
         }

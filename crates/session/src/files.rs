@@ -20,14 +20,22 @@ pub struct Opened {
 
 /// Table of open files. A handle is an index and a generation, so that a handle of a closed file
 /// never names another one.
-#[derive(Default)]
 pub struct Files {
+    first_generation: u32,
     entries: Vec<(u32, Option<Opened>)>,
     free: Vec<u32>,
     open: usize,
 }
 
 impl Files {
+    /// An empty table. `epoch` differs between two starts of a server: generations begin there, so
+    /// that a handle lost in a restart does not name a file opened after it.
+    #[must_use]
+    pub fn new(epoch: u32) -> Self {
+        let first_generation = (epoch & 0x7fff_ffff).max(1);
+        Self { first_generation, entries: Vec::new(), free: Vec::new(), open: 0 }
+    }
+
     /// Open files.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -52,16 +60,17 @@ impl Files {
         while let Some(index) = self.free.pop() {
             let (generation, entry) = &mut self.entries[index as usize];
             if entry.is_none() {
-                *generation = generation.wrapping_add(1) & 0x7fff_ffff;
+                *generation = (generation.wrapping_add(1) & 0x7fff_ffff).max(1);
                 *entry = Some(opened);
                 self.open += 1;
                 return Ok(u64::from(*generation) << 32 | u64::from(index));
             }
         }
         let index = self.entries.len() as u64;
-        self.entries.push((1, Some(opened)));
+        let generation = self.first_generation;
+        self.entries.push((generation, Some(opened)));
         self.open += 1;
-        Ok(1 << 32 | index)
+        Ok(u64::from(generation) << 32 | index)
     }
 
     /// Adds a file under the handle it had before the server restarted.
@@ -75,7 +84,7 @@ impl Files {
         }
         while self.entries.len() <= index {
             self.free.push(self.entries.len() as u32);
-            self.entries.push((0, None));
+            self.entries.push((self.first_generation, None));
         }
         let entry = &mut self.entries[index];
         if entry.1.is_some() {

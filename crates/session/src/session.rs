@@ -6,7 +6,6 @@ use std::sync::Arc;
 use towline_store::FileStore;
 
 /// A session.
-#[derive(Default)]
 pub struct Session {
     /// Number that names it.
     pub id: u64,
@@ -16,6 +15,14 @@ pub struct Session {
     pub slots: Slots,
     /// Its open files.
     pub files: Files,
+}
+
+impl Session {
+    /// A new session, on a server whose start `epoch` names.
+    #[must_use]
+    pub fn new(id: u64, secret: u64, epoch: u32) -> Self {
+        Self { id, secret, slots: Slots::default(), files: Files::new(epoch) }
+    }
 }
 
 /// What a server exports, by name.

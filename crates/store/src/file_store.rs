@@ -55,7 +55,14 @@ pub enum ReadOutcome {
 pub trait Listing {
     /// Takes one entry; `attr` is present when attributes were asked for and could be had.
     /// Returns false when there is no room for it: the listing then ends before this entry.
-    fn entry(&mut self, cookie: u64, inode: u64, file_type: u8, name: &[u8], attr: Option<Attr>) -> bool;
+    fn entry(
+        &mut self,
+        cookie: u64,
+        inode: u64,
+        file_type: u8,
+        name: &[u8],
+        attr: Option<Attr>,
+    ) -> bool;
 }
 
 /// What to do with extended attributes.
@@ -84,13 +91,24 @@ pub trait FileStore: Send + Sync {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno>;
 
     /// `openat(2)`: opens or creates, and tells the attributes of what was opened.
-    fn open(&self, caller: &Caller, at: Source<'_>, how: OpenHow) -> Result<(Arc<dyn OpenFile>, Attr), Errno>;
+    fn open(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        how: OpenHow,
+    ) -> Result<(Arc<dyn OpenFile>, Attr), Errno>;
 
     /// `fstatat(2)`.
     fn stat(&self, caller: &Caller, at: Source<'_>, follow: bool) -> Result<Attr, Errno>;
 
     /// Changes attributes and tells the new ones.
-    fn set_attr(&self, caller: &Caller, at: Source<'_>, follow: bool, set: &SetAttr) -> Result<Attr, Errno>;
+    fn set_attr(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        follow: bool,
+        set: &SetAttr,
+    ) -> Result<Attr, Errno>;
 
     /// `faccessat(2)` with the caller's effective identity.
     fn access(&self, caller: &Caller, at: Source<'_>, mode: u32) -> Result<(), Errno>;
@@ -99,7 +117,13 @@ pub trait FileStore: Send + Sync {
     fn make_directory(&self, caller: &Caller, at: Source<'_>, mode: u32) -> Result<Attr, Errno>;
 
     /// `mknodat(2)`; `mode` has type and permission bits.
-    fn make_node(&self, caller: &Caller, at: Source<'_>, mode: u32, rdev: u64) -> Result<Attr, Errno>;
+    fn make_node(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        mode: u32,
+        rdev: u64,
+    ) -> Result<Attr, Errno>;
 
     /// `symlinkat(2)`.
     fn symlink(&self, caller: &Caller, at: Source<'_>, target: &[u8]) -> Result<Attr, Errno>;
@@ -108,19 +132,44 @@ pub trait FileStore: Send + Sync {
     fn read_link(&self, caller: &Caller, at: Source<'_>) -> Result<Vec<u8>, Errno>;
 
     /// `linkat(2)`; with an empty source path links the open file (also one of `O_TMPFILE`).
-    fn link(&self, caller: &Caller, at: Source<'_>, follow: bool, to: Source<'_>) -> Result<Attr, Errno>;
+    fn link(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        follow: bool,
+        to: Source<'_>,
+    ) -> Result<Attr, Errno>;
 
     /// `unlinkat(2)`; `directory`: as with `AT_REMOVEDIR`.
     fn unlink(&self, caller: &Caller, at: Source<'_>, directory: bool) -> Result<(), Errno>;
 
     /// `renameat2(2)`; flags `RENAME_NOREPLACE` 1, `RENAME_EXCHANGE` 2.
-    fn rename(&self, caller: &Caller, at: Source<'_>, to: Source<'_>, flags: u32) -> Result<(), Errno>;
+    fn rename(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        to: Source<'_>,
+        flags: u32,
+    ) -> Result<(), Errno>;
 
     /// `getxattr(2)` and its kin; returns the value or the names, empty for changes.
-    fn xattr(&self, caller: &Caller, at: Source<'_>, follow: bool, action: XattrAction<'_>) -> Result<Vec<u8>, Errno>;
+    fn xattr(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        follow: bool,
+        action: XattrAction<'_>,
+    ) -> Result<Vec<u8>, Errno>;
 
     /// `copy_file_range(2)` between two open files of this store; returns bytes copied.
-    fn copy_range(&self, from: &dyn OpenFile, offset: u64, to: &dyn OpenFile, to_offset: u64, length: u64) -> Result<u64, Errno>;
+    fn copy_range(
+        &self,
+        from: &dyn OpenFile,
+        offset: u64,
+        to: &dyn OpenFile,
+        to_offset: u64,
+        length: u64,
+    ) -> Result<u64, Errno>;
 
     /// `statfs(2)`.
     fn stat_fs(&self) -> Result<StatFs, Errno>;
@@ -152,7 +201,12 @@ pub trait OpenFile: Send + Sync + std::any::Any {
     fn write(&self, offset: u64, data: &[u8], append: bool) -> Result<(usize, u64), Errno>;
 
     /// Lists a directory from `cookie` on (zero: from the start). True: the end was reached.
-    fn read_directory(&self, cookie: u64, attributes: bool, listing: &mut dyn Listing) -> Result<bool, Errno>;
+    fn read_directory(
+        &self,
+        cookie: u64,
+        attributes: bool,
+        listing: &mut dyn Listing,
+    ) -> Result<bool, Errno>;
 
     /// `fdatasync(2)`, or `fsync(2)` with `full`.
     fn sync(&self, full: bool) -> Result<(), Errno>;

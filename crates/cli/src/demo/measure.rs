@@ -208,8 +208,9 @@ pub(super) fn table(plan: &Plan, columns: &[(String, Figures)]) -> String {
         text.push('\n');
     }
     text.push_str(&format!(
-        "\nClient and server share the {cpus} processors of this machine, and all files were in its \
-         memory:\nlocal access is the limit, not a rival. `towline bench` measures with more care."
+        "\nClient and server share the {cpus} processors of this machine, and a file used before is in \
+         its\nmemory: local access is the limit, not a rival. `towline bench` measures with more \
+         care."
     ));
     text
 }

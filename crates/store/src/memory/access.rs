@@ -14,9 +14,8 @@ pub(super) const WRITE: u32 = 2;
 pub(super) const EXECUTE: u32 = 1;
 
 /// User and group of the server, which new files of unenforced callers get.
-static SERVER: LazyLock<(u32, u32)> = LazyLock::new(|| {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
-});
+static SERVER: LazyLock<(u32, u32)> =
+    LazyLock::new(|| (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
 
 /// True when all is allowed to the caller.
 pub(super) fn may_all(caller: &Caller) -> bool {

@@ -21,6 +21,9 @@ const SPARE_BLOCKS: u64 = 4096;
 const ADDRESS_BYTES_MAX: u64 = 1 << 44;
 /// Most free blocks that keep their pages for quick reuse.
 const WARM_BLOCKS_MAX: u64 = 256;
+/// Writes of this length go through the descriptor: 5 GB/s, where the mapping does 12 GB/s for pages
+/// that are in it, but 1.5 GB/s for those that are not, as most are that only the network reads.
+const SYSCALL_BYTES_MIN: usize = 16 * 1024;
 
 const _: () = assert!(BLOCK_PAGES == u16::BITS as u64);
 const _: () = assert!(ADDRESS_BYTES_MAX / BLOCK_BYTES <= u32::MAX as u64);
@@ -152,10 +155,11 @@ impl Block {
     /// Writes bytes whose pages are those of the mask; the range must be inside the block.
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8], pages: u16) {
         let start = self.start() + offset;
-        // Pages not there yet are made by a system call, all of them at once and without filling
-        // them with zeros first; by the mapping, each would take a fault.
+        // Through the mapping, each page that is not in it yet takes a fault, and one that is not
+        // there at all is filled with zeros first. A system call takes all of them at once.
         let absent = pages & !self.present != 0;
-        if !absent || !write_at(&self.arena.memory, start, bytes) {
+        let through_mapping = !absent && bytes.len() < SYSCALL_BYTES_MIN;
+        if through_mapping || !write_at(&self.arena.memory, start, bytes) {
             self.arena.memory.copy_in(start, bytes);
         }
         self.present |= pages;

@@ -1,8 +1,6 @@
 //! Changing attributes.
 
-use super::access::{
-    WRITE, check, check_attr, in_group, keeps_set_id, may_all, owns,
-};
+use super::access::{WRITE, check, check_attr, in_group, keeps_set_id, may_all, owns};
 use super::inode::{Inode, SET_GID, without_set_id};
 use super::open::MODE_BITS;
 use super::store::Tree;
@@ -95,10 +93,12 @@ fn is(time: Timestamp, special: Timestamp) -> bool {
 
 /// Changes what is allowed already.
 fn apply(caller: &Caller, inode: &Inode, set: &SetAttr) {
-    let omitted = |(accessed, modified)| {
-        is(accessed, Timestamp::OMIT) && is(modified, Timestamp::OMIT)
-    };
-    if set.uid.is_none() && set.gid.is_none() && set.mode.is_none() && set.times.is_some_and(omitted)
+    let omitted =
+        |(accessed, modified)| is(accessed, Timestamp::OMIT) && is(modified, Timestamp::OMIT);
+    if set.uid.is_none()
+        && set.gid.is_none()
+        && set.mode.is_none()
+        && set.times.is_some_and(omitted)
     {
         return;
     }

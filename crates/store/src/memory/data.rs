@@ -151,49 +151,31 @@ impl Data {
 
     /// Writes `bytes`; fewer when space runs out, and `ENOSPC` when not even one could be.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, Errno> {
-        let count = self.fill(offset, bytes.len() as u64, &mut |block, inside, done, length| {
-            let part = &bytes[done as usize..][..length];
-            block.write(inside, part, mask_of(inside, inside + length));
-        })?;
-        Ok(count as usize)
-    }
-
-    /// Makes pages for a range and has `put` write them, block by block, given the block, where in
-    /// it, how much of the range is done, and how much to write.
-    fn fill(
-        &mut self,
-        offset: u64,
-        length: u64,
-        put: &mut dyn FnMut(&mut Block, usize, u64, usize),
-    ) -> Result<u64, Errno> {
-        let mut done = 0;
-        if length == 0 {
+        let mut rest = bytes;
+        if bytes.is_empty() {
             return Ok(0);
         }
-        for (index, from, to) in parts(offset, offset + length) {
+        for (index, from, to) in parts(offset, offset + bytes.len() as u64) {
             let slot = self.slots.entry(index).or_default();
             let granted = grant(slot, &self.arena, from, to);
-            let result = fill_slot(slot, &self.arena, from, granted, |block| {
-                put(block, from as usize, done, (granted - from) as usize);
-            });
-            let added = match result {
-                Ok(added) => added,
-                Err(_) => {
-                    self.arena.release(count_new(slot, from, granted) * PAGE_BYTES);
-                    0
+            let (part, behind) = rest.split_at((granted - from) as usize);
+            let filled = fill(slot, &self.arena, from as usize, part);
+            match filled {
+                Ok(pages) => {
+                    self.pages += pages;
+                    rest = behind;
                 }
-            };
-            self.pages += added;
-            let written = if result.is_ok() { granted - from } else { 0 };
+                Err(_) => self.arena.release(count_new(slot, from, granted) * PAGE_BYTES),
+            }
             if slot.charged == 0 {
                 self.slots.remove(&index);
             }
-            done += written;
-            if written < to - from {
+            if filled.is_err() || granted < to {
                 break;
             }
         }
-        stopped(done)
+        let done = bytes.len() - rest.len();
+        if done == 0 { Err(Errno::ENOSPC) } else { Ok(done) }
     }
 
     /// Cuts everything from `size` on off.
@@ -330,10 +312,9 @@ impl Data {
                     continue;
                 }
                 self.clear(target + (position - start), target + (first - start), false)?;
-                let from = block.start() + (first - base) as usize;
-                let memory = self.arena.memory().clone();
                 let mut bytes = vec![0; (stop - first) as usize];
-                memory.copy_out(from, &mut bytes);
+                let from = block.start() + (first - base) as usize;
+                self.arena.memory().copy_out(from, &mut bytes);
                 let done = self.write(target + (first - start), &bytes).unwrap_or(0) as u64;
                 position = first + done;
                 if position < stop {
@@ -402,35 +383,28 @@ fn grant(slot: &Slot, arena: &Arena, from: u64, to: u64) -> u64 {
     to
 }
 
-/// Prepares the pages of `from..to`, already charged, has `put` write exactly this range, and
-/// returns how many pages are new. On an error nothing has changed.
-fn fill_slot(
-    slot: &mut Slot,
-    arena: &Arc<Arena>,
-    from: u64,
-    to: u64,
-    put: impl FnOnce(&mut Block),
-) -> Result<u64, Errno> {
-    if from == to {
+/// Writes `bytes`, whose pages are charged already, and returns how many pages are new. On an
+/// error nothing has changed.
+fn fill(slot: &mut Slot, arena: &Arc<Arena>, from: usize, bytes: &[u8]) -> Result<u64, Errno> {
+    if bytes.is_empty() {
         return Ok(0);
     }
-    let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
-    let whole = mask(from.div_ceil(PAGE_BYTES), to / PAGE_BYTES);
-    let data = slot.data;
+    let to = from + bytes.len();
+    let (pages, data) = (mask_of(from, to), slot.data);
+    let whole = mask(from.div_ceil(PAGE) as u64, (to / PAGE) as u64);
     let block = slot.make_writable(arena, !whole)?;
     // What the first and last page hold besides the new bytes would else be what some other file
     // left there, unless they were never written.
     let stale = block.present() & !data;
-    let (first, last) = (from / PAGE_BYTES, (to - 1) / PAGE_BYTES);
-    if stale & mask(first, first + 1) != 0 {
-        let page = (first * PAGE_BYTES) as usize;
-        block.write(page, &ZEROS[..from as usize - page], mask(first, first + 1));
+    let (head, tail) = (mask_of(from, from + 1), mask_of(to - 1, to));
+    if stale & head != 0 {
+        let start = from / PAGE * PAGE;
+        block.write(start, &ZEROS[start..from], head);
     }
-    if stale & mask(last, last + 1) != 0 {
-        let end = ((last + 1) * PAGE_BYTES) as usize;
-        block.write(to as usize, &ZEROS[..end - to as usize], mask(last, last + 1));
+    if stale & tail != 0 {
+        block.write(to, &ZEROS[to..to.next_multiple_of(PAGE)], tail);
     }
-    put(block);
+    block.write(from, bytes, pages);
     let added = u64::from((pages & !slot.charged).count_ones());
     slot.data |= pages;
     slot.charged |= pages;

@@ -70,13 +70,15 @@ fn path() -> impl Strategy<Value = String> {
         8 => prop::sample::select(vec!["a", "b", "c", "d"]),
         1 => prop::sample::select(vec![".", ".."]),
     ];
-    (prop::collection::vec(component, 1..4), prop::bool::weighted(0.1)).prop_map(|(parts, slash)| {
-        let mut path = parts.join("/");
-        if slash {
-            path.push('/');
-        }
-        path
-    })
+    (prop::collection::vec(component, 1..4), prop::bool::weighted(0.1)).prop_map(
+        |(parts, slash)| {
+            let mut path = parts.join("/");
+            if slash {
+                path.push('/');
+            }
+            path
+        },
+    )
 }
 
 fn offset() -> impl Strategy<Value = u64> {
@@ -104,7 +106,8 @@ fn open_flags() -> impl Strategy<Value = u32> {
 fn op() -> impl Strategy<Value = Op> {
     let file = || 0..FILES;
     let mode = prop::sample::select(vec![0u32, 1, 3, 16, 17]);
-    let name = || prop::sample::select(vec!["user.a", "user.b", "user.", "odd"]).prop_map(String::from);
+    let name =
+        || prop::sample::select(vec!["user.a", "user.b", "user.", "odd"]).prop_map(String::from);
     prop_oneof![
         8 => (file(), path(), open_flags()).prop_map(|(f, p, flags)| Op::Open(f, p, flags)),
         1 => file().prop_map(Op::Close),
@@ -161,12 +164,17 @@ impl Real {
         format!("/proc/self/fd/{}/{path}", self.root.as_raw_fd())
     }
 
-    fn apply(&self, files: &[Option<(Arc<dyn OpenFile>, OwnedFd)>], op: &Op) -> Result<Said, rustix::io::Errno> {
+    fn apply(
+        &self,
+        files: &[Option<(Arc<dyn OpenFile>, OwnedFd)>],
+        op: &Op,
+    ) -> Result<Said, rustix::io::Errno> {
         use rustix::fs;
         let fd = |at: &usize| &files[*at].as_ref().unwrap().1;
         let root = &self.root;
         let done = |()| Said::Nothing;
-        let follow_flag = |follow: bool| if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        let follow_flag =
+            |follow: bool| if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
         Ok(match op {
             Op::Open(..) | Op::Close(_) => unreachable!("treated by the caller"),
             Op::Write(f, o, l, b) => {
@@ -189,7 +197,9 @@ impl Real {
             Op::Copy(f, o, t, p, l) => {
                 let (mut o, mut p) = (*o, *p);
                 let length = *l as usize;
-                Said::Number(fs::copy_file_range(fd(f), Some(&mut o), fd(t), Some(&mut p), length)? as u64)
+                Said::Number(
+                    fs::copy_file_range(fd(f), Some(&mut o), fd(t), Some(&mut p), length)? as u64
+                )
             }
             Op::Stat(path, follow) => {
                 let stat = fs::statat(root, path, follow_flag(*follow))?;
@@ -234,10 +244,15 @@ impl Real {
     }
 }
 
-fn apply_to_memory(f: &Fixture, files: &[Option<(Arc<dyn OpenFile>, OwnedFd)>], op: &Op) -> Outcome {
+fn apply_to_memory(
+    f: &Fixture,
+    files: &[Option<(Arc<dyn OpenFile>, OwnedFd)>],
+    op: &Op,
+) -> Outcome {
     let (store, caller) = (&f.store, &f.caller);
     let file = |at: &usize| &*files[*at].as_ref().unwrap().0;
-    let at = |path: &'_ String| -> (&dyn OpenFile, Vec<u8>) { (&*f.root, path.clone().into_bytes()) };
+    let at =
+        |path: &'_ String| -> (&dyn OpenFile, Vec<u8>) { (&*f.root, path.clone().into_bytes()) };
     let done = |_: Attr| Said::Nothing;
     let attr_of = |attr: Attr| said_attr(attr.mode, attr.links, attr.size);
     macro_rules! at {

@@ -95,11 +95,7 @@ impl Tree {
     }
 
     /// Starts walking a path.
-    pub(super) fn walk<'a>(
-        &self,
-        caller: &'a Caller,
-        at: Source<'a>,
-    ) -> Result<Walk<'a>, Errno> {
+    pub(super) fn walk<'a>(&self, caller: &'a Caller, at: Source<'a>) -> Result<Walk<'a>, Errno> {
         Walk::new(caller, self.base(&at)?.inode().clone(), at.1)
     }
 

@@ -1,9 +1,7 @@
 //! Tests of the memory store.
 
 use super::MemoryStore;
-use crate::{
-    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction,
-};
+use crate::{Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction};
 use std::sync::Arc;
 use towline_mem::{Aggregate, Segment};
 use towline_wire::{Attr, Errno, Timestamp};
@@ -522,10 +520,8 @@ fn permissions_are_enforced() {
     assert_eq!(one.set("tmp", own(Some(2000), None)), Err(Errno::EPERM));
     assert_eq!(one.set("tmp", own(None, Some(200))), Err(Errno::EPERM));
     one.set("tmp", own(Some(1000), Some(100))).unwrap();
-    let times = |accessed, modified| SetAttr {
-        times: Some((accessed, modified)),
-        ..SetAttr::default()
-    };
+    let times =
+        |accessed, modified| SetAttr { times: Some((accessed, modified)), ..SetAttr::default() };
     let (now, some) = (Timestamp::NOW, Timestamp::new(5, 6));
     one.chmod("tmp", 0o602).unwrap();
     assert!(two.set("tmp", times(now, now)).is_ok());

@@ -211,9 +211,7 @@ impl Last {
     }
 
     /// Locks the names of the directory to change them; `ENOENT` when it is removed.
-    pub(super) fn lock_names(
-        &self,
-    ) -> Result<parking_lot::RwLockWriteGuard<'_, Names>, Errno> {
+    pub(super) fn lock_names(&self) -> Result<parking_lot::RwLockWriteGuard<'_, Names>, Errno> {
         let names = self.directory.directory()?.names.write();
         if names.is_dead() { Err(Errno::ENOENT) } else { Ok(names) }
     }

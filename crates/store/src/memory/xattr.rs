@@ -4,9 +4,9 @@ use super::access::{READ, WRITE, check, may_all, owns};
 use super::arena::Arena;
 use super::inode::{Inode, STICKY, Xattrs, xattr_cost};
 use crate::{Caller, XattrAction};
+use towline_wire::Errno;
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE};
 use towline_wire::limits::XATTR_BYTES_MAX;
-use towline_wire::Errno;
 
 /// Longest name with its prefix (`XATTR_NAME_MAX`).
 const NAME_BYTES_MAX: usize = 255;
