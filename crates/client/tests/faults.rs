@@ -1,5 +1,7 @@
 //! Connections cut at random, servers killed, peers that break the protocol.
 
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;

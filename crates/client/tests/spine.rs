@@ -1,5 +1,7 @@
 //! One server, real sockets: every operation of the protocol on each back end over each transport.
 
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
 use std::sync::Arc;
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Group, Options, Transport};

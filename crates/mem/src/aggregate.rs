@@ -169,3 +169,79 @@ fn read_exact_at(file: impl AsFd, mut target: &mut [u8], mut offset: u64) -> io:
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Append(Vec<u8>),
+        Prepend(Vec<u8>),
+        Concatenate(Vec<u8>),
+        SplitTo(u64),
+        Advance(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let bytes = proptest::collection::vec(any::<u8>(), 0..50);
+        prop_oneof![
+            bytes.clone().prop_map(Step::Append),
+            bytes.clone().prop_map(Step::Prepend),
+            bytes.prop_map(Step::Concatenate),
+            (0u64..80).prop_map(Step::SplitTo),
+            (0u64..20).prop_map(Step::Advance),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn an_aggregate_behaves_like_its_bytes(steps in proptest::collection::vec(step(), 0..40)) {
+            let (mut aggregate, mut bytes) = (Aggregate::new(), Vec::new());
+            for step in steps {
+                match step {
+                    Step::Append(more) => {
+                        let length = more.len() as u64;
+                        bytes.extend_from_slice(&more);
+                        aggregate.append(Segment::Host(Arc::new(more)), 0, length);
+                    }
+                    Step::Prepend(more) => {
+                        let length = more.len() as u64;
+                        bytes.splice(0..0, more.iter().copied());
+                        aggregate.prepend(Segment::Host(Arc::new(more)), 0, length);
+                    }
+                    Step::Concatenate(more) => {
+                        bytes.extend_from_slice(&more);
+                        aggregate.concatenate(Aggregate::from_vec(more));
+                    }
+                    Step::SplitTo(count) => {
+                        let head = aggregate.split_to(count);
+                        let at = (count as usize).min(bytes.len());
+                        let rest = bytes.split_off(at);
+                        prop_assert_eq!(head.to_vec().unwrap(), bytes);
+                        bytes = rest;
+                    }
+                    Step::Advance(count) => {
+                        aggregate.advance(count);
+                        bytes.drain(..(count as usize).min(bytes.len()));
+                    }
+                }
+                prop_assert_eq!(aggregate.len(), bytes.len() as u64);
+                prop_assert_eq!(aggregate.to_vec().unwrap(), bytes.clone());
+                prop_assert!(aggregate.slices().all(|slice| slice.length > 0));
+            }
+        }
+    }
+
+    #[test]
+    fn pools_are_bounded_and_take_buffers_back() {
+        let pool = crate::Pool::new(16, 2);
+        let (first, second) = (pool.take().unwrap(), pool.take().unwrap());
+        assert!(pool.take().is_none());
+        drop(first);
+        assert!(pool.take().is_some());
+        drop(second);
+        assert_eq!(pool.in_use(), (0, 2));
+    }
+}

@@ -42,9 +42,11 @@ pub(super) struct Arena {
 }
 
 /// Blocks that nobody has. Those of `warm` still have pages, those of `cold` have none, and those
-/// from `next` on were never used.
+/// from `next` on were never used. `warm_out` blocks are in use that were warm before: they may have
+/// pages that nobody pays for, and so count with `warm` against its limit.
 struct Free {
     warm: Vec<u32>,
+    warm_out: usize,
     cold: Vec<u32>,
     next: u32,
     end: u32,
@@ -56,6 +58,8 @@ pub(super) struct Block {
     index: u32,
     /// Pages that were written since the block was punched; the others read as zeros.
     present: u16,
+    /// It was warm when it was handed out.
+    warm: bool,
     /// Set when its pages may be in the hands of the network, where a later change of them would
     /// be seen: they must not be written any more, even after every reader is done.
     lent: AtomicBool,
@@ -74,7 +78,13 @@ impl Arena {
             used: AtomicU64::new(0),
             inodes: AtomicU64::new(0),
             warm_max: WARM_BLOCKS_MAX.min(limit / BLOCK_BYTES / 8) as usize,
-            free: Mutex::new(Free { warm: Vec::new(), cold: Vec::new(), next: 0, end }),
+            free: Mutex::new(Free {
+                warm: Vec::new(),
+                warm_out: 0,
+                cold: Vec::new(),
+                next: 0,
+                end,
+            }),
         }))
     }
 
@@ -126,18 +136,26 @@ impl Arena {
     /// A block with undefined contents, or `ENOSPC` when the addresses are used up.
     pub(super) fn block(self: &Arc<Self>) -> Result<Arc<Block>, Errno> {
         let mut free = self.free.lock();
-        let (index, present) = if let Some(index) = free.warm.pop() {
-            (index, u16::MAX)
+        let (index, warm) = if let Some(index) = free.warm.pop() {
+            free.warm_out += 1;
+            (index, true)
         } else if let Some(index) = free.cold.pop() {
-            (index, 0)
+            (index, false)
         } else if free.next < free.end {
             free.next += 1;
-            (free.next - 1, 0)
+            (free.next - 1, false)
         } else {
             return Err(Errno::ENOSPC);
         };
         drop(free);
-        Ok(Arc::new(Block { arena: self.clone(), index, present, lent: AtomicBool::new(false) }))
+        let present = if warm { u16::MAX } else { 0 };
+        Ok(Arc::new(Block {
+            arena: self.clone(),
+            index,
+            present,
+            warm,
+            lent: AtomicBool::new(false),
+        }))
     }
 }
 
@@ -198,17 +216,17 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.present != 0 && !*self.lent.get_mut() {
-            let mut free = self.arena.free.lock();
-            if free.warm.len() < self.arena.warm_max {
-                free.warm.push(self.index);
-                return;
-            }
-        }
+        let mut free = self.arena.free.lock();
+        free.warm_out -= usize::from(self.warm);
         if self.present == 0 {
-            self.arena.free.lock().cold.push(self.index);
+            free.cold.push(self.index);
             return;
         }
+        if !*self.lent.get_mut() && free.warm.len() + free.warm_out < self.arena.warm_max {
+            free.warm.push(self.index);
+            return;
+        }
+        drop(free);
         // A block that cannot be punched stays out of use: the network may still send its pages.
         if self.arena.memory.punch(self.start(), BLOCK_BYTES as usize).is_ok() {
             self.arena.free.lock().cold.push(self.index);

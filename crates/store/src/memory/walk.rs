@@ -18,7 +18,8 @@ pub(super) struct Name {
     bytes: [u8; NAME_BYTES_MAX],
 }
 
-/// How a path ends.
+/// How a path ends. Lives on the stack only, so that walking does not allocate.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Component {
     /// With `.`.
     Dot,

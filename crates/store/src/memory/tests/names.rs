@@ -1,0 +1,211 @@
+//! Paths, names, links, renames, listings.
+
+use super::*;
+
+#[test]
+fn open_follows_its_flags() {
+    let f = fixture(LIMIT);
+    let file = f.file("a", b"abc");
+    let (creat, excl, trunc) = (libc::O_CREAT as u32, libc::O_EXCL as u32, libc::O_TRUNC as u32);
+    let (directory, no_follow) = (libc::O_DIRECTORY as u32, libc::O_NOFOLLOW as u32);
+    assert_eq!(f.open("a", creat | excl).err(), Some(Errno::EEXIST));
+    assert_eq!(f.open("a", directory).err(), Some(Errno::ENOTDIR));
+    assert_eq!(f.open("a/", 0).err(), Some(Errno::ENOTDIR));
+    assert_eq!(f.open("new/", creat).err(), Some(Errno::EISDIR));
+    assert_eq!(f.open("none", 0).err(), Some(Errno::ENOENT));
+    assert_eq!(f.open("a/b", 0).err(), Some(Errno::ENOTDIR));
+    assert_eq!(f.open(&"n".repeat(256), creat).err(), Some(Errno::ENAMETOOLONG));
+    assert_eq!(f.open(".", READ_WRITE).err(), Some(Errno::EISDIR));
+    assert_eq!(f.open("/a", 0).err(), Some(Errno::EXDEV));
+    assert_eq!(f.open("..", 0).err(), Some(Errno::EXDEV));
+    f.symlink("a", "s").unwrap();
+    f.symlink("new", "dangling").unwrap();
+    assert_eq!(f.open("s", no_follow).err(), Some(Errno::ELOOP));
+    let link = f.open("s", no_follow | libc::O_PATH as u32).unwrap();
+    assert!(link.stat().unwrap().is_symlink());
+    assert_eq!(f.store.read_link(&f.caller, (&*link, b"")).unwrap(), b"a");
+    assert_eq!(f.open("dangling", creat | excl).err(), Some(Errno::EEXIST));
+    f.open("dangling", creat).unwrap();
+    assert!(f.stat("new").unwrap().is_file(), "created through the link");
+    let path = f.open("a", libc::O_PATH as u32).unwrap();
+    assert_eq!(path.read(0, 1, true).err(), Some(Errno::EBADF));
+    assert_eq!(path.write(0, b"x", false), Err(Errno::EBADF));
+    f.open("s", READ_WRITE | trunc).unwrap();
+    assert_eq!(file.stat().unwrap().size, 0, "truncated");
+    let append = f.open("a", READ_WRITE | libc::O_APPEND as u32).unwrap();
+    file.write(0, b"12", false).unwrap();
+    assert_eq!(append.write(0, b"34", false), Ok((2, 2)));
+    let again = f.store.open(&f.caller, (&*path, b""), OpenHow { flags: 0, mode: 0 }).unwrap().0;
+    assert_eq!(read(&again, 0, 9), b"1234", "reopened");
+    assert_eq!(again.identity(), file.identity());
+    f.store.make_node(&f.caller, f.at("fifo"), 0o010_644, 0).unwrap();
+    assert_eq!(f.open("fifo", 0).err(), Some(Errno::ENXIO));
+}
+
+#[test]
+fn temporary_files_may_be_linked() {
+    let f = fixture(LIMIT);
+    let temporary = libc::O_TMPFILE as u32;
+    assert_eq!(f.open(".", temporary).err(), Some(Errno::EINVAL));
+    let file = f.open(".", temporary | READ_WRITE).unwrap();
+    file.write(0, b"abc", false).unwrap();
+    assert_eq!(file.stat().unwrap().links, 0);
+    f.store.link(&f.caller, (&*file, b""), false, f.at("a")).unwrap();
+    assert_eq!(read(&f.open("a", 0).unwrap(), 0, 9), b"abc");
+    f.unlink("a").unwrap();
+    let link = f.store.link(&f.caller, (&*file, b""), false, f.at("a"));
+    assert_eq!(link, Err(Errno::ENOENT), "removed");
+    let hidden = f.open(".", temporary | READ_WRITE | libc::O_EXCL as u32).unwrap();
+    let link = f.store.link(&f.caller, (&*hidden, b""), false, f.at("a"));
+    assert_eq!(link, Err(Errno::ENOENT), "never to be linked");
+}
+
+#[test]
+fn links_resolve_inside() {
+    let f = fixture(LIMIT);
+    f.mkdir("d").unwrap();
+    f.mkdir("d/e").unwrap();
+    f.file("d/x", b"x");
+    f.symlink("../d/./e/..//x", "d/s").unwrap();
+    f.symlink("d/s", "t").unwrap();
+    f.symlink("d/", "slashed").unwrap();
+    f.symlink("/d", "absolute").unwrap();
+    f.symlink("../..", "d/out").unwrap();
+    f.symlink("loop", "loop").unwrap();
+    let follow = |path| f.store.stat(&f.caller, f.at(path), true).map(|attr| attr.inode);
+    let x = f.stat("d/x").unwrap().inode;
+    assert_eq!(follow("t"), Ok(x));
+    assert_eq!(follow("slashed/x"), Ok(x));
+    assert_eq!(follow("slashed/../t"), Ok(x));
+    assert_eq!(follow("t/"), Err(Errno::ENOTDIR));
+    assert_eq!(follow("absolute"), Err(Errno::EXDEV));
+    assert_eq!(follow("d/out"), Err(Errno::EXDEV));
+    assert_eq!(follow("loop"), Err(Errno::ELOOP));
+    assert!(f.stat("slashed").unwrap().is_symlink());
+    assert!(f.stat("slashed/").unwrap().is_directory());
+    for at in 0..45 {
+        let target = if at == 0 { "d".into() } else { format!("chain{}", at - 1) };
+        f.symlink(&target, &format!("chain{at}")).unwrap();
+    }
+    assert!(follow("chain39").is_ok(), "forty links");
+    assert_eq!(follow("chain40"), Err(Errno::ELOOP));
+    let e = f.open("d/e", libc::O_PATH as u32).unwrap();
+    assert_eq!(f.store.stat(&f.caller, (&*e, b"../x"), true).unwrap().inode, x);
+}
+
+#[test]
+fn names_follow_the_rules() {
+    let f = fixture(LIMIT);
+    f.mkdir("d").unwrap();
+    assert_eq!(f.mkdir("d"), Err(Errno::EEXIST));
+    assert_eq!(f.mkdir("d/.."), Err(Errno::EEXIST));
+    f.mkdir("d/sub/").unwrap();
+    assert_eq!(f.stat("d").unwrap().links, 3);
+    assert_eq!(f.rmdir("d"), Err(Errno::ENOTEMPTY));
+    assert_eq!(f.rmdir("d/."), Err(Errno::EINVAL));
+    assert_eq!(f.rmdir("d/.."), Err(Errno::ENOTEMPTY));
+    assert_eq!(f.unlink("d"), Err(Errno::EISDIR));
+    let file = f.file("d/a", b"abc");
+    assert_eq!(f.rmdir("d/a"), Err(Errno::ENOTDIR));
+    assert_eq!(f.unlink("d/a/"), Err(Errno::ENOTDIR));
+    assert_eq!(f.link("d", "e"), Err(Errno::EPERM));
+    assert_eq!(f.link("d/a", "b").unwrap().links, 2);
+    assert_eq!(f.link("d/a", "b"), Err(Errno::EEXIST));
+    assert_eq!(f.symlink("x", "s/"), Err(Errno::ENOENT));
+    f.unlink("d/a").unwrap();
+    f.unlink("b").unwrap();
+    assert_eq!(file.stat().unwrap().links, 0);
+    assert_eq!(read(&file, 0, 9), b"abc", "open files stay");
+    let sub = f.open("d/sub", 0).unwrap();
+    f.rmdir("d/sub").unwrap();
+    assert_eq!(f.stat("d").unwrap().links, 2);
+    let made = f.store.make_directory(&f.caller, (&*sub, b"x"), 0o755);
+    assert_eq!(made, Err(Errno::ENOENT), "removed directory");
+    assert_eq!(list(&sub, 0, 9), (vec![], true));
+    assert_eq!(f.store.make_node(&f.caller, f.at("n"), 0o040_000, 0), Err(Errno::EPERM));
+    assert_eq!(f.store.make_node(&f.caller, f.at("n"), 0o160_000, 0), Err(Errno::EINVAL));
+    let node = f.store.make_node(&f.caller, f.at("n"), 0o020_600, 0x103).unwrap();
+    assert_eq!((node.mode, node.rdev), (0o020_600, 0x103));
+}
+
+#[test]
+fn renames_follow_the_rules() {
+    let f = fixture(LIMIT);
+    for path in ["d", "d/e", "d/e/f", "empty", "full", "full/x"] {
+        f.mkdir(path).unwrap();
+    }
+    f.file("a", b"a");
+    f.file("b", b"b");
+    assert_eq!(f.rename("d", "d/e/g", 0), Err(Errno::EINVAL), "into itself");
+    assert_eq!(f.rename("d/e/f", "d", 0), Err(Errno::ENOTEMPTY), "onto an ancestor");
+    assert_eq!(f.rename("d/e/f", "d", 2), Err(Errno::EINVAL), "exchange with an ancestor");
+    assert_eq!(f.rename("d", "full", 0), Err(Errno::ENOTEMPTY));
+    assert_eq!(f.rename("a", "empty", 0), Err(Errno::EISDIR));
+    assert_eq!(f.rename("d", "a", 0), Err(Errno::ENOTDIR));
+    assert_eq!(f.rename("a/", "c", 0), Err(Errno::ENOTDIR));
+    assert_eq!(f.rename("a", "c/", 0), Err(Errno::ENOTDIR));
+    assert_eq!(f.rename("d/.", "c", 0), Err(Errno::EBUSY));
+    assert_eq!(f.rename("a", "d/..", 0), Err(Errno::EBUSY));
+    assert_eq!(f.rename("a", "b", 1), Err(Errno::EEXIST));
+    assert_eq!(f.rename("a", "none", 2), Err(Errno::ENOENT));
+    assert_eq!(f.rename("a", "b", 3), Err(Errno::EINVAL));
+    f.link("a", "same").unwrap();
+    f.rename("a", "same", 0).unwrap();
+    assert!(f.stat("a").is_ok(), "two names of one file both stay");
+    f.rename("a", "d/e", 2).unwrap();
+    assert!(f.stat("a/f").unwrap().is_directory(), "exchanged");
+    assert_eq!((f.stat("d").unwrap().links, f.stat(".").unwrap().links), (2, 6));
+    f.rename("a", "empty", 0).unwrap();
+    assert!(f.stat("empty/f").unwrap().is_directory(), "replaced");
+    assert_eq!(f.stat(".").unwrap().links, 5);
+    f.rename("full/x", "d/moved", 0).unwrap();
+    assert_eq!(f.stat("d/moved/..").unwrap().inode, f.stat("d").unwrap().inode);
+    assert_eq!((f.stat("d").unwrap().links, f.stat("full").unwrap().links), (3, 2));
+}
+
+#[test]
+fn listings_are_stable() {
+    let f = fixture(LIMIT);
+    f.mkdir("d").unwrap();
+    (0..100).for_each(|at| drop(f.file(&format!("d/{at}"), b"")));
+    let directory = f.open("d", 0).unwrap();
+    let (first, end) = list(&directory, 0, 3);
+    assert_eq!(first, [(1, ".".into()), (2, "..".into()), (3, "0".into())]);
+    assert!(!end);
+    let mut seen = Vec::new();
+    let mut cookie = 2;
+    loop {
+        let (entries, end) = list(&directory, cookie, 7);
+        for (next, name) in entries {
+            cookie = next;
+            f.unlink(&format!("d/{name}")).unwrap();
+            seen.push(name);
+        }
+        f.file(&format!("d/new{}", seen.len()), b"");
+        f.unlink(&format!("d/new{}", seen.len())).unwrap();
+        if end {
+            break;
+        }
+    }
+    assert_eq!(seen, (0..100).map(|at| at.to_string()).collect::<Vec<_>>());
+    let mut listing = Collected { entries: Vec::new(), room: 9 };
+    f.file("d/z", b"123");
+    assert!(directory.read_directory(0, true, &mut listing).unwrap());
+    let attr = |at: usize| listing.entries[at].2.unwrap();
+    assert_eq!(attr(0), f.stat("d").unwrap());
+    assert_eq!(attr(1).inode, f.stat(".").unwrap().inode);
+    assert_eq!(attr(2), f.stat("d/z").unwrap());
+}
+
+#[test]
+fn deep_trees_go_without_recursion() {
+    let f = fixture(LIMIT);
+    let mut directory = f.root.clone();
+    for _ in 0..50_000 {
+        f.store.make_directory(&f.caller, (&*directory, b"d"), 0o755).unwrap();
+        let how = OpenHow { flags: libc::O_PATH as u32, mode: 0 };
+        directory = f.store.open(&f.caller, (&*directory, b"d"), how).unwrap().0;
+    }
+    drop(directory);
+    drop(f);
+}
