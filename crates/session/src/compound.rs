@@ -5,7 +5,9 @@ use crate::files::{Files, Opened};
 use crate::locks::{FileKey, Owner, Range, Waiter};
 use std::sync::Arc;
 use towline_mem::Aggregate;
-use towline_store::{Caller, Listing, OpenHow, ReadOutcome, SetAttr, XattrAction};
+use towline_store::{
+    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction,
+};
 use towline_wire::codec::Field;
 use towline_wire::entry::Entry;
 use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
@@ -233,8 +235,7 @@ impl Compound {
         match *request {
             Request::Attach { name } => {
                 let (store, read_only) = context.exports.find(name).ok_or(Errno::ENOENT)?;
-                let file = store.root()?;
-                let attr = file.stat()?;
+                let (file, attr) = open_root(&*store, caller)?;
                 self.opened(context, Opened { store, file, read_only, flags: 0 }, None, attr)?;
             }
             Request::Open { base, flags, mode, path } => {
@@ -249,8 +250,7 @@ impl Compound {
                 const CREATE_EXCLUSIVE_TRUNCATE: u32 = 0o100 | 0o200 | 0o1000;
                 let flags = flags & !CREATE_EXCLUSIVE_TRUNCATE;
                 let (file, attr) = if path.is_empty() {
-                    let attr = root.stat()?;
-                    (root, attr)
+                    open_root(&*store, caller)?
                 } else {
                     store
                         .open(caller, (&*root, path), OpenHow { flags, mode: 0 })
@@ -663,6 +663,18 @@ fn refuse_changes(read_only: bool, flags: u32) -> Result<(), Errno> {
     const PATH: u32 = 0o10_000_000;
     let writes = flags & 3 != 0 || flags & CREATE_OR_TRUNCATE != 0;
     if read_only && writes && flags & PATH == 0 { Err(Errno::EROFS) } else { Ok(()) }
+}
+
+/// The root of a store, open for listing where the caller may, else only to start paths from.
+fn open_root(store: &dyn FileStore, caller: &Caller) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+    const DIRECTORY_ONLY: u32 = 0o200_000;
+    let root = store.root()?;
+    let how = OpenHow { flags: DIRECTORY_ONLY, mode: 0 };
+    if let Ok(opened) = store.open(caller, (&*root, b"."), how) {
+        return Ok(opened);
+    }
+    let attr = root.stat()?;
+    Ok((root, attr))
 }
 
 fn same_store(a: &Opened, b: &Opened) -> Result<(), Errno> {
