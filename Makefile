@@ -17,8 +17,8 @@ check: ## style only
 fuzz: ## a minute for each decoder; needs nightly Rust and cargo-fuzz
 	sh fuzz/run 60
 
-bench: build ## the goals, beside the limit of this machine
-	python3 benches/goals.py
+bench: build ## the limits of this machine
+	./target/release/towline bench limits
 
 install: build ## to PREFIX (default /usr/local)
 	install -D target/release/towline $(or $(PREFIX),/usr/local)/bin/towline
