@@ -340,9 +340,8 @@ impl Core {
     pub(crate) fn close(&self) {
         let bytes = Arc::new(Header::new(Kind::Goodbye, 0, 0).to_bytes().to_vec());
         self.out.lock().push_back(Out::Message { bytes, done: 0 });
-        let link = self.state.lock().link.clone();
         // The server ends the session by itself some time later if this does not reach it.
-        let _ = self.flush(&link);
+        let _ = self.flush();
     }
 
     /// Takes a free slot for a request; `None` when there is none.
@@ -417,13 +416,13 @@ impl Core {
     /// link, are the business of whoever leads.
     fn send(&self, out: Out) {
         self.out.lock().push_back(out);
-        let link = self.state.lock().link.clone();
-        if matches!(self.flush(&link), Ok(false)) {
+        if matches!(self.flush(), Ok(false)) {
             // Somebody may be leading who sleeps until something comes: wait here for room, while
             // the leader reads, so that both directions go on.
             while self.state.lock().leader {
                 let limit = Some(Duration::from_millis(10));
-                if link.wait_writable(limit).is_err() || !matches!(self.flush(&link), Ok(false)) {
+                let waited = self.link().wait_writable(limit);
+                if waited.is_err() || !matches!(self.flush(), Ok(false)) {
                     return;
                 }
             }
@@ -431,8 +430,11 @@ impl Core {
     }
 
     /// Sends from the queue without waiting; false when something is left.
-    fn flush(&self, link: &Link) -> io::Result<bool> {
+    fn flush(&self) -> io::Result<bool> {
         let mut out = self.out.lock();
+        // Looked up under the lock of the queue: what waits there belongs to the present link, and
+        // would be lost on one that was replaced meanwhile.
+        let link = self.link();
         while let Some(next) = out.front_mut() {
             let (parts, done): ([&[u8]; 2], &mut usize) = match next {
                 Out::Message { bytes, done } => ([bytes, &[]], done),
@@ -640,7 +642,7 @@ impl Core {
     fn receive(self: &Arc<Self>, link: &Link, wait: bool) -> io::Result<()> {
         let mut receiving = self.receiving.lock();
         let Receiving { input, scratch } = &mut *receiving;
-        let flushed = self.flush(link)?;
+        let flushed = self.flush()?;
         let spin = Duration::from_micros(self.options.spin_us.into());
         let wait = match (wait, flushed) {
             (true, true) => Some(spin),
@@ -655,7 +657,7 @@ impl Core {
         let grants = std::mem::take(&mut sink.grants);
         if !grants.is_empty() {
             self.out.lock().extend(grants);
-            self.flush(link)?;
+            self.flush()?;
         }
         match incoming {
             Incoming::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -862,7 +864,8 @@ impl Sink for Completing<'_> {
         let slot = state
             .slots
             .get_mut(usize::from(header.slot))
-            .filter(|s| s.sequence == header.sequence)?;
+            // Once it is answered the buffer may be gone at any moment, whatever the server sends.
+            .filter(|s| s.sequence == header.sequence && matches!(s.status, Status::Waiting))?;
         let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
         let part = slot.target.part_mut(from, rest)?;
         slot.received = slot.received.max(from + rest);

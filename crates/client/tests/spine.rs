@@ -2,47 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod common;
+
+use common::{CREATE, pattern, remove, setup};
 use std::sync::Arc;
-use tempfile::TempDir;
-use towline_client::{Client, Errno, File, Group, Options, Transport};
-use towline_server::{Config, EngineWish, Export, ExportKind, Server};
-
-struct Setup {
-    server: Option<Server>,
-    transports: Vec<Transport>,
-    _directory: TempDir,
-}
-
-fn setup(engine: EngineWish) -> Setup {
-    let directory = TempDir::new().unwrap();
-    let data = directory.path().join("data");
-    std::fs::create_dir(&data).unwrap();
-    let socket = directory.path().join("socket");
-    let export = |name: &str, kind| Export { name: name.into(), kind, read_only: false };
-    let config = Config {
-        exports: vec![
-            export("dir", ExportKind::Directory(data)),
-            export("mem", ExportKind::Memory(256 << 20)),
-        ],
-        listen: vec![
-            towline_net::address::Address::parse("tcp://127.0.0.1:0").unwrap(),
-            towline_net::address::Address::Unix(socket.clone()),
-        ],
-        cores: 2,
-        engine,
-        ..Config::default()
-    };
-    let server = Server::start(&config).unwrap();
-    let towline_net::address::Address::Tcp(address) = server.addresses()[0] else {
-        panic!("no TCP")
-    };
-    let transports = vec![
-        Transport::Tcp(address.ip().to_string(), address.port()),
-        Transport::Unix(socket.clone()),
-        Transport::Shm(socket),
-    ];
-    Setup { server: Some(server), transports, _directory: directory }
-}
+use towline_client::{Client, Errno, File, Group, Options};
+use towline_server::EngineWish;
 
 fn each(test: impl Fn(&Client, &File)) {
     for engine in [EngineWish::Automatic, EngineWish::Epoll] {
@@ -58,26 +23,6 @@ fn each(test: impl Fn(&Client, &File)) {
             }
         }
     }
-}
-
-fn remove(parent: &File, name: &[u8]) {
-    let directory = parent.open(name, 0, 0).unwrap();
-    for entry in directory.list_all(true).unwrap() {
-        if entry.attr.unwrap().is_directory() {
-            remove(&directory, &entry.name);
-        } else {
-            directory.unlink(&entry.name, false).unwrap();
-        }
-    }
-    parent.unlink(name, true).unwrap();
-}
-
-const CREATE: u32 = 0o100 | 2;
-
-fn pattern(length: usize, seed: u8) -> Vec<u8> {
-    (0..length)
-        .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed))
-        .collect()
 }
 
 #[test]
@@ -112,7 +57,7 @@ fn bytes_of_all_sizes_come_back() {
 #[test]
 fn names_attributes_and_errors() {
     each(|client, top| {
-        assert_eq!(client.exports().unwrap(), [b"dir".to_vec(), b"mem".to_vec()]);
+        assert_eq!(client.exports().unwrap(), [b"dir".to_vec(), b"mem".to_vec(), b"ro".to_vec()]);
         assert_eq!(client.attach(b"none").err().unwrap().errno(), Errno::ENOENT);
         assert_eq!(top.stat_path(b"none", true).unwrap_err().errno(), Errno::ENOENT);
         top.write_path(b"a", CREATE, 0o640, b"hello").unwrap();

@@ -34,6 +34,20 @@ pub trait Sink {
 
     /// True when bulk is expected next, so that little is read ahead of it.
     fn expects_bulk(&self) -> bool;
+
+    /// Looks at the header of a message whose rest has not come yet.
+    ///
+    /// # Errors
+    /// It is not wanted, and nothing is to be kept of it: the lane will be closed.
+    fn announced(&mut self, _header: &Header) -> Result<(), ProtocolError> {
+        Ok(())
+    }
+
+    /// True when no further message is wanted for now: [`Input::receive`] keeps those that it
+    /// already has for its next call.
+    fn is_full(&self) -> bool {
+        false
+    }
 }
 
 /// What [`Input::receive`] did.
@@ -53,6 +67,8 @@ pub struct Input {
     /// Beginning of a message that is not complete.
     partial: Vec<u8>,
     bulk: Option<Bulk>,
+    /// `partial` may hold complete messages, which were not wanted when they came.
+    full: bool,
 }
 
 #[derive(Debug)]
@@ -91,6 +107,10 @@ impl Input {
         }
         let have = self.partial.len();
         scratch[..have].copy_from_slice(&self.partial);
+        if std::mem::take(&mut self.full) {
+            self.parse(&scratch[..have], sink, counters)?;
+            return Ok(Incoming::Progress);
+        }
         let ahead = if sink.expects_bulk() {
             (have + 4 * HEADER_BYTES).min(scratch.len())
         } else {
@@ -118,6 +138,11 @@ impl Input {
             let end = body_end + header.payload_bytes as usize;
             let needed = if is_bulk(&header) { body_end } else { end };
             if bytes.len() < needed {
+                sink.announced(&header).map_err(invalid)?;
+                break;
+            }
+            if sink.is_full() {
+                self.full = true;
                 break;
             }
             let body = &bytes[HEADER_BYTES..body_end];
@@ -137,8 +162,12 @@ impl Input {
             }
             bytes = &bytes[end..];
         }
-        self.partial.clear();
-        self.partial.extend_from_slice(bytes);
+        if bytes.is_empty() {
+            self.partial = Vec::new(); // most lanes have nothing here most of the time
+        } else {
+            self.partial.clear();
+            self.partial.extend_from_slice(bytes);
+        }
         Ok(())
     }
 

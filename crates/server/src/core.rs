@@ -3,7 +3,7 @@
 use crate::caller::Callers;
 use crate::exports::Exports;
 use crate::grants::{Grant, Running, Served};
-use crate::lane::{Lane, UNSENT_BYTES_MAX};
+use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
 use crate::messages::send_reply;
 use crate::offload::{Job, Offload};
@@ -246,6 +246,10 @@ impl Core {
                 let Some(mut running) = self.take_running(session, slot, sequence) else { return };
                 running.stages.storage += took;
                 running.stages.disk += took;
+                let expected = std::mem::take(&mut running.expected);
+                self.expect(session, |lane| {
+                    lane.expected = lane.expected.saturating_sub(expected);
+                });
                 running.compound.unblocked(result);
                 self.drive(session, slot, running);
             }
@@ -293,7 +297,7 @@ impl Core {
     fn resume(&mut self, index: usize, scratch: &mut [u8]) {
         if let Some(Some(lane)) = self.lanes.get_mut(index)
             && lane.paused
-            && lane.out.bytes() <= UNSENT_BYTES_MAX
+            && !lane.is_full()
         {
             lane.paused = false;
             self.receive(index, scratch);
@@ -309,7 +313,7 @@ impl Core {
         let mut failure = None;
         loop {
             let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-            if lane.out.bytes() > UNSENT_BYTES_MAX {
+            if lane.is_full() {
                 lane.paused = true;
                 break;
             }
@@ -370,8 +374,10 @@ impl Core {
                     running.data_since = Some(Instant::now());
                     self.grant_queue.push_back((session, slot));
                 }
-                Step::Block(work) => {
+                Step::Block(work, bytes) => {
                     let sequence = running.sequence;
+                    running.expected = bytes;
+                    self.expect(session, |lane| lane.expected += bytes);
                     let reply_to = self.mailbox.clone();
                     self.shared.offload.run(Job { work, reply_to, session, slot, sequence });
                 }
@@ -405,6 +411,14 @@ impl Core {
                 served.running[usize::from(slot)] = Some(running);
             }
             return;
+        }
+    }
+
+    /// Changes how much memory the answers that a session's lane waits for will take.
+    fn expect(&mut self, session: u64, change: impl FnOnce(&mut Lane)) {
+        let lane = self.sessions.get(&session).and_then(|served| served.lane);
+        if let Some(Some(lane)) = lane.and_then(|lane| self.lanes.get_mut(lane as usize)) {
+            change(lane);
         }
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Running {
     /// Bytes granted so far.
     pub(crate) granted: u64,
     pub(crate) data_since: Option<Instant>,
+    /// Bytes that a thread will bring that may block.
+    pub(crate) expected: u64,
 }
 
 impl Running {
@@ -63,14 +65,20 @@ impl Served {
         Self { session, lane: Some(lane), laneless_since: Instant::now(), running }
     }
 
-    /// Drops transfers that will never get their data, since their lane is gone; the client sends
-    /// such requests again from the start.
-    pub(crate) fn drop_transfers(&mut self) {
-        for (slot, running) in self.running.iter_mut().enumerate() {
-            if running.as_ref().is_some_and(|r| r.compound.missing().is_some()) {
-                *running = None;
-                self.session.slots.abandon(slot as u16);
+    /// Takes back what was granted to a lane that is gone. The transfers go on where they are when
+    /// the client sends their requests again on its next lane: what was done before is not repeated.
+    pub(crate) fn suspend_transfers(&mut self) {
+        for running in self.running.iter_mut().flatten() {
+            if let Some((done, _)) = running.compound.missing() {
+                running.grants.clear();
+                running.granted = done;
             }
         }
+    }
+
+    /// True when the request of this slot waits for data.
+    pub(crate) fn is_transfer(&self, slot: u16) -> bool {
+        let running = self.running.get(usize::from(slot)).and_then(Option::as_ref);
+        running.is_some_and(|r| r.compound.missing().is_some())
     }
 }

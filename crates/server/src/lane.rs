@@ -7,7 +7,7 @@ use towline_net::{Input, Link, SendQueue};
 use towline_wire::{Header, Hello};
 
 /// Unsent bytes above which a lane's further requests wait.
-pub(crate) const UNSENT_BYTES_MAX: u64 = 2 * 1024 * 1024;
+const UNSENT_BYTES_MAX: u64 = 2 * 1024 * 1024;
 
 /// A connection.
 pub(crate) struct Lane {
@@ -21,6 +21,8 @@ pub(crate) struct Lane {
     pub(crate) hello: Option<Hello>,
     /// Grants whose data is still to come.
     pub(crate) granted: usize,
+    /// Bytes that answers will take for which threads wait that may block.
+    pub(crate) expected: u64,
     /// User and group of a local peer.
     pub(crate) peer: Option<(u32, u32)>,
     /// When it connected, or got the oldest grant that it has not used.
@@ -38,10 +40,16 @@ impl Lane {
             session: None,
             hello: None,
             granted: 0,
+            expected: 0,
             peer,
             since: Instant::now(),
             paused: false,
         }
+    }
+
+    /// True when further requests have to wait until their answers have room.
+    pub(crate) fn is_full(&self) -> bool {
+        self.out.bytes() + self.expected > UNSENT_BYTES_MAX
     }
 
     /// Queues a message that is only a header.

@@ -93,7 +93,7 @@ impl Core {
         let session = if let Some(served) = known {
             // The barrier against stragglers: the old lane ends before the new one is served.
             let old = served.lane.replace(index as u64);
-            served.drop_transfers();
+            served.suspend_transfers();
             welcome.resumed = 1;
             (welcome.session, welcome.secret) = (hello.session, hello.secret);
             if let Some(old) = old.filter(|old| *old != index as u64) {
@@ -167,7 +167,7 @@ impl Core {
             served.lane = None;
             served.laneless_since = Instant::now();
             self.ticking = true;
-            served.drop_transfers();
+            served.suspend_transfers();
         }
     }
 

@@ -3,6 +3,7 @@
 use crate::core::{Core, elapsed_ns};
 use crate::grants::Running;
 use crate::handshake;
+use crate::lane::Lane;
 use crate::stats::Stages;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -13,6 +14,9 @@ use towline_session::Compound;
 use towline_session::slots::Arrival;
 use towline_wire::header::reply_flag;
 use towline_wire::{Errno, Header, Kind, ProtocolError};
+
+/// Body of a hello, with room for what later versions add.
+const HELLO_BYTES_MAX: u32 = 1024;
 
 /// A core while it reads from one of its lanes.
 pub(crate) struct Serving<'a> {
@@ -40,7 +44,12 @@ impl Serving<'_> {
         let peer = self.core.lanes[self.index].as_ref().and_then(|lane| lane.peer);
         let Some(served) = self.core.sessions.get_mut(&session) else { return Ok(()) };
         match served.session.slots.arrive(header)? {
-            Arrival::Running => {}
+            Arrival::Running => {
+                // Sent again on a new lane: its data is still wanted.
+                if served.is_transfer(header.slot) {
+                    self.core.grant_queue.push_back((session, header.slot));
+                }
+            }
             Arrival::Replay(mut reply) => {
                 self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
                 reply[1] |= reply_flag::REPLAYED;
@@ -60,6 +69,7 @@ impl Serving<'_> {
                     grants: VecDeque::new(),
                     granted: 0,
                     data_since: None,
+                    expected: 0,
                 };
                 self.core.drive(session, header.slot, Box::new(running));
             }
@@ -174,5 +184,19 @@ impl Sink for Serving<'_> {
 
     fn expects_bulk(&self) -> bool {
         self.core.lanes[self.index].as_ref().is_some_and(|lane| lane.granted > 0)
+    }
+
+    fn announced(&mut self, header: &Header) -> Result<(), ProtocolError> {
+        // Strangers get no memory for messages of any size.
+        let is_hello = header.kind == Kind::Hello && header.body_bytes <= HELLO_BYTES_MAX;
+        if is_hello || self.session().is_some() {
+            Ok(())
+        } else {
+            wrong("message before the hello")
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.core.lanes[self.index].as_ref().is_some_and(Lane::is_full)
     }
 }

@@ -16,6 +16,8 @@ use towline_wire::request::{
 };
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 
+const O_DIRECT: u32 = 0o40_000;
+
 /// Work for a thread that may block.
 pub type Blocking = Box<dyn FnOnce() -> BlockingResult + Send>;
 
@@ -37,8 +39,9 @@ pub enum Step {
     Finished,
     /// All bytes of the offered transfer, each fragment by [`Compound::write_fragment`].
     NeedsData,
-    /// Run this on a thread that may block, then [`Compound::unblocked`].
-    Block(Blocking),
+    /// Run this on a thread that may block, then [`Compound::unblocked`]. It yields up to so many
+    /// bytes that take memory until they are sent.
+    Block(Blocking, u64),
     /// The lock of this waiter; the driver owns the lock table. Then [`Compound::locked`].
     Lock(FileKey, Waiter, bool),
     /// Look whether a lock is in the way, then [`Compound::tested`].
@@ -87,6 +90,28 @@ struct Writing {
     done: u64,
     started_at: Option<u64>,
     stopped: Option<Errno>,
+}
+
+impl Writing {
+    /// Appends the first of several fragments, and zeros for those to come: the place of all is
+    /// taken at once, so that no other append can come between, nor be overwritten.
+    fn reserve(&mut self, first: &[u8]) {
+        let mut all = Vec::with_capacity(self.length as usize);
+        all.extend_from_slice(first);
+        all.resize(self.length as usize, 0);
+        match self.opened.file.write(0, &all, true) {
+            Ok((count, at)) => {
+                self.started_at = Some(at);
+                (self.offset, self.append) = (at, false);
+                // Less when space ran out: what has no place is not written.
+                self.length = count as u64;
+            }
+            Err(errno) => {
+                self.stopped = Some(errno);
+                self.length = 0;
+            }
+        }
+    }
 }
 
 impl Compound {
@@ -315,14 +340,17 @@ impl Compound {
                 match opened.file.read(offset, length, false)? {
                     ReadOutcome::Ready(data) => self.read(data),
                     ReadOutcome::WouldBlock => {
-                        return Ok(Some(Step::Block(Box::new(move || {
+                        // Other reads refer to the page cache, or are small.
+                        let copied = if opened.flags & O_DIRECT == 0 { 0 } else { length as u64 };
+                        let work = Box::new(move || {
                             let result = match opened.file.read(offset, length, true) {
                                 Ok(ReadOutcome::Ready(data)) => Ok(Value::Read(data)),
                                 Ok(ReadOutcome::WouldBlock) => Err(Errno::EAGAIN),
                                 Err(errno) => Err(errno),
                             };
                             BlockingResult { result }
-                        }))));
+                        });
+                        return Ok(Some(Step::Block(work, copied)));
                     }
                 }
             }
@@ -502,7 +530,7 @@ impl Compound {
         work: impl FnOnce() -> Result<Value, Errno> + Send + 'static,
     ) -> Option<Step> {
         if may_block {
-            return Some(Step::Block(Box::new(move || BlockingResult { result: work() })));
+            return Some(Step::Block(Box::new(move || BlockingResult { result: work() }), 0));
         }
         self.unblocked(BlockingResult { result: work() });
         None
@@ -603,7 +631,7 @@ impl Compound {
             });
             return Ok(Some(Step::NeedsData));
         }
-        const WAITS: u32 = 0o40000 | 0o10000 | 0o4_000_000; // O_DIRECT, O_DSYNC, and O_SYNC's other bit
+        const WAITS: u32 = O_DIRECT | 0o10000 | 0o4_000_000; // O_DIRECT, O_DSYNC, and O_SYNC's other bit
         let may_block = opened.store.may_block() && (sync || opened.flags & WAITS != 0);
         let data = std::mem::take(&mut self.payload);
         debug_assert_eq!(data.len(), length as usize, "checked when the request came");
@@ -625,12 +653,15 @@ impl Compound {
     /// Writes the next fragment. True: it was the last, run again.
     pub fn write_fragment(&mut self, bytes: &[u8]) -> bool {
         let Some(writing) = &mut self.write else { return true };
-        if writing.stopped.is_none() {
+        if writing.stopped.is_none() && writing.append && writing.length > bytes.len() as u64 {
+            writing.reserve(bytes);
+        } else if writing.stopped.is_none() {
             let at = writing.offset + writing.done;
-            match writing.opened.file.write(at, bytes, writing.append) {
+            let wanted = bytes.len().min((writing.length - writing.done) as usize);
+            match writing.opened.file.write(at, &bytes[..wanted], writing.append) {
                 Ok((count, at)) => {
                     writing.started_at.get_or_insert(at);
-                    if count < bytes.len() {
+                    if count < wanted {
                         writing.stopped = Some(Errno::ENOSPC);
                         writing.length = writing.done + count as u64;
                     }

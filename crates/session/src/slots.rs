@@ -77,14 +77,6 @@ impl Slots {
         self.0[usize::from(slot)].state = State::Answered(kept);
     }
 
-    /// Gives a slot back whose request was never answered because its lane was lost before all
-    /// of its data came: the client will send it again from the start.
-    pub fn abandon(&mut self, slot: u16) {
-        let slot = &mut self.0[usize::from(slot)];
-        slot.sequence = slot.sequence.wrapping_sub(1);
-        slot.state = State::Free;
-    }
-
     /// True while the slot's request with this sequence number is being executed.
     #[must_use]
     pub fn is_running(&self, slot: u16, sequence: u32) -> bool {
@@ -122,13 +114,5 @@ mod tests {
         slots.answer(3, b"", true);
         assert!(slots.arrive(&request(3)).is_err());
         assert!(slots.arrive(&request(2)).is_ok());
-    }
-
-    #[test]
-    fn an_abandoned_request_can_come_again() {
-        let mut slots = Slots::default();
-        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Execute));
-        slots.abandon(3);
-        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Execute));
     }
 }

@@ -14,7 +14,8 @@
 
 use crate::codec::{Field, ProtocolError, Reader};
 use crate::limits::{
-    BODY_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES, LISTING_BYTES_MAX, SLOTS_MAX,
+    BODY_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES, INLINE_BYTES_MAX, LISTING_BYTES_MAX,
+    SLOTS_MAX,
 };
 
 /// What a message is.
@@ -155,7 +156,12 @@ impl Header {
         if header.body_bytes as usize > BODY_BYTES_MAX {
             return Err(ProtocolError { what: "body longer than the limit", at: 8 });
         }
-        let payload_max = if kind == Kind::Reply { LISTING_BYTES_MAX } else { FRAGMENT_BYTES_MAX };
+        let payload_max = match kind {
+            Kind::Request => INLINE_BYTES_MAX,
+            Kind::Reply => LISTING_BYTES_MAX,
+            Kind::Data => FRAGMENT_BYTES_MAX,
+            _ => 0,
+        };
         if header.payload_bytes as usize > payload_max {
             return Err(ProtocolError { what: "payload longer than the limit", at: 12 });
         }

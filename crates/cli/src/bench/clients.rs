@@ -1,26 +1,56 @@
 //! One or many client processes, started together.
 
+use super::local::Local;
+use super::processor::{Pinned, end_with_parent};
 use super::result::{Measured, Sent, summary};
+use super::tree;
 use super::workload::{Args, Worker};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
-/// Prints a mark that tells the harness what to count.
+/// Prints a mark that tells the harness what to count, and gives it time to look before the
+/// measurement goes on.
 fn mark(text: &str) {
     println!("#{text}");
     // Flushed by the line end on a terminal only.
     let _ = std::io::stdout().flush();
+    std::thread::sleep(Duration::from_millis(8));
+}
+
+/// A client, ready to run its workload.
+enum Load {
+    Remote(Worker),
+    Local(Local),
+}
+
+impl Load {
+    fn new(args: &Args, number: usize) -> Result<Self, String> {
+        if args.server.starts_with('/') {
+            return Ok(Self::Local(Local::new(args, number as u64)?));
+        }
+        Ok(Self::Remote(Worker::new(args, number as u64)?))
+    }
+
+    fn run(&mut self) -> Result<Measured, String> {
+        match self {
+            Self::Remote(worker) => worker.run(),
+            Self::Local(local) => local.run(),
+        }
+    }
 }
 
 /// Runs the clients and prints the result.
 pub(super) fn run(args: &Args) -> Result<(), String> {
+    tree::check(args)?;
     if let Some(number) = args.worker {
         return work(args, number);
     }
-    let results = if args.procs <= 1 {
-        let worker = Worker::new(args, 0)?;
+    let results = if args.procs == 1 {
+        let _pinned = pin(args, 0)?;
+        let mut load = Load::new(args, 0)?;
         mark("start");
-        let measured = worker.run();
+        let measured = load.run();
         mark("end");
         vec![measured?]
     } else {
@@ -34,13 +64,25 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     }
 }
 
+fn pin(args: &Args, number: usize) -> Result<Option<Pinned>, String> {
+    if args.pin.is_empty() {
+        return Ok(None);
+    }
+    Pinned::to(args.pin[number % args.pin.len()]).map(Some)
+}
+
 /// A client process: connects, says so, waits for the start, runs, and tells its parent.
 fn work(args: &Args, number: usize) -> Result<(), String> {
-    let worker = Worker::new(args, number)?;
+    end_with_parent();
+    let _pinned = pin(args, number)?;
+    let mut load = Load::new(args, number)?;
     println!("ready");
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).map_err(|e| e.to_string())?;
-    let measured = worker.run()?;
+    let count = std::io::stdin().read_line(&mut line).map_err(|e| e.to_string())?;
+    if count == 0 {
+        return Err(format!("client {number}: never started"));
+    }
+    let measured = load.run()?;
     let text = serde_json::to_string(&measured.to_sent()).map_err(|e| e.to_string())?;
     println!("{text}");
     Ok(())
@@ -66,6 +108,14 @@ impl Process {
         ] {
             command.args([flag, &value]);
         }
+        if let Some(spin) = args.spin_us {
+            command.args(["--spin-us", &spin.to_string()]);
+        }
+        if !args.pin.is_empty() {
+            let list: Vec<_> = args.pin.iter().map(ToString::to_string).collect();
+            command.args(["--pin", &list.join(",")]);
+        }
+        command.args(args.again.then_some("--again"));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let output = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
         Ok(Self { child, output: BufReader::new(output) })
@@ -94,7 +144,7 @@ fn many(args: &Args) -> Result<Vec<Measured>, String> {
             input.write_all(b"go\n").map_err(|e| e.to_string())?;
         }
     }
-    std::thread::sleep(std::time::Duration::from_secs_f64(args.secs));
+    std::thread::sleep(Duration::from_secs_f64(args.secs));
     mark("end");
     let mut results = Vec::new();
     for mut process in processes {

@@ -1,52 +1,99 @@
 //! What this machine can do at best, as one JSON object.
 
+use super::processor;
 use super::raw::{self, Kind};
 use super::result::Measured;
+use rustix::fs::{AtFlags, CWD, Dir, MemfdFlags, Mode, OFlags};
+use serde_json::{Map, Value, json};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// Bytes of a request and of the replies that carry attributes, or 4 KiB, beside them.
+const REQUEST_BYTES: usize = 60;
+const REPLIES: [(&str, usize); 2] = [("round_trip_us", 180), ("4k_round_trip_us", 4140)];
+/// Bytes of the file that is sent over and over.
+const FILE_BYTES: usize = 64 << 20;
 
 /// Arguments of `bench limits`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Seconds for each.
-    #[arg(long, default_value_t = 0.5)]
+    #[arg(long, default_value_t = 0.3)]
     secs: f64,
-    /// A local directory to list and whose files to stat.
-    #[arg(long, default_value = "/usr/include")]
+    /// A local directory to list and to stat.
+    #[arg(long, default_value = "/usr/bin")]
     dir: PathBuf,
-}
-
-fn median_us(measured: &Measured) -> f64 {
-    measured.latencies.value_at_quantile(0.5) as f64 / 1000.0
 }
 
 /// Runs all and prints them.
 pub(super) fn run(args: &Args) -> Result<(), String> {
-    let failed = |error: std::io::Error| error.to_string();
-    let raw = |kind, reply| {
-        let args = raw::Args { kind, request: 60, reply, secs: args.secs, stream: None };
-        raw::measure(&args).map(|m| median_us(&m)).map_err(failed)
-    };
+    if !(0.001..=3600.0).contains(&args.secs) {
+        return Err("--secs: expected 0.001 to 3600".into());
+    }
     let length = Duration::from_secs_f64(args.secs);
-    println!(
-        "{}",
-        serde_json::json!({
-            "tcp_round_trip_us": raw(Kind::Tcp, 180)?,
-            "tcp_4k_round_trip_us": raw(Kind::Tcp, 4140)?,
-            "unix_round_trip_us": raw(Kind::Unix, 180)?,
-            "unix_4k_round_trip_us": raw(Kind::Unix, 4140)?,
-            "memcpy_bytes_per_s": memcpy(length),
-            "local_stat_us": local_stat(&args.dir, length).map_err(failed)?,
-            "local_scan_entries_per_s": local_scan(&args.dir, length).map_err(failed)?,
-        })
-    );
+    let usable = processor::usable();
+    let mut found = Map::new();
+    for kind in [Kind::Tcp, Kind::Unix, Kind::Shm, Kind::Futex] {
+        for (name, reply) in REPLIES {
+            let times = round_trips(kind, reply, args.secs, &usable)?;
+            found.insert(format!("{}_{name}", kind.name()), times);
+        }
+    }
+    found.insert("tcp_stream_bytes_per_s".into(), stream(args.secs, &usable, None)?);
+    let file = warm_file().map_err(|error| format!("file in memory: {error}"))?;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    let rate = stream(args.secs, &usable, Some(path.into()))?;
+    found.insert("tcp_sendfile_bytes_per_s".into(), rate);
+    found.insert("memcpy_bytes_per_s".into(), json!(memcpy(length)));
+    found.insert("system_call_us".into(), json!(system_call(length)));
+    let failed = |error| format!("{}: {error}", args.dir.display());
+    found.insert("local_stat_us".into(), json!(local_stat(&args.dir, length).map_err(failed)?));
+    let scanned = local_scan(&args.dir, length).map_err(failed)?;
+    found.insert("local_scan_entries_per_s".into(), json!(scanned));
+    found.insert("processors".into(), json!(usable.len()));
+    println!("{}", Value::Object(found));
     Ok(())
+}
+
+/// Medians with both ends on one processor, on two, and where the scheduler likes.
+fn round_trips(kind: Kind, reply: usize, secs: f64, usable: &[usize]) -> Result<Value, String> {
+    let measure = |pin: Vec<usize>| {
+        let args = raw::Args { request: REQUEST_BYTES, reply, pin, ..raw::Args::new(kind, secs) };
+        raw::measure(&args).map(|measured| measured.median_us())
+    };
+    let mut times = Map::new();
+    // Two ends that spin on one processor would measure the scheduler's time slice.
+    if let Some(first) = usable.first().filter(|_| kind != Kind::Shm) {
+        times.insert("together".into(), json!(measure(vec![*first, *first])?));
+    }
+    if let [first, second, ..] = usable {
+        times.insert("apart".into(), json!(measure(vec![*first, *second])?));
+        times.insert("free".into(), json!(measure(Vec::new())?));
+    }
+    Ok(Value::Object(times))
+}
+
+/// Bytes a second one way, the two ends on different processors where there are two.
+fn stream(secs: f64, usable: &[usize], sendfile: Option<PathBuf>) -> Result<Value, String> {
+    let pin = if usable.len() > 1 { usable[..2].to_vec() } else { Vec::new() };
+    let args = raw::Args { stream: true, sendfile, pin, ..raw::Args::new(Kind::Tcp, secs) };
+    let measured = raw::measure(&args)?;
+    Ok(json!(measured.read_bytes as f64 / measured.seconds))
+}
+
+/// A file whose pages are in memory.
+fn warm_file() -> std::io::Result<std::fs::File> {
+    let mut file =
+        std::fs::File::from(rustix::fs::memfd_create("towline-bench", MemfdFlags::CLOEXEC)?);
+    std::io::Write::write_all(&mut file, &vec![1; FILE_BYTES])?;
+    Ok(file)
 }
 
 /// Copies 1 MiB pieces of a buffer larger than the caches.
 fn memcpy(length: Duration) -> f64 {
     let source = vec![1u8; 64 << 20];
-    let mut target = vec![0u8; 64 << 20];
+    let mut target = vec![2u8; 64 << 20];
     let (start, mut bytes) = (Instant::now(), 0);
     while start.elapsed() < length {
         for (from, to) in source.chunks(1 << 20).zip(target.chunks_mut(1 << 20)) {
@@ -58,23 +105,37 @@ fn memcpy(length: Duration) -> f64 {
     bytes as f64 / start.elapsed().as_secs_f64()
 }
 
-fn local_stat(path: &Path, length: Duration) -> std::io::Result<f64> {
+/// Microseconds of a system call that does nothing.
+fn system_call(length: Duration) -> f64 {
+    const BATCH: u32 = 1000;
+    let (start, mut calls) = (Instant::now(), 0.0);
+    while start.elapsed() < length {
+        for _ in 0..BATCH {
+            std::hint::black_box(rustix::process::getppid());
+        }
+        calls += f64::from(BATCH);
+    }
+    start.elapsed().as_secs_f64() * 1e6 / calls
+}
+
+fn local_stat(path: &Path, length: Duration) -> rustix::io::Result<f64> {
     let mut measured = Measured::new();
     let start = Instant::now();
     while start.elapsed() < length {
         let one = Instant::now();
-        std::fs::metadata(path)?;
+        rustix::fs::statat(CWD, path, AtFlags::empty())?;
         measured.one(one.elapsed(), false);
     }
-    Ok(median_us(&measured))
+    Ok(measured.median_us())
 }
 
-fn local_scan(path: &Path, length: Duration) -> std::io::Result<f64> {
+fn local_scan(path: &Path, length: Duration) -> rustix::io::Result<f64> {
     let (start, mut entries) = (Instant::now(), 0u64);
     while start.elapsed() < length {
-        for entry in std::fs::read_dir(path)? {
-            // DirEntry::metadata is one statx relative to the directory.
-            entry?.metadata()?;
+        let directory = rustix::fs::openat(CWD, path, OFlags::DIRECTORY, Mode::empty())?;
+        for entry in Dir::read_from(&directory)? {
+            let entry = entry?;
+            rustix::fs::statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
             entries += 1;
         }
     }

@@ -5,8 +5,12 @@
 
 mod clients;
 mod limits;
+mod local;
+mod processor;
 mod raw;
 mod result;
+mod shared;
+mod tree;
 mod workload;
 
 use std::process::ExitCode;
@@ -21,11 +25,13 @@ seqwrite randread randwrite clients (like seqread) rwmix (every other client wri
 Examples:
   towline bench file --server towline://127.0.0.1/data --op stat_diff
   towline bench file --server towline://127.0.0.1/data --op clients --bs 65536 --procs 184
-  towline bench net --kind tcp --request 60 --reply 4140
+  towline bench file --server /srv/data --op scan_stat --again        the same without a server
+  towline bench net --kind tcp --request 60 --reply 4140 --pin 0,1
+  towline bench net --stream --sendfile /srv/data/big
   towline bench limits
 
-To compare one operation at a time, pin both ends (taskset): left to the scheduler, they land on
-one processor or on two, and that alone changes the latency by half.
+To compare one operation at a time, pin both ends (--pin here, taskset for the server): left to
+the scheduler, they land on one processor or on two, and that alone changes the latency by half.
 
 Exit status: 0 measured, 1 an operation failed, 2 wrong usage.";
 

@@ -1,122 +1,348 @@
-//! Round trips and streams without Towline: the limits that its figures are compared with.
+//! Round trips and streams between two processes without Towline: the limits of its figures.
+//!
+//! The process that is asked for a measurement is the near end; it starts itself once more as the
+//! far end, which gets its socket (or memory) as standard input.
 
+use super::processor::{self, Pinned, end_with_parent};
 use super::result::{Measured, summary};
+use super::shared::{self, End};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io;
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use towline_mem::SharedMemory;
+
+/// Bytes that a stream sends and receives at once: the fastest of 64 KiB to 1 MiB, which is what a
+/// limit has to be. At 1 MiB, sendfile moves a quarter less.
+const PIECE_BYTES: usize = 256 << 10;
+/// Largest message.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Arguments of `bench net`.
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     /// What to send over.
     #[arg(long, value_enum, default_value = "tcp")]
-    pub(crate) kind: Kind,
+    pub(super) kind: Kind,
     /// Bytes of each request.
-    #[arg(long, default_value_t = 60)]
-    pub(crate) request: usize,
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub(super) request: usize,
     /// Bytes of each reply.
-    #[arg(long, default_value_t = 180)]
-    pub(crate) reply: usize,
+    #[arg(long, value_name = "N", default_value_t = 180)]
+    pub(super) reply: usize,
     /// Seconds to measure.
     #[arg(long, default_value_t = 1.0)]
-    pub(crate) secs: f64,
-    /// One way instead of there and back: pages of this file by sendfile, over and over.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) stream: Option<std::path::PathBuf>,
+    pub(super) secs: f64,
+    /// Ask sockets again and again instead of sleeping (shm always does).
+    #[arg(long)]
+    pub(super) spin: bool,
+    /// Processors of the two ends; default: where the scheduler likes.
+    #[arg(long, value_name = "NEAR,FAR", value_delimiter = ',')]
+    pub(super) pin: Vec<usize>,
+    /// One way instead of there and back: 256 KiB of warm memory, over and over.
+    #[arg(long)]
+    pub(super) stream: bool,
+    /// With --stream: pages of this file by sendfile instead.
+    #[arg(long, value_name = "FILE", requires = "stream")]
+    pub(super) sendfile: Option<PathBuf>,
+    /// The far end, which a measurement starts by itself.
+    #[arg(long, hide = true)]
+    pub(super) far: bool,
 }
 
-/// Kinds of sockets.
-#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq)]
+/// What bytes can be sent over.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// TCP over loopback.
     Tcp,
     /// A pair of Unix stream sockets.
     Unix,
+    /// Shared memory, both ends spinning.
+    Shm,
+    /// Shared memory, both ends sleeping on futexes.
+    Futex,
 }
 
-trait Stream: Read + Write + Send + std::os::fd::AsFd {}
-impl Stream for TcpStream {}
-impl Stream for UnixStream {}
+impl Kind {
+    fn shares_memory(self) -> bool {
+        matches!(self, Self::Shm | Self::Futex)
+    }
 
-fn pair(kind: Kind) -> std::io::Result<(Box<dyn Stream>, Box<dyn Stream>)> {
+    /// As on the command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Unix => "unix",
+            Self::Shm => "shm",
+            Self::Futex => "futex",
+        }
+    }
+}
+
+impl Args {
+    /// What the command line means without flags.
+    pub(super) fn new(kind: Kind, secs: f64) -> Self {
+        Self {
+            kind,
+            request: 60,
+            reply: 180,
+            secs,
+            spin: false,
+            pin: Vec::new(),
+            stream: false,
+            sendfile: None,
+            far: false,
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let sizes = 1..=MESSAGE_BYTES_MAX;
+        if !sizes.contains(&self.request) || !sizes.contains(&self.reply) {
+            return Err(format!("--request, --reply: expected 1 to {MESSAGE_BYTES_MAX}"));
+        }
+        if !(0.0..=86_400.0).contains(&self.secs) {
+            return Err("--secs: expected 0 to 86400".into());
+        }
+        if !matches!(self.pin.len(), 0 | 2) {
+            return Err("--pin: expected two processors, NEAR,FAR".into());
+        }
+        let spins = self.spin || self.kind == Kind::Shm;
+        if spins && self.pin.len() == 2 && self.pin[0] == self.pin[1] {
+            return Err("two ends that spin need two processors: try --pin 0,1".into());
+        }
+        if self.kind.shares_memory() && self.stream {
+            return Err(
+                "--stream is for sockets; the limit of shared memory is memcpy, see `bench limits`"
+                    .into(),
+            );
+        }
+        if self.kind == Kind::Futex && self.spin {
+            return Err("futex sleeps; for spinning use --kind shm".into());
+        }
+        Ok(())
+    }
+}
+
+/// Runs the measurement and prints it, or is its far end.
+pub(super) fn run(args: &Args) -> Result<(), String> {
+    if args.far {
+        return far_end(args).map_err(|error| format!("far end: {error}"));
+    }
+    println!("{}", summary(&[measure(args)?]));
+    Ok(())
+}
+
+/// One measurement.
+pub(super) fn measure(args: &Args) -> Result<Measured, String> {
+    args.check()?;
+    let usable = processor::usable();
+    if let Some(absent) = args.pin.iter().find(|processor| !usable.contains(processor)) {
+        return Err(format!("--pin: processor {absent} is not one of {usable:?}"));
+    }
+    let name = args.kind.name();
+    let failed = |error: io::Error| format!("{name}: {error}");
+    let _pinned = args.pin.first().map(|processor| Pinned::to(*processor)).transpose()?;
+    if args.kind.shares_memory() {
+        let memory = SharedMemory::create("towline-bench", shared::bytes(args)).map_err(failed)?;
+        let far = memory.fd().try_clone_to_owned().map_err(failed)?;
+        let _far = Far::start(args, far).map_err(failed)?;
+        let mut end = End::new(args, memory);
+        return repeat(args.secs, || {
+            end.ask();
+            Ok(())
+        })
+        .map_err(failed);
+    }
+    let (near, far) = pair(args.kind).map_err(failed)?;
+    let _far = Far::start(args, far).map_err(failed)?;
+    if args.stream {
+        let mut piece = vec![0; PIECE_BYTES];
+        let outcome = repeat(args.secs, || receive(&near, &mut piece, args.spin));
+        let mut measured = outcome.map_err(failed)?;
+        measured.read_bytes = measured.operations * PIECE_BYTES as u64;
+        return Ok(measured);
+    }
+    let (request, mut reply) = (vec![1; args.request], vec![0; args.reply]);
+    repeat(args.secs, || {
+        send(&near, &request)?;
+        receive(&near, &mut reply, args.spin)
+    })
+    .map_err(failed)
+}
+
+/// Times `one` over and over; the first is not counted, since the far end is only starting.
+fn repeat(secs: f64, mut one: impl FnMut() -> io::Result<()>) -> io::Result<Measured> {
+    one()?;
+    let mut measured = Measured::new();
+    let start = Instant::now();
+    let end = start + Duration::from_secs_f64(secs);
+    let mut now = start;
+    while now < end {
+        one()?;
+        let then = Instant::now();
+        measured.one(then - now, false);
+        now = then;
+    }
+    measured.seconds = start.elapsed().as_secs_f64();
+    Ok(measured)
+}
+
+fn far_end(args: &Args) -> io::Result<()> {
+    end_with_parent();
+    let pinned = args.pin.get(1).map(|processor| Pinned::to(*processor)).transpose();
+    let _pinned = pinned.map_err(io::Error::other)?;
+    let given = io::stdin().as_fd().try_clone_to_owned()?;
+    if args.kind.shares_memory() {
+        let mut end = End::new(args, SharedMemory::open(given, shared::bytes(args), true)?);
+        loop {
+            end.answer();
+        }
+    }
+    match &args.sendfile {
+        Some(path) => send_file(&given, &File::open(path)?),
+        None if args.stream => {
+            let piece = vec![1; PIECE_BYTES];
+            loop {
+                send(&given, &piece)?;
+            }
+        }
+        None => {
+            let (mut request, reply) = (vec![0; args.request], vec![1; args.reply]);
+            loop {
+                receive(&given, &mut request, args.spin)?;
+                send(&given, &reply)?;
+            }
+        }
+    }
+}
+
+fn send_file(socket: &OwnedFd, file: &File) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    loop {
+        let mut offset = 0;
+        while offset < length {
+            if rustix::fs::sendfile(socket, file, Some(&mut offset), PIECE_BYTES)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+}
+
+fn send(socket: &OwnedFd, mut data: &[u8]) -> io::Result<()> {
+    while !data.is_empty() {
+        match rustix::net::send(socket, data, SendFlags::NOSIGNAL) {
+            Ok(count) => data = &data[count..],
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+fn receive(socket: &OwnedFd, target: &mut [u8], spin: bool) -> io::Result<()> {
+    let flags = if spin { RecvFlags::DONTWAIT } else { RecvFlags::WAITALL };
+    let mut filled = 0;
+    while filled < target.len() {
+        match rustix::net::recv(socket, &mut target[filled..], flags) {
+            Ok((0, _)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok((count, _)) => filled += count,
+            Err(Errno::AGAIN) if spin => std::hint::spin_loop(),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Both ends of a connection.
+fn pair(kind: Kind) -> io::Result<(OwnedFd, OwnedFd)> {
     if kind == Kind::Unix {
         let (near, far) = UnixStream::pair()?;
-        return Ok((Box::new(near), Box::new(far)));
+        return Ok((near.into(), far.into()));
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let near = TcpStream::connect(listener.local_addr()?)?;
     let (far, _) = listener.accept()?;
     near.set_nodelay(true)?;
     far.set_nodelay(true)?;
-    Ok((Box::new(near), Box::new(far)))
+    Ok((near.into(), far.into()))
 }
 
-/// Runs the measurement and prints it.
-pub(super) fn run(args: &Args) -> Result<(), String> {
-    let measured = measure(args).map_err(|error| error.to_string())?;
-    println!("{}", summary(&[measured]));
-    Ok(())
-}
+/// The process at the far end; dropping it ends it.
+struct Far(Child);
 
-/// One measurement.
-pub(super) fn measure(args: &Args) -> std::io::Result<Measured> {
-    match &args.stream {
-        Some(path) => stream(args, &File::open(path)?),
-        None => ping_pong(args),
+impl Far {
+    fn start(args: &Args, socket: OwnedFd) -> io::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "net", "--far", "--kind", args.kind.name()]);
+        command.args(["--request", &args.request.to_string(), "--reply", &args.reply.to_string()]);
+        if let [near, far] = args.pin[..] {
+            command.args(["--pin", &format!("{near},{far}")]);
+        }
+        for (flag, set) in [("--spin", args.spin), ("--stream", args.stream)] {
+            command.args(set.then_some(flag));
+        }
+        if let Some(path) = &args.sendfile {
+            command.arg("--sendfile").arg(path);
+        }
+        Ok(Self(command.stdin(Stdio::from(socket)).stdout(Stdio::null()).spawn()?))
     }
 }
 
-fn ping_pong(args: &Args) -> std::io::Result<Measured> {
-    let (mut near, mut far) = pair(args.kind)?;
-    let (request, reply) = (args.request.max(1), args.reply.max(1));
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            let (mut incoming, outgoing) = (vec![0; request], vec![1; reply]);
-            // Ends when the other end closes.
-            while far.read_exact(&mut incoming).is_ok() && far.write_all(&outgoing).is_ok() {}
-        });
-        let (outgoing, mut incoming) = (vec![1; request], vec![0; reply]);
-        let mut measured = Measured::new();
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs_f64(args.secs) {
-            let one = Instant::now();
-            near.write_all(&outgoing)?;
-            near.read_exact(&mut incoming)?;
-            measured.one(one.elapsed(), false);
-        }
-        measured.seconds = start.elapsed().as_secs_f64();
-        drop(near);
-        Ok(measured)
-    })
+impl Drop for Far {
+    fn drop(&mut self) {
+        // It may have ended by itself already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
-fn stream(args: &Args, file: &File) -> std::io::Result<Measured> {
-    let (mut near, far) = pair(args.kind)?;
-    let length = file.metadata()?.len();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            loop {
-                let mut offset = 0;
-                while offset < length {
-                    if rustix::fs::sendfile(&far, file, Some(&mut offset), 1 << 20).is_err() {
-                        return;
-                    }
-                }
-            }
-        });
-        let mut buffer = vec![0; 1 << 20];
-        let mut measured = Measured::new();
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs_f64(args.secs) {
-            let one = Instant::now();
-            near.read_exact(&mut buffer)?;
-            measured.one(one.elapsed(), false);
-            measured.read_bytes += buffer.len() as u64;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn measurements_without_sense_are_refused() {
+        for (line, sense) in [
+            ("x", true),
+            ("x --pin 0", false),
+            ("x --pin 0,1 --spin", true),
+            ("x --pin 1,1 --spin", false),
+            ("x --pin 1,1 --kind shm", false),
+            ("x --pin 1,1 --kind futex", true),
+            ("x --kind futex --spin", false),
+            ("x --kind shm --stream", false),
+            ("x --reply 0", false),
+            ("x --secs nan", false),
+        ] {
+            let args = Line::parse_from(line.split(' ')).args;
+            assert_eq!(args.check().is_ok(), sense, "{line}");
         }
-        measured.seconds = start.elapsed().as_secs_f64();
-        drop(near);
-        Ok(measured)
-    })
+    }
+
+    #[test]
+    fn both_ends_of_shared_memory_see_each_round() {
+        let args = Line::parse_from("x --kind futex --reply 4096".split(' ')).args;
+        let memory = SharedMemory::create("test", shared::bytes(&args)).unwrap();
+        let fd = memory.fd().try_clone_to_owned().unwrap();
+        let mut far = End::new(&args, SharedMemory::open(fd, shared::bytes(&args), true).unwrap());
+        let mut near = End::new(&args, memory);
+        std::thread::scope(|scope| {
+            scope.spawn(move || (0..1000).for_each(|_| far.answer()));
+            (0..1000).for_each(|_| near.ask());
+        });
+    }
 }

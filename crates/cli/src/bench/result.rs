@@ -50,6 +50,17 @@ impl Measured {
         self.latencies.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
     }
 
+    /// Notes bytes that one operation read or wrote.
+    pub(crate) fn moved(&mut self, writes: bool, bytes: usize) {
+        let sum = if writes { &mut self.written_bytes } else { &mut self.read_bytes };
+        *sum += bytes as u64;
+    }
+
+    /// The median latency.
+    pub(crate) fn median_us(&self) -> f64 {
+        self.latencies.value_at_quantile(0.5) as f64 / 1000.0
+    }
+
     pub(crate) fn to_sent(&self) -> Sent {
         let latencies = self
             .latencies

@@ -1,89 +1,65 @@
-//! The file workloads.
+//! The file workloads on a server, by the client library.
 
 use super::result::Measured;
+use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use towline_client::{Client, Error, File, Group, Operation, Options, Url};
-
-const PER_DIRECTORY: u64 = 100;
-const FILE_BYTES: usize = 4096;
-/// Coprime to any number of files made of 2s and 5s: visits each once, in no natural order.
-const STRIDE: u64 = 7919;
-const CREATE_TRUNCATE: u32 = 0o100 | 0o1000 | 2;
+use towline_client::{Client, DirEntry, Error, File, Group, Operation, Options, Url};
 
 /// Arguments of `bench file`.
-#[derive(clap::Args, Clone)]
+#[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// Export (and directory) that holds the tree: a URL, or HOST:PORT/EXPORT.
+    /// Directory that holds the tree: a URL, HOST:PORT/EXPORT, or a local /PATH to compare with.
     #[arg(long, value_name = "URL")]
-    pub(crate) server: String,
+    pub(super) server: String,
     /// Operation.
     #[arg(long, default_value = "stat_diff")]
-    pub(crate) op: String,
+    pub(super) op: String,
     /// Bytes of each read or write.
-    #[arg(long, default_value_t = 4096)]
-    pub(crate) bs: usize,
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    pub(super) bs: usize,
     /// Operations in flight in each client.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) qd: usize,
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) qd: usize,
     /// Client processes.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) procs: usize,
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) procs: usize,
     /// Seconds to measure.
     #[arg(long, default_value_t = 1.0)]
-    pub(crate) secs: f64,
+    pub(super) secs: f64,
     /// Files in the tree.
-    #[arg(long, default_value_t = 20_000)]
-    pub(crate) files: u64,
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub(super) files: u64,
     /// Bytes of the file `big`.
-    #[arg(long, default_value_t = 256 << 20)]
-    pub(crate) bigsize: u64,
+    #[arg(long, value_name = "N", default_value_t = 256 << 20)]
+    pub(super) bigsize: u64,
+    /// Scans: over and over until the time is up, instead of the whole tree once.
+    #[arg(long)]
+    pub(super) again: bool,
+    /// Processors of the client processes, in turn; default: where the scheduler likes.
+    #[arg(long, value_name = "CPU,...", value_delimiter = ',')]
+    pub(super) pin: Vec<usize>,
+    /// Microseconds to look for a reply in shared memory before sleeping; default: the library's.
+    #[arg(long, value_name = "N")]
+    pub(super) spin_us: Option<u32>,
     /// Number of this client; for the processes that `--procs` starts.
     #[arg(long, hide = true)]
-    pub(crate) worker: Option<usize>,
+    pub(super) worker: Option<usize>,
 }
 
 /// A client that is connected and ready to run its workload.
-pub(crate) struct Worker {
+pub(super) struct Worker {
     args: Args,
     number: u64,
     root: File,
     _client: Client,
-    random: u64,
+    random: Random,
     measured: Measured,
-}
-
-fn text(error: &Error) -> String {
-    error.to_string()
 }
 
 impl Worker {
     /// Connects.
-    pub(crate) fn new(args: &Args, number: usize) -> Result<Self, String> {
-        let known = [
-            "stat_same",
-            "stat_diff",
-            "orc",
-            "scan_stat",
-            "scan_read",
-            "create_unlink",
-            "seqread",
-            "seqwrite",
-            "randread",
-            "randwrite",
-            "clients",
-            "rwmix",
-        ];
-        if !known.contains(&args.op.as_str()) {
-            return Err(format!("unknown operation \"{}\"; one of {}", args.op, known.join(" ")));
-        }
-        if args.bs == 0
-            || args.qd == 0
-            || args.files < PER_DIRECTORY
-            || (args.bigsize as usize) < args.bs
-        {
-            return Err("sizes and counts must not be zero, and big must hold one block".into());
-        }
+    pub(super) fn new(args: &Args, number: u64) -> Result<Self, String> {
         let url = if Url::looks_like(&args.server) {
             args.server.clone()
         } else {
@@ -91,74 +67,87 @@ impl Worker {
         };
         let url = Url::parse(&url)?;
         let failed = |error: Error| format!("{url}: {error}");
-        let client = Client::connect(&url.transport, Options::default()).map_err(failed)?;
+        let mut options = Options::default();
+        options.spin_us = args.spin_us.unwrap_or(options.spin_us);
+        let client = Client::connect(&url.transport, options).map_err(failed)?;
         let export = client.attach(&url.export).map_err(failed)?;
         let root = if url.path.is_empty() {
             export
         } else {
             export.open(&url.path, 0, 0).map_err(failed)?
         };
-        let number = number as u64;
-        let random =
-            0x9e37_79b9_7f4a_7c15u64.wrapping_mul(number + 1) ^ u64::from(std::process::id());
         Ok(Self {
             args: args.clone(),
             number,
             root,
             _client: client,
-            random,
+            random: Random::new(number),
             measured: Measured::new(),
         })
     }
 
-    fn random(&mut self) -> u64 {
-        // xorshift64: speed matters here, quality does not.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
-
-    fn name(index: u64) -> Vec<u8> {
-        format!("tree/d{:03}/f{index:05}", index / PER_DIRECTORY).into_bytes()
-    }
-
     /// Runs for the time asked for.
-    pub(crate) fn run(mut self) -> Result<Measured, String> {
+    pub(super) fn run(&mut self) -> Result<Measured, String> {
         let start = Instant::now();
         let end = start + Duration::from_secs_f64(self.args.secs);
         match self.args.op.as_str() {
-            "stat_same" | "stat_diff" | "orc" => self.small(end),
+            "stat_same" | "stat_diff" => self.stat(end),
+            "orc" => self.open_read_close(end),
             "scan_stat" => self.scan(end),
             "scan_read" => self.scan_read(end),
             "create_unlink" => self.create_unlink(end),
             _ => self.big(end),
         }
-        .map_err(|error| text(&error))?;
+        .map_err(|error| format!("{}: {error}", self.args.op))?;
         self.measured.seconds = start.elapsed().as_secs_f64();
-        Ok(self.measured)
+        Ok(std::mem::replace(&mut self.measured, Measured::new()))
+    }
+
+    /// Notes one operation; `good` says whether its result is what it has to be. The first
+    /// failure is told, the others are only counted.
+    fn note<T>(
+        &mut self,
+        took: Duration,
+        outcome: Result<T, Error>,
+        good: impl FnOnce(&T) -> bool,
+    ) -> Option<T> {
+        let wrong = match &outcome {
+            Ok(result) if good(result) => None,
+            Ok(_) => Some("other bytes or entries than the tree has".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        self.measured.one(took, wrong.is_some());
+        if let Some(wrong) = wrong.filter(|_| self.measured.errors == 1) {
+            eprintln!("towline: bench: {}: {wrong}", self.args.op);
+        }
+        outcome.ok()
     }
 
     /// Keeps `qd` operations in flight: `next` starts one (or says that there are no more), `done`
     /// takes its outcome.
     fn pipeline<T>(
         &mut self,
-        end: Instant,
+        end: Option<Instant>,
         mut next: impl FnMut(&mut Self) -> Result<Option<Operation<T>>, Error>,
         mut done: impl FnMut(&mut Self, Duration, Result<T, Error>),
     ) -> Result<(), Error> {
         let mut group = Group::new();
-        let mut started: Vec<Instant> = vec![end; self.args.qd];
+        let mut started: Vec<Instant> = vec![Instant::now(); self.args.qd];
         let mut free: Vec<usize> = (0..self.args.qd).collect();
         let mut more = true;
         loop {
-            while more && Instant::now() < end {
-                let Some(place) = free.pop() else { break };
-                started[place] = Instant::now();
-                match next(self)? {
-                    Some(operation) => group.add(operation, place as u64),
-                    None => more = false,
+            while more && !free.is_empty() {
+                let now = Instant::now();
+                if end.is_some_and(|end| now >= end) {
+                    break;
                 }
+                let Some(operation) = next(self)? else {
+                    more = false;
+                    break;
+                };
+                let place = free.pop().unwrap_or_default();
+                started[place] = now;
+                group.add(operation, place as u64);
             }
             let Some((place, outcome)) = group.wait_any() else { return Ok(()) };
             let place = place as usize;
@@ -168,204 +157,188 @@ impl Worker {
         }
     }
 
-    fn small(&mut self, end: Instant) -> Result<(), Error> {
-        let same = self.args.op == "stat_same";
-        let files = self.args.files;
-        let mut index = self.random() % files;
-        let mut advance = move || {
-            if !same {
-                index = (index + STRIDE) % files;
-            }
-            Self::name(index)
-        };
-        if self.args.op == "orc" {
-            if self.args.qd > 1 {
-                return self.pipeline(
-                    end,
-                    |this| this.root.start_read_path(&advance(), FILE_BYTES).map(Some),
-                    |this, took, outcome| this.read_whole(took, outcome.map(|b| b.len())),
-                );
-            }
-            let mut buffer = [0; FILE_BYTES];
-            while Instant::now() < end {
-                let name = advance();
-                let start = Instant::now();
-                let outcome = self.root.read_path(&name, &mut buffer);
-                self.read_whole(start.elapsed(), outcome);
-            }
-            return Ok(());
-        }
+    fn stat(&mut self, end: Instant) -> Result<(), Error> {
+        let mut names = Names::new(&self.args, &mut self.random);
         if self.args.qd > 1 {
             return self.pipeline(
-                end,
-                |this| this.root.start_stat_path(&advance(), true).map(Some),
-                |this, took, outcome| this.measured.one(took, outcome.is_err()),
+                Some(end),
+                |this| this.root.start_stat_path(&names.advance(), true).map(Some),
+                |this, took, outcome| {
+                    this.note(took, outcome, |attr| attr.size == FILE_BYTES as u64);
+                },
             );
         }
         while Instant::now() < end {
-            let name = advance();
+            let name = names.advance();
             let start = Instant::now();
             let outcome = self.root.stat_path(&name, true);
-            self.measured.one(start.elapsed(), outcome.is_err());
+            self.note(start.elapsed(), outcome, |attr| attr.size == FILE_BYTES as u64);
+        }
+        Ok(())
+    }
+
+    fn open_read_close(&mut self, end: Instant) -> Result<(), Error> {
+        let mut names = Names::new(&self.args, &mut self.random);
+        if self.args.qd > 1 {
+            return self.pipeline(
+                Some(end),
+                |this| this.root.start_read_path(&names.advance(), FILE_BYTES).map(Some),
+                |this, took, outcome| this.read_whole(took, outcome.map(|bytes| bytes.len())),
+            );
+        }
+        let mut buffer = [0; FILE_BYTES];
+        while Instant::now() < end {
+            let name = names.advance();
+            let start = Instant::now();
+            let outcome = self.root.read_path(&name, &mut buffer);
+            self.read_whole(start.elapsed(), outcome);
         }
         Ok(())
     }
 
     fn read_whole(&mut self, took: Duration, outcome: Result<usize, Error>) {
-        let length = outcome.unwrap_or(0);
-        self.measured.read_bytes += length as u64;
-        self.measured.one(took, length != FILE_BYTES);
+        let length = self.note(took, outcome, |length| *length == FILE_BYTES);
+        self.measured.moved(false, length.unwrap_or(0));
     }
 
-    fn directories(&self) -> impl Iterator<Item = Vec<u8>> + use<> {
-        let count = self.args.files / PER_DIRECTORY;
-        let first = self.number * (count / self.args.procs as u64);
-        (0..count).map(move |n| format!("tree/d{:03}", (first + n) % count).into_bytes())
-    }
-
-    /// Lists every directory with attributes, over and over; each entry counts as an operation.
+    /// Lists every directory with attributes; each entry counts as an operation.
     fn scan(&mut self, end: Instant) -> Result<(), Error> {
-        let mut directories = self.directories();
+        let mut directories = tree::directories(&self.args, self.number);
         self.pipeline(
-            end,
-            |this| {
-                let Some(path) = directories.next().or_else(|| {
-                    directories = this.directories();
-                    directories.next()
-                }) else {
-                    return Ok(None);
-                };
-                this.root.start_list_path(&path, true).map(Some)
+            Some(end),
+            |this| match directories.next() {
+                Some(path) => this.root.start_list_path(&path, true).map(Some),
+                None => Ok(None),
             },
             |this, took, outcome| match outcome {
                 Ok((entries, end)) => {
-                    let found = entries.iter().filter(|e| !e.name.starts_with(b".")).count().max(1);
+                    let found = entries.iter().filter(|entry| visible(entry)).count().max(1);
                     let each = took / found as u32;
-                    for entry in entries.iter().filter(|e| !e.name.starts_with(b".")) {
+                    for entry in entries.iter().filter(|entry| visible(entry)) {
                         this.measured.one(each, entry.attr.is_none() || !end);
                     }
                 }
-                Err(_) => this.measured.one(took, true),
+                Err(error) => {
+                    this.note(took, Err::<(), _>(error), |()| true);
+                }
             },
         )
     }
 
+    /// Lists directories, one ahead of need, and reads every file.
     fn scan_read(&mut self, end: Instant) -> Result<(), Error> {
-        let mut directories = self.directories();
+        let mut directories = tree::directories(&self.args, self.number);
         let mut names: VecDeque<Vec<u8>> = VecDeque::new();
+        let mut ahead = None;
         self.pipeline(
-            end,
+            Some(end),
             |this| {
+                let mut list = || match directories.next() {
+                    Some(path) => {
+                        this.root.start_list_path(&path, false).map(|listing| Some((path, listing)))
+                    }
+                    None => Ok(None),
+                };
                 while names.is_empty() {
-                    let Some(path) = directories.next() else { return Ok(None) };
-                    let (entries, _) = this.root.start_list_path(&path, false)?.wait()?;
-                    for entry in entries.iter().filter(|e| !e.name.starts_with(b".")) {
+                    let now = match ahead.take() {
+                        Some(listing) => Some(listing),
+                        None => list()?,
+                    };
+                    let Some((path, listing)) = now else { return Ok(None) };
+                    ahead = list()?;
+                    let (entries, _) = listing.wait()?;
+                    for entry in entries.iter().filter(|entry| visible(entry)) {
                         names.push_back([&path[..], b"/", &entry.name].concat());
                     }
                 }
                 let name = names.pop_front().unwrap_or_default();
                 this.root.start_read_path(&name, FILE_BYTES).map(Some)
             },
-            |this, took, outcome| this.read_whole(took, outcome.map(|b| b.len())),
+            |this, took, outcome| this.read_whole(took, outcome.map(|bytes| bytes.len())),
         )
     }
 
-    /// Creates 50 files, then removes them, over and over.
+    /// Creates files, then removes them, over and over. Rounds are finished whatever the time, so
+    /// that nothing is left behind.
     fn create_unlink(&mut self, end: Instant) -> Result<(), Error> {
-        let process = std::process::id();
         let number = self.number;
-        let name = |n: u64| format!("wr/p{process}_{number}_{n}").into_bytes();
         let mut first = 0;
         while Instant::now() < end {
-            // Rounds are finished whatever the time, so that nothing is left behind.
-            let far = end + Duration::from_secs(3600);
-            let mut next = first;
+            let mut names = (first..first + ROUND).map(|count| tree::new_name(number, count));
             self.pipeline(
-                far,
-                |this| {
-                    next += 1;
-                    if next > first + 50 {
-                        return Ok(None);
-                    }
-                    this.root.start_create(&name(next - 1), CREATE_TRUNCATE, 0o644).map(Some)
+                None,
+                |this| match names.next() {
+                    Some(name) => this.root.start_create(&name, CREATE, 0o644).map(Some),
+                    None => Ok(None),
                 },
-                |this, took, outcome| this.measured.one(took, outcome.is_err()),
+                |this, took, outcome| {
+                    this.note(took, outcome, |()| true);
+                },
             )?;
-            let mut next = first;
+            let mut names = (first..first + ROUND).map(|count| tree::new_name(number, count));
             self.pipeline(
-                far,
-                |this| {
-                    next += 1;
-                    if next > first + 50 {
-                        return Ok(None);
-                    }
-                    this.root.start_unlink(&name(next - 1)).map(Some)
+                None,
+                |this| match names.next() {
+                    Some(name) => this.root.start_unlink(&name).map(Some),
+                    None => Ok(None),
                 },
-                |this, took, outcome| this.measured.one(took, outcome.is_err()),
+                |this, took, outcome| {
+                    this.note(took, outcome, |()| true);
+                },
             )?;
-            first += 50;
+            first += ROUND;
         }
         Ok(())
     }
 
     fn big(&mut self, end: Instant) -> Result<(), Error> {
-        let Args { op, bs, qd, procs, bigsize, .. } = self.args.clone();
-        let writes =
-            op == "seqwrite" || op == "randwrite" || (op == "rwmix" && self.number % 2 == 1);
-        let random = op.starts_with("rand");
-        let file = if writes {
-            self.root.open(format!("wr/big{}", self.number).as_bytes(), CREATE_TRUNCATE, 0o644)?
-        } else {
-            self.root.open(b"big", 0, 0)?
-        };
-        let all = bigsize / bs as u64;
-        let blocks = if writes { (all / procs as u64).max(1) } else { all };
-        let mut block = if writes { 0 } else { all / procs as u64 * self.number };
-        let mut offset = |this: &mut Self| {
-            block += 1;
-            (if random { this.random() } else { block - 1 }) % blocks * bs as u64
-        };
-        let count = |this: &mut Self, took, moved: usize| {
-            let bytes = if writes {
-                &mut this.measured.written_bytes
-            } else {
-                &mut this.measured.read_bytes
-            };
-            *bytes += moved as u64;
-            this.measured.one(took, moved != bs);
-        };
+        let Args { bs, qd, .. } = self.args;
+        let mut blocks = Blocks::new(&self.args, self.number);
+        let writes = blocks.writes;
+        let file = self.root.open(&blocks.path, if writes { CREATE } else { 0 }, 0o644)?;
         let mut buffers: Vec<Vec<u8>> = (0..qd).map(|_| vec![self.number as u8 + 1; bs]).collect();
         if qd == 1 {
             let buffer = &mut buffers[0];
             while Instant::now() < end {
-                let at = offset(self);
+                let offset = blocks.advance(&mut self.random);
                 let start = Instant::now();
-                let moved =
-                    if writes { file.write_at(buffer, at) } else { file.read_at(buffer, at) };
-                count(self, start.elapsed(), moved.unwrap_or(0));
+                let outcome = if writes {
+                    file.write_at(buffer, offset)
+                } else {
+                    file.read_at(buffer, offset)
+                };
+                let moved = self.note(start.elapsed(), outcome, |moved| *moved == bs);
+                self.measured.moved(writes, moved.unwrap_or(0));
             }
-        } else {
-            let buffers = std::cell::RefCell::new(buffers);
-            self.pipeline(
-                end,
-                |this| {
-                    let mut buffer = buffers.borrow_mut().pop().unwrap_or_default();
-                    buffer.resize(bs, 0);
-                    let at = offset(this);
-                    let operation = if writes {
-                        file.start_write_at(buffer, at)
-                    } else {
-                        file.start_read_at(buffer, at)
-                    };
-                    operation.map(Some)
-                },
-                |this, took, outcome| {
-                    let (moved, buffer) = outcome.unwrap_or_default();
-                    buffers.borrow_mut().push(buffer);
-                    count(this, took, moved);
-                },
-            )?;
+            return file.close();
         }
+        // Both closures need them, but never at once.
+        let buffers = std::cell::RefCell::new(buffers);
+        self.pipeline(
+            Some(end),
+            |this| {
+                // A buffer is lost with an operation that fails; that is counted as an error.
+                let buffer = buffers.borrow_mut().pop().unwrap_or_else(|| vec![0; bs]);
+                let offset = blocks.advance(&mut this.random);
+                let operation = if writes {
+                    file.start_write_at(buffer, offset)
+                } else {
+                    file.start_read_at(buffer, offset)
+                };
+                operation.map(Some)
+            },
+            |this, took, outcome| {
+                if let Some((moved, buffer)) = this.note(took, outcome, |(moved, _)| *moved == bs) {
+                    buffers.borrow_mut().push(buffer);
+                    this.measured.moved(writes, moved);
+                }
+            },
+        )?;
         file.close()
     }
+}
+
+/// True for names that belong to the tree.
+fn visible(entry: &DirEntry) -> bool {
+    !entry.name.starts_with(b".")
 }

@@ -1,0 +1,149 @@
+//! The same workloads on a local directory, by plain system calls: what a server is compared with.
+
+use super::result::Measured;
+use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
+use super::workload::Args;
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, statat, unlinkat};
+use rustix::io::{Errno, pread, pwrite};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+type Result<T> = std::result::Result<T, Errno>;
+
+/// A client of the local file system. One operation at a time, whatever `--qd` says.
+pub(super) struct Local {
+    args: Args,
+    number: u64,
+    root: OwnedFd,
+    random: Random,
+    measured: Measured,
+}
+
+impl Local {
+    /// Opens the root of the tree.
+    pub(super) fn new(args: &Args, number: u64) -> std::result::Result<Self, String> {
+        let root = openat(CWD, args.server.as_str(), OFlags::DIRECTORY, Mode::empty())
+            .map_err(|error| format!("{}: {error}", args.server))?;
+        let random = Random::new(number);
+        Ok(Self { args: args.clone(), number, root, random, measured: Measured::new() })
+    }
+
+    /// Runs for the time asked for.
+    pub(super) fn run(&mut self) -> std::result::Result<Measured, String> {
+        let start = Instant::now();
+        let end = start + Duration::from_secs_f64(self.args.secs);
+        match self.args.op.as_str() {
+            "stat_same" | "stat_diff" => self.stat(end),
+            "orc" => self.open_read_close(end),
+            "scan_stat" | "scan_read" => self.scan(end),
+            "create_unlink" => self.create_unlink(end),
+            _ => self.big(end),
+        }
+        .map_err(|error| format!("{}: {error}", self.args.server))?;
+        self.measured.seconds = start.elapsed().as_secs_f64();
+        Ok(std::mem::replace(&mut self.measured, Measured::new()))
+    }
+
+    fn stat(&mut self, end: Instant) -> Result<()> {
+        let mut names = Names::new(&self.args, &mut self.random);
+        while Instant::now() < end {
+            let name = names.advance();
+            let start = Instant::now();
+            let outcome = statat(&self.root, &name, AtFlags::empty());
+            self.measured.one(start.elapsed(), outcome.is_err());
+        }
+        Ok(())
+    }
+
+    fn open_read_close(&mut self, end: Instant) -> Result<()> {
+        let mut names = Names::new(&self.args, &mut self.random);
+        let mut buffer = [0; FILE_BYTES];
+        while Instant::now() < end {
+            let name = names.advance();
+            let start = Instant::now();
+            let length = read_file(&self.root, &name, &mut buffer).unwrap_or(0);
+            self.measured.one(start.elapsed(), length != FILE_BYTES);
+            self.measured.read_bytes += length as u64;
+        }
+        Ok(())
+    }
+
+    fn scan(&mut self, end: Instant) -> Result<()> {
+        let reads = self.args.op == "scan_read";
+        let mut buffer = [0; FILE_BYTES];
+        for path in tree::directories(&self.args, self.number) {
+            let directory = openat(&self.root, &path, OFlags::DIRECTORY, Mode::empty())?;
+            for entry in Dir::read_from(&directory)? {
+                let entry = entry?;
+                let name = entry.file_name();
+                if name.to_bytes().starts_with(b".") {
+                    continue;
+                }
+                let start = Instant::now();
+                if reads {
+                    let length = read_file(&directory, name, &mut buffer).unwrap_or(0);
+                    self.measured.one(start.elapsed(), length != FILE_BYTES);
+                    self.measured.read_bytes += length as u64;
+                } else {
+                    let outcome = statat(&directory, name, AtFlags::empty());
+                    self.measured.one(start.elapsed(), outcome.is_err());
+                }
+            }
+            if Instant::now() >= end {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn create_unlink(&mut self, end: Instant) -> Result<()> {
+        let mut first = 0;
+        // Rounds are finished whatever the time, so that nothing is left behind.
+        while Instant::now() < end {
+            for count in first..first + ROUND {
+                let name = tree::new_name(self.number, count);
+                let start = Instant::now();
+                let outcome = openat(&self.root, &name, create(), Mode::from_raw_mode(0o644));
+                drop(outcome?);
+                self.measured.one(start.elapsed(), false);
+            }
+            for count in first..first + ROUND {
+                let name = tree::new_name(self.number, count);
+                let start = Instant::now();
+                unlinkat(&self.root, &name, AtFlags::empty())?;
+                self.measured.one(start.elapsed(), false);
+            }
+            first += ROUND;
+        }
+        Ok(())
+    }
+
+    fn big(&mut self, end: Instant) -> Result<()> {
+        let mut blocks = Blocks::new(&self.args, self.number);
+        let flags = if blocks.writes { create() } else { OFlags::RDONLY };
+        let file = openat(&self.root, &blocks.path, flags, Mode::from_raw_mode(0o644))?;
+        let mut buffer = vec![self.number as u8 + 1; self.args.bs];
+        while Instant::now() < end {
+            let offset = blocks.advance(&mut self.random);
+            let start = Instant::now();
+            let moved = if blocks.writes {
+                pwrite(&file, &buffer, offset)
+            } else {
+                pread(&file, &mut buffer, offset)
+            };
+            let moved = moved.unwrap_or(0);
+            self.measured.one(start.elapsed(), moved != self.args.bs);
+            self.measured.moved(blocks.writes, moved);
+        }
+        Ok(())
+    }
+}
+
+fn create() -> OFlags {
+    OFlags::from_bits_retain(CREATE)
+}
+
+fn read_file(base: &OwnedFd, name: impl rustix::path::Arg, target: &mut [u8]) -> Result<usize> {
+    let file = openat(base, name, OFlags::RDONLY, Mode::empty())?;
+    pread(&file, target, 0)
+}

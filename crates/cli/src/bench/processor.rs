@@ -1,0 +1,46 @@
+//! Which processors a measurement runs on: left to the scheduler, that alone decides a latency.
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Keeps the calling thread on one processor; dropping it lets it go where it could before.
+pub(super) struct Pinned {
+    before: CpuSet,
+}
+
+impl Pinned {
+    /// Pins to a processor, counted from zero.
+    ///
+    /// # Errors
+    /// A sentence, when there is no such processor or this process may not use it.
+    pub(super) fn to(processor: usize) -> Result<Self, String> {
+        let failed = |error: rustix::io::Errno| format!("processor {processor}: {error}");
+        if processor >= CpuSet::MAX_CPU {
+            return Err(failed(rustix::io::Errno::INVAL));
+        }
+        let before = sched_getaffinity(None).map_err(failed)?;
+        let mut wanted = CpuSet::new();
+        wanted.set(processor);
+        sched_setaffinity(None, &wanted).map_err(failed)?;
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // Was allowed before; should it not be any more, staying pinned is all there is.
+        let _ = sched_setaffinity(None, &self.before);
+    }
+}
+
+/// The processors that this process may use.
+pub(super) fn usable() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect()
+}
+
+/// Ends this process when its parent ends, so that no end of a measurement goes on alone.
+pub(super) fn end_with_parent() {
+    // Without it the process ends a little later: when it next hears from its parent.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+}

@@ -1,0 +1,196 @@
+//! The tree that is measured, and in which order a client walks it; the same for every system.
+
+use super::workload::Args;
+
+/// Files in each directory below `tree`.
+pub(super) const PER_DIRECTORY: u64 = 100;
+/// Bytes of each of them.
+pub(super) const FILE_BYTES: usize = 4096;
+/// Files are made like this: written over, not truncated, when they are there already.
+pub(super) const CREATE: u32 = 0o100 | 2;
+/// Files that `create_unlink` creates before it removes them.
+pub(super) const ROUND: u64 = 50;
+/// Coprime to any number of files made of 2s and 5s: visits each once, in no natural order.
+const STRIDE: u64 = 7919;
+
+/// Operations by name.
+const OPERATIONS: [&str; 12] = [
+    "stat_same",
+    "stat_diff",
+    "orc",
+    "scan_stat",
+    "scan_read",
+    "create_unlink",
+    "seqread",
+    "seqwrite",
+    "randread",
+    "randwrite",
+    "clients",
+    "rwmix",
+];
+
+/// Says what is wrong with the arguments.
+pub(super) fn check(args: &Args) -> Result<(), String> {
+    if !OPERATIONS.contains(&args.op.as_str()) {
+        let known = OPERATIONS.join(" ");
+        return Err(format!("unknown operation \"{}\"; one of {known}", args.op));
+    }
+    if args.bs == 0 || args.qd == 0 || args.procs == 0 || args.bigsize < args.bs as u64 {
+        return Err("sizes and counts must not be zero, and big must hold one block".into());
+    }
+    if args.files < PER_DIRECTORY {
+        return Err(format!("at least one directory is needed: --files {PER_DIRECTORY}"));
+    }
+    // Beyond a day it is no measurement but a mistake.
+    if !(0.0..=86_400.0).contains(&args.secs) {
+        return Err("--secs: expected 0 to 86400".into());
+    }
+    Ok(())
+}
+
+/// Random numbers, xorshift64: speed matters here, quality does not.
+pub(super) struct Random(u64);
+
+impl Random {
+    /// Another sequence for each client and run.
+    pub(super) fn new(number: u64) -> Self {
+        let seed = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(number + 1);
+        Self((seed ^ u64::from(std::process::id())).max(1))
+    }
+
+    /// The next one.
+    pub(super) fn draw(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+/// Paths of small files, one after the other.
+pub(super) struct Names {
+    index: u64,
+    stride: u64,
+    files: u64,
+}
+
+impl Names {
+    /// From a random file on; for `stat_same` always that one.
+    pub(super) fn new(args: &Args, random: &mut Random) -> Self {
+        let stride = if args.op == "stat_same" { 0 } else { STRIDE };
+        Self { index: random.draw() % args.files, stride, files: args.files }
+    }
+
+    /// The next one, relative to the root of the tree.
+    pub(super) fn advance(&mut self) -> Vec<u8> {
+        self.index = (self.index + self.stride) % self.files;
+        format!("tree/d{:03}/f{:05}", self.index / PER_DIRECTORY, self.index).into_bytes()
+    }
+}
+
+/// All directories of the tree, each client beginning elsewhere.
+pub(super) fn directories(args: &Args, number: u64) -> impl Iterator<Item = Vec<u8>> + use<> {
+    let count = args.files / PER_DIRECTORY;
+    let first = number * (count / args.procs as u64);
+    let rounds = if args.again { u64::MAX / count } else { 1 };
+    (0..rounds * count).map(move |n| format!("tree/d{:03}", (first + n) % count).into_bytes())
+}
+
+/// A name for a file that this client creates.
+pub(super) fn new_name(number: u64, count: u64) -> Vec<u8> {
+    format!("wr/p{}_{number}_{count}", std::process::id()).into_bytes()
+}
+
+/// Where in a large file a client reads or writes.
+pub(super) struct Blocks {
+    /// Path of the file.
+    pub(super) path: Vec<u8>,
+    /// Whether it is written.
+    pub(super) writes: bool,
+    random: bool,
+    next: u64,
+    count: u64,
+    bytes: u64,
+}
+
+impl Blocks {
+    /// What client `number` does: all read one file, each from its own part on, or write their own.
+    pub(super) fn new(args: &Args, number: u64) -> Self {
+        let op = args.op.as_str();
+        let writes =
+            op == "seqwrite" || op == "randwrite" || (op == "rwmix" && !number.is_multiple_of(2));
+        let all = args.bigsize / args.bs as u64;
+        let part = all / args.procs as u64;
+        Self {
+            path: if writes { format!("wr/big{number}").into_bytes() } else { b"big".to_vec() },
+            writes,
+            random: op.starts_with("rand"),
+            next: if writes { 0 } else { part * number },
+            count: if writes { part.max(1) } else { all },
+            bytes: args.bs as u64,
+        }
+    }
+
+    /// The next offset.
+    pub(super) fn advance(&mut self, random: &mut Random) -> u64 {
+        let block = if self.random { random.draw() } else { self.next };
+        self.next += 1;
+        block % self.count * self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::collections::HashSet;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(line: &str) -> Args {
+        Line::parse_from(line.split(' ').map(str::to_owned)).args
+    }
+
+    #[test]
+    fn every_file_and_directory_is_visited_once() {
+        let args = args("x --server h/e --op stat_diff --files 20000 --procs 3");
+        let mut names = Names::new(&args, &mut Random::new(0));
+        let all: HashSet<_> = (0..20_000).map(|_| names.advance()).collect();
+        assert_eq!(all.len(), 20_000);
+        assert!(all.contains(&b"tree/d199/f19999"[..]));
+        let listed: HashSet<_> = directories(&args, 2).collect();
+        assert_eq!((directories(&args, 2).count(), listed.len()), (200, 200));
+    }
+
+    #[test]
+    fn clients_read_their_part_and_write_their_own_file() {
+        let args = args("x --server h/e --op rwmix --bs 4096 --bigsize 40960 --procs 2");
+        let mut random = Random::new(0);
+        let mut offsets = |number| {
+            let mut blocks = Blocks::new(&args, number);
+            let offsets: Vec<_> = (0..6).map(|_| blocks.advance(&mut random) / 4096).collect();
+            (blocks.writes, offsets)
+        };
+        assert_eq!(offsets(0), (false, vec![0, 1, 2, 3, 4, 5]));
+        assert_eq!(offsets(1), (true, vec![0, 1, 2, 3, 4, 0]));
+    }
+
+    #[test]
+    fn absurd_arguments_are_refused() {
+        for line in [
+            "x --server h/e --op nonsense",
+            "x --server h/e --bs 0",
+            "x --server h/e --procs 0",
+            "x --server h/e --files 99",
+            "x --server h/e --secs inf",
+            "x --server h/e --bigsize 4095",
+        ] {
+            assert!(check(&args(line)).is_err(), "{line}");
+        }
+        assert_eq!(check(&args("x --server h/e")), Ok(()));
+    }
+}

@@ -1,0 +1,371 @@
+//! What the integration tests share: servers here and in child processes, random numbers, peers
+//! that speak raw bytes.
+#![allow(dead_code, clippy::unwrap_used)] // each test uses a part; one that cannot go on says where
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use towline_client::{Client, File, Options, Transport};
+use towline_net::address::Address;
+use towline_server::{Config, EngineWish, Export, ExportKind, Server};
+use towline_wire::{Header, Hello, Kind, Request, Welcome};
+
+/// `O_CREAT | O_RDWR`.
+pub(crate) const CREATE: u32 = 0o100 | 2;
+/// `O_EXCL`.
+pub(crate) const EXCLUSIVE: u32 = 0o200;
+/// `O_TRUNC`.
+pub(crate) const TRUNCATE: u32 = 0o1000;
+
+/// A server in this process, and every way to reach it.
+pub(crate) struct Setup {
+    pub(crate) server: Option<Server>,
+    pub(crate) transports: Vec<Transport>,
+    /// What the export `dir` shows.
+    pub(crate) data: PathBuf,
+    _directory: TempDir,
+}
+
+/// Exports `dir` and `mem`, the latter of so many bytes.
+pub(crate) fn setup_with(engine: EngineWish, memory: u64) -> Setup {
+    let directory = TempDir::new().unwrap();
+    let data = directory.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    let socket = directory.path().join("socket");
+    let export = |name: &str, kind, read_only| Export { name: name.into(), kind, read_only };
+    let config = Config {
+        exports: vec![
+            export("dir", ExportKind::Directory(data.clone()), false),
+            export("mem", ExportKind::Memory(memory), false),
+            export("ro", ExportKind::Directory(data.clone()), true),
+        ],
+        listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap(), Address::Unix(socket.clone())],
+        cores: 2,
+        engine,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
+    let transports = vec![
+        Transport::Tcp(address.ip().to_string(), address.port()),
+        Transport::Unix(socket.clone()),
+        Transport::Shm(socket),
+    ];
+    Setup { server: Some(server), transports, data, _directory: directory }
+}
+
+pub(crate) fn setup(engine: EngineWish) -> Setup {
+    setup_with(engine, 256 << 20)
+}
+
+impl Setup {
+    /// The port of its TCP listener.
+    pub(crate) fn port(&self) -> u16 {
+        match self.transports[0] {
+            Transport::Tcp(_, port) => port,
+            _ => panic!("no TCP"),
+        }
+    }
+
+    /// A new client over TCP.
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(&self.transports[0], Options::default()).unwrap()
+    }
+}
+
+/// Removes a directory and all in it.
+pub(crate) fn remove(parent: &File, name: &[u8]) {
+    let directory = parent.open(name, 0, 0).unwrap();
+    for entry in directory.list_all(true).unwrap() {
+        if entry.attr.unwrap().is_directory() {
+            remove(&directory, &entry.name);
+        } else {
+            directory.unlink(&entry.name, false).unwrap();
+        }
+    }
+    parent.unlink(name, true).unwrap();
+}
+
+/// Bytes that differ with the seed, and at different places.
+pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length)
+        .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed))
+        .collect()
+}
+
+/// Waits until something holds, and fails with `what` when it does not in time.
+pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let limit = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < limit, "not within 10 s: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A counter of the server's statistics.
+pub(crate) fn counter(client: &Client, name: &str) -> u64 {
+    let statistics = client.statistics().unwrap();
+    let (_, rest) = statistics
+        .split_once(&format!("\"{name}\":"))
+        .unwrap_or_else(|| panic!("no counter {name} in {statistics}"));
+    rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+}
+
+/// A small generator of random numbers (xorshift64*), so that a seed gives a run again.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 11) % end
+    }
+
+    /// A number from 1 to `most`, small ones as likely as large ones.
+    pub(crate) fn any_size(&mut self, most: u64) -> u64 {
+        let bits = u64::from(64 - most.leading_zeros());
+        let bound = 1 << (1 + self.below(bits));
+        1 + self.below(bound).min(most - 1)
+    }
+
+    pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// A seed for this run: that of `TOWLINE_SEED`, or a new one. It is printed, so that the output of
+/// a failed test tells how to run it again.
+pub(crate) fn seed() -> u64 {
+    let seed = match std::env::var("TOWLINE_SEED") {
+        Ok(text) => text.parse().expect("TOWLINE_SEED is no number"),
+        Err(_) => {
+            let mut bytes = [0; 4];
+            rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).unwrap();
+            u32::from_le_bytes(bytes).into()
+        }
+    };
+    eprintln!("TOWLINE_SEED={seed}");
+    seed
+}
+
+const CHILD: &str = "TOWLINE_TEST_SERVER";
+
+/// A server in a process of its own, which can be killed. The test program runs itself again for
+/// it, and has to have a test of this form:
+///
+/// ```ignore
+/// #[test]
+/// #[ignore = "not a test: the server that other tests kill"]
+/// fn child_server() {
+///     common::child_server();
+/// }
+/// ```
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) port: u16,
+    directory: PathBuf,
+}
+
+/// The body of such a child: serves until its standard input ends.
+pub(crate) fn child_server() {
+    let Ok(text) = std::env::var(CHILD) else { return };
+    let (port, directory) = text.split_once(' ').unwrap();
+    let directory = Path::new(directory);
+    let export = |name: &str, kind| Export { name: name.into(), kind, read_only: false };
+    let config = Config {
+        exports: vec![
+            export("dir", ExportKind::Directory(directory.join("data"))),
+            export("mem", ExportKind::Memory(64 << 20)),
+        ],
+        listen: vec![
+            Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap(),
+            Address::Unix(directory.join("socket")),
+        ],
+        cores: 2,
+        buffer_limit: 16 << 20,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    println!("serving");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    server.stop();
+}
+
+/// A port that nobody listens on, below those that the kernel gives to outgoing connections: one
+/// of these could else take the place of a server while it is away.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + ((std::process::id() as u16).wrapping_mul(37) % 10_000) + number;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+impl Process {
+    /// Starts a server for `directory`: exports `dir` (its folder `data`) and `mem` (64 MiB), with
+    /// 16 MiB of buffers.
+    pub(crate) fn start(directory: &Path) -> Self {
+        std::fs::create_dir_all(directory.join("data")).unwrap();
+        let port = free_port();
+        Self { child: spawn(directory, port), port, directory: directory.to_path_buf() }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again after [`Process::kill`].
+    pub(crate) fn restart(&mut self) {
+        self.child = spawn(&self.directory, self.port);
+    }
+
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.child.id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    pub(crate) fn tcp(&self) -> Transport {
+        Transport::Tcp("127.0.0.1".into(), self.port)
+    }
+
+    pub(crate) fn transports(&self) -> [Transport; 3] {
+        let socket = self.directory.join("socket");
+        [self.tcp(), Transport::Unix(socket.clone()), Transport::Shm(socket)]
+    }
+
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// From now on it may have at most so many descriptors.
+    pub(crate) fn limit_descriptors(&mut self, most: u64) {
+        use rustix::process::{Pid, Resource, Rlimit, prlimit};
+        let pid = Pid::from_raw(self.child.id() as i32);
+        let limit = Rlimit { current: Some(most), maximum: Some(most) };
+        prlimit(pid, Resource::Nofile, limit).unwrap();
+    }
+
+    /// Resident memory in MiB, without pages of files and of shared memory.
+    pub(crate) fn memory(&self) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = text.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(directory: &Path, port: u16) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_server", "--ignored", "--nocapture"])
+        .env(CHILD, format!("{port} {}", directory.display()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("serving") {
+        line.clear();
+        assert!(output.read_line(&mut line).unwrap() > 0, "the server did not start");
+    }
+    std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
+    child
+}
+
+/// A peer that sends whatever it likes.
+pub(crate) struct Raw(pub(crate) TcpStream);
+
+/// A message of this header, with its lengths set to those of body and payload.
+pub(crate) fn message(mut header: Header, body: &[u8], payload: &[u8]) -> Vec<u8> {
+    header.body_bytes = body.len() as u32;
+    header.payload_bytes = payload.len() as u32;
+    [&header.to_bytes()[..], body, payload].concat()
+}
+
+/// A request; `offered` bytes are to follow when granted.
+pub(crate) fn request(slot: u16, sequence: u32, requests: &[Request<'_>], offered: u64) -> Vec<u8> {
+    let mut header = Header::new(Kind::Request, slot, sequence);
+    header.offset = offered;
+    message(header, &towline_wire::request::encode_compound(requests), &[])
+}
+
+/// The hello of a new session.
+pub(crate) fn hello() -> Hello {
+    use towline_wire::hello::{MAGIC, VERSION};
+    Hello { magic: MAGIC, version: VERSION, client: 1, ..Hello::default() }
+}
+
+pub(crate) fn hello_message(hello: &Hello) -> Vec<u8> {
+    let mut body = Vec::new();
+    hello.encode(&mut body);
+    message(Header::new(Kind::Hello, 0, 0), &body, &[])
+}
+
+impl Raw {
+    pub(crate) fn connect(port: u16) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        Self(stream)
+    }
+
+    /// Connects and begins a session.
+    pub(crate) fn greeted(port: u16) -> (Self, Welcome) {
+        let mut raw = Self::connect(port);
+        raw.send(&hello_message(&hello()));
+        let (header, body) = raw.receive().expect("no welcome");
+        assert_eq!(header.kind, Kind::Welcome);
+        (raw, Welcome::parse(&body).unwrap())
+    }
+
+    /// Sends, unless it was thrown out already.
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        let _ = self.0.write_all(bytes);
+    }
+
+    /// The next message, its payload (if any) behind its body; `None` when thrown out.
+    pub(crate) fn receive(&mut self) -> Option<(Header, Vec<u8>)> {
+        let mut head = [0; 32];
+        self.0.read_exact(&mut head).ok()?;
+        let header = Header::parse(&head).unwrap();
+        let mut rest = vec![0; (header.body_bytes + header.payload_bytes) as usize];
+        self.0.read_exact(&mut rest).ok()?;
+        Some((header, rest))
+    }
+
+    /// Reads until the server ends the connection; false when it does not within five seconds.
+    pub(crate) fn thrown_out(&mut self) -> bool {
+        let mut buffer = [0; 65536];
+        loop {
+            match self.0.read(&mut buffer) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+            }
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Connections that are cut at random points under load: every operation takes effect once, none
+//! fails, and what is read is what was written.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::{CREATE, EXCLUSIVE, Random, Setup, TRUNCATE, counter, seed, setup_with};
+use std::collections::{BTreeMap, HashSet};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use towline_client::{Client, File, Options, SetAttr, Transport};
+use towline_server::EngineWish;
+
+/// Forwards connections and cuts them.
+struct Proxy {
+    port: u16,
+    cuts: Arc<AtomicU64>,
+    calm: Arc<AtomicBool>,
+}
+
+/// One connection through the proxy: how it ends.
+struct Fate {
+    /// Bytes until it is cut.
+    left: AtomicU64,
+    /// Only bytes from the client count (1), only those from the server (2), or all (3).
+    counted: u64,
+    /// It ends by a reset, which throws away what was not read yet, and not by an orderly end.
+    reset: bool,
+    cut: AtomicBool,
+}
+
+impl Proxy {
+    fn start(target: u16, seed: u64, most: u64) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (cuts, calm) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let proxy = Self { port, cuts: cuts.clone(), calm: calm.clone() };
+        let mut random = Random::new(seed);
+        std::thread::spawn(move || {
+            for near in listener.incoming() {
+                let near = near.unwrap();
+                let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else { return };
+                let _ = (near.set_nodelay(true), far.set_nodelay(true));
+                let fate = Arc::new(Fate {
+                    left: AtomicU64::new(random.any_size(most)),
+                    counted: 1 + random.below(3),
+                    reset: random.below(2) == 0,
+                    cut: AtomicBool::new(false),
+                });
+                let (near, far) = (Arc::new(near), Arc::new(far));
+                for (from, to, bit) in [(near.clone(), far.clone(), 1), (far, near, 2)] {
+                    let (fate, cuts, calm) = (fate.clone(), cuts.clone(), calm.clone());
+                    std::thread::spawn(move || forward(&from, &to, bit, &fate, &cuts, &calm));
+                }
+            }
+        });
+        proxy
+    }
+}
+
+fn forward(
+    mut from: &TcpStream,
+    mut to: &TcpStream,
+    bit: u64,
+    fate: &Fate,
+    cuts: &AtomicU64,
+    calm: &AtomicBool,
+) {
+    let mut buffer = [0; 16384];
+    while let Ok(count @ 1..) = from.read(&mut buffer) {
+        let mut pass = count;
+        if fate.counted & bit != 0 && !calm.load(Ordering::Relaxed) {
+            let left = fate.left.load(Ordering::Relaxed);
+            pass = count.min(left as usize);
+            fate.left.store(left - pass as u64, Ordering::Relaxed);
+        }
+        if to.write_all(&buffer[..pass]).is_err() {
+            break;
+        }
+        if pass < count {
+            fate.cut.store(true, Ordering::Relaxed);
+            cuts.fetch_add(1, Ordering::Relaxed);
+            break;
+        }
+    }
+    // Both directions end together, in the middle of whatever was under way.
+    if fate.cut.load(Ordering::Relaxed) && fate.reset {
+        for socket in [from, to] {
+            let _ = rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO));
+            let _ = socket.shutdown(Shutdown::Read);
+        }
+    } else {
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+}
+
+/// Connects, again when that very connection is cut.
+fn connect(port: u16) -> Client {
+    loop {
+        let transport = Transport::Tcp("127.0.0.1".into(), port);
+        if let Ok(client) = Client::connect(&transport, Options::default()) {
+            return client;
+        }
+    }
+}
+
+const REGION: usize = 1 << 20;
+const THREADS: u64 = 6;
+
+/// What a thread has done, to be compared with what is there in the end.
+#[derive(Default)]
+struct Done {
+    /// Names it left, and the bytes in them.
+    files: BTreeMap<String, Vec<u8>>,
+    directories: HashSet<String>,
+    /// Records it appended: to the log of small ones and to the log of large ones.
+    small: u64,
+    large: u64,
+    region: Vec<u8>,
+}
+
+/// A record: who appended it, its number, its length, and bytes that follow from these.
+fn record(thread: u64, number: u64, length: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(length);
+    for word in [thread, number, length as u64] {
+        bytes.extend_from_slice(&word.to_le_bytes());
+    }
+    let fill = (thread * 31 + number) as u8;
+    bytes.resize(length, fill);
+    bytes
+}
+
+/// Reads records from one after the other; fails where there is none.
+fn records(log: &[u8]) -> Vec<(u64, u64)> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < log.len() {
+        let word = |i: usize| {
+            let from = at + 8 * i;
+            let bytes = log.get(from..from + 8).unwrap_or_else(|| panic!("cut record at {at}"));
+            u64::from_le_bytes(bytes.try_into().unwrap())
+        };
+        let (thread, number, length) = (word(0), word(1), word(2) as usize);
+        assert!(
+            thread < THREADS && length >= 24 && at + length <= log.len(),
+            "no record at {at}: thread {thread}, number {number}, length {length}"
+        );
+        assert!(
+            log[at..at + length] == record(thread, number, length),
+            "record {number} of thread {thread}, {length} bytes at {at}, is not in one piece"
+        );
+        found.push((thread, number));
+        at += length;
+    }
+    found
+}
+
+struct Load<'a> {
+    thread: u64,
+    root: &'a File,
+    random: Random,
+    done: Done,
+    next: u64,
+}
+
+impl Load<'_> {
+    fn name(&mut self) -> String {
+        self.next += 1;
+        format!("t{}-{}", self.thread, self.next)
+    }
+
+    fn some_file(&mut self) -> Option<String> {
+        let count = self.done.files.len() as u64;
+        let index = self.random.below(count.max(1)) as usize;
+        self.done.files.keys().nth(index).cloned()
+    }
+
+    fn run(&mut self, until: Instant, counts: &[AtomicU64; 12]) {
+        let small = self.root.open(b"small", 2, 0).unwrap();
+        let large = self.root.open(b"large", 2, 0).unwrap();
+        let shared = self.root.open(b"shared", 2, 0).unwrap();
+        self.done.region = vec![0; REGION];
+        while Instant::now() < until {
+            let kind = self.random.below(12) as usize;
+            self.step(kind, &small, &large, &shared);
+            counts[kind].fetch_add(1, Ordering::Relaxed);
+        }
+        small.close().unwrap();
+        large.close().unwrap();
+        shared.close().unwrap();
+    }
+
+    fn step(&mut self, kind: usize, small: &File, large: &File, shared: &File) {
+        let thread = self.thread;
+        match kind {
+            0 | 1 => {
+                let bytes = record(thread, self.done.small, 24 + self.random.below(60) as usize);
+                assert_eq!(small.append(&bytes).unwrap().0, bytes.len());
+                self.done.small += 1;
+            }
+            2 => {
+                // From inline over one granted fragment to several.
+                let length = 10_000 + self.random.any_size(700_000) as usize;
+                let bytes = record(thread, self.done.large, length);
+                assert_eq!(large.append(&bytes).unwrap().0, bytes.len());
+                self.done.large += 1;
+            }
+            3 => {
+                let name = self.name();
+                let file = self.root.open(name.as_bytes(), CREATE | EXCLUSIVE, 0o600).unwrap();
+                file.close().unwrap();
+                self.done.files.insert(name, Vec::new());
+            }
+            4 => {
+                // One request that creates, takes data and closes: each part once.
+                let name = self.name();
+                let length = self.random.any_size(600_000) as usize;
+                let bytes = record(thread, self.next, length.max(24));
+                self.root
+                    .write_path(name.as_bytes(), CREATE | EXCLUSIVE, 0o600, &bytes)
+                    .unwrap_or_else(|error| panic!("{name}, {length} bytes: {error}"));
+                self.done.files.insert(name, bytes);
+            }
+            5 => {
+                let Some(old) = self.some_file() else { return };
+                let new = self.name();
+                self.root.rename(old.as_bytes(), self.root, new.as_bytes(), 1).unwrap();
+                let bytes = self.done.files.remove(&old).unwrap();
+                self.done.files.insert(new, bytes);
+            }
+            6 => {
+                let Some(name) = self.some_file() else { return };
+                self.root.unlink(name.as_bytes(), false).unwrap();
+                self.done.files.remove(&name);
+            }
+            7 => {
+                let name = self.name();
+                self.root.make_directory(name.as_bytes(), 0o700).unwrap();
+                if self.random.below(2) == 0 {
+                    self.root.unlink(name.as_bytes(), true).unwrap();
+                } else {
+                    self.done.directories.insert(name);
+                }
+            }
+            8 | 9 => {
+                let length = self.random.any_size(REGION as u64) as usize;
+                let at = self.random.below((REGION - length) as u64 + 1) as usize;
+                let fill = self.random.next() as u8;
+                let bytes: Vec<u8> =
+                    (0..length).map(|i| fill.wrapping_add((i / 64) as u8)).collect();
+                let offset = thread * REGION as u64 + at as u64;
+                assert_eq!(shared.write_at(&bytes, offset).unwrap(), length);
+                self.done.region[at..at + length].copy_from_slice(&bytes);
+            }
+            10 => {
+                let length = self.random.any_size(REGION as u64) as usize;
+                let at = self.random.below((REGION - length) as u64 + 1) as usize;
+                let mut bytes = vec![0xee; length];
+                let offset = thread * REGION as u64 + at as u64;
+                assert_eq!(shared.read_at(&mut bytes, offset).unwrap(), length);
+                assert!(
+                    bytes == self.done.region[at..at + length],
+                    "{length} bytes read at {offset} differ from what was written"
+                );
+            }
+            _ => {
+                let Some(name) = self.some_file() else { return };
+                let expected = self.done.files[&name].clone();
+                let mut bytes = vec![0; expected.len() + 1];
+                assert_eq!(
+                    self.root.read_path(name.as_bytes(), &mut bytes).unwrap(),
+                    expected.len()
+                );
+                assert!(bytes[..expected.len()] == expected[..], "{name}: bytes differ");
+                let size = self.root.stat_path(name.as_bytes(), false).unwrap().size;
+                assert_eq!(size, expected.len() as u64);
+            }
+        }
+    }
+}
+
+fn read_whole(root: &File, name: &[u8]) -> Vec<u8> {
+    let file = root.open(name, 0, 0).unwrap();
+    let mut bytes = vec![0; file.attr().size as usize];
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+    bytes
+}
+
+fn check(root: &File, all: &[Done]) {
+    for (log, count) in
+        [("small", (|d: &Done| d.small) as fn(&Done) -> u64), ("large", |d: &Done| d.large)]
+    {
+        let mut found = records(&read_whole(root, log.as_bytes()));
+        let total = found.len();
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found.len(), total, "{log}: records were appended twice");
+        let expected: Vec<(u64, u64)> = (0..THREADS)
+            .flat_map(|thread| (0..count(&all[thread as usize])).map(move |n| (thread, n)))
+            .collect();
+        assert!(found == expected, "{log}: {total} records, {} appended", expected.len());
+    }
+    let shared = read_whole(root, b"shared");
+    for (done, region) in all.iter().zip(shared.chunks(REGION)) {
+        assert!(done.region == region, "writes were lost or misplaced");
+    }
+    let mut names: HashSet<String> = root
+        .open(b".", 0, 0)
+        .unwrap()
+        .list_all(false)
+        .unwrap()
+        .into_iter()
+        .map(|entry| String::from_utf8(entry.name).unwrap())
+        .collect();
+    for log in ["small", "large", "shared"] {
+        assert!(names.remove(log));
+    }
+    for done in all {
+        for (name, bytes) in &done.files {
+            assert!(names.remove(name), "{name} is missing");
+            assert!(read_whole(root, name.as_bytes()) == *bytes, "{name}: bytes differ");
+        }
+        for name in &done.directories {
+            assert!(names.remove(name), "directory {name} is missing");
+        }
+    }
+    assert!(names.is_empty(), "nobody made, or somebody removed: {names:?}");
+}
+
+fn under_load(setup: &Setup, export: &str, seed: u64, most: u64) {
+    let proxy = Proxy::start(setup.port(), seed, most);
+    let direct = setup.client();
+    let plain = direct.attach(export.as_bytes()).unwrap();
+    for (name, size) in [("small", 0), ("large", 0), ("shared", THREADS * REGION as u64)] {
+        let file = plain.open(name.as_bytes(), CREATE | TRUNCATE, 0o600).unwrap();
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        file.set_attr(b"", true, &set).unwrap();
+    }
+    // Two clients, each used by several threads.
+    let clients = [connect(proxy.port), connect(proxy.port)];
+    let roots = clients.each_ref().map(|client| client.attach(export.as_bytes()).unwrap());
+    let until = Instant::now() + Duration::from_secs(4);
+    let counts: [AtomicU64; 12] = Default::default();
+    let all: Vec<Done> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (root, counts) = (&roots[thread as usize % 2], &counts);
+                let random = Random::new(seed + 1 + thread);
+                scope.spawn(move || {
+                    let done = Done::default();
+                    let mut load = Load { thread, root, random, done, next: 0 };
+                    load.run(until, counts);
+                    load.done
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    proxy.calm.store(true, Ordering::Relaxed);
+    check(&plain, &all);
+    let (cuts, replays) = (proxy.cuts.load(Ordering::Relaxed), counter(&direct, "replays"));
+    eprintln!("{export}: {cuts} cuts, {replays} replays, {counts:?} operations");
+    assert!(cuts > 20, "only {cuts} cuts: the test proves little");
+    assert!(replays > 0, "no request was answered from memory");
+    let operations: u64 = counts.iter().map(|count| count.load(Ordering::Relaxed)).sum();
+    assert!(operations > 200, "only {operations} operations in spite of cuts");
+}
+
+#[test]
+fn every_operation_takes_effect_once_on_a_directory() {
+    let seed = seed();
+    under_load(&setup_with(EngineWish::Automatic, 1 << 20), "dir", seed, 4 << 20);
+}
+
+#[test]
+fn every_operation_takes_effect_once_in_memory() {
+    let seed = seed();
+    under_load(&setup_with(EngineWish::Automatic, 1 << 30), "mem", seed, 4 << 20);
+}
+
+#[test]
+fn small_operations_survive_cuts_in_every_handshake() {
+    let seed = seed();
+    let setup = setup_with(EngineWish::Epoll, 64 << 20);
+    let proxy = Proxy::start(setup.port(), seed, 1000);
+    let client = connect(proxy.port);
+    let root = client.attach(b"mem").unwrap();
+    let log = root.open(b"log", CREATE, 0o600).unwrap();
+    for number in 0..100 {
+        log.append(&record(0, number, 40)).unwrap();
+    }
+    let cuts = proxy.cuts.load(Ordering::Relaxed);
+    proxy.calm.store(true, Ordering::Relaxed);
+    assert_eq!(records(&read_whole(&root, b"log")), (0..100).map(|n| (0, n)).collect::<Vec<_>>());
+    assert!(cuts > 20, "only {cuts} cuts: the test proves little");
+}
