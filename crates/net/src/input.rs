@@ -123,7 +123,9 @@ impl Input {
         };
         let drained = have + count < ahead;
         self.parse(&scratch[..have + count], sink, counters)?;
-        Ok(if drained && self.bulk.is_none() { Incoming::Drained } else { Incoming::Progress })
+        // What was kept because the sink is full is no news for whoever waits for the link.
+        let done = drained && self.bulk.is_none() && !self.full;
+        Ok(if done { Incoming::Drained } else { Incoming::Progress })
     }
 
     fn parse(
@@ -264,4 +266,55 @@ fn receive(
 
 fn invalid(error: ProtocolError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::local_pair;
+
+    /// Takes one message at a time.
+    #[derive(Default)]
+    struct OneByOne {
+        taken: Vec<u32>,
+        full: bool,
+    }
+
+    impl Sink for OneByOne {
+        fn message(&mut self, header: &Header, _: &[u8], _: &[u8]) -> Result<(), ProtocolError> {
+            self.taken.push(header.sequence);
+            self.full = true;
+            Ok(())
+        }
+
+        fn place(&mut self, _: &Header, _: &[u8], _: usize, _: usize) -> Option<&mut [u8]> {
+            None
+        }
+
+        fn expects_bulk(&self) -> bool {
+            false
+        }
+
+        fn is_full(&self) -> bool {
+            self.full
+        }
+    }
+
+    #[test]
+    fn what_a_full_sink_leaves_is_not_called_drained() {
+        let (near, far) = local_pair();
+        let counters = Counters::default();
+        let messages: Vec<u8> =
+            (1..4).flat_map(|n| Header::new(Kind::Request, 0, n).to_bytes()).collect();
+        far.send(&[&messages], &counters).unwrap();
+        let (mut input, mut sink, mut scratch) = (Input::default(), OneByOne::default(), [0; 1024]);
+        for expected in [Incoming::Progress, Incoming::Progress, Incoming::Progress] {
+            let told = input.receive(&near, &mut scratch, None, &mut sink, &counters).unwrap();
+            assert_eq!(told, expected, "after {:?}", sink.taken);
+            sink.full = false;
+        }
+        assert_eq!(sink.taken, [1, 2, 3]);
+        let told = input.receive(&near, &mut scratch, None, &mut sink, &counters).unwrap();
+        assert_eq!(told, Incoming::Drained);
+    }
 }
