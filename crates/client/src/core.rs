@@ -8,12 +8,12 @@ use crate::handshake::{Failure, Greeted, greet};
 use crate::lent::{Buffer, exclusive, shared};
 use crate::operation::{Convert, Operation};
 use crate::reclaim::{FirstUse, OpenFiles};
+use crate::times::{Stamps, Times};
 use crate::{Error, Lock, Options, Transport, Url};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use towline_net::{Counters, Incoming, Input, Link, Sink};
@@ -84,8 +84,17 @@ struct Slot {
     repeatable: bool,
     /// Nobody wants the answer any more.
     abandoned: bool,
+    /// Where its time goes, if this is one of those that are measured.
+    stamps: Option<Stamps>,
     waiter: Option<Arc<Condvar>>,
     waker: Option<Waker>,
+}
+
+impl Slot {
+    /// True when more is read than rides inline.
+    fn is_bulk(&self) -> bool {
+        self.target.len() > INLINE_BYTES_MAX
+    }
 }
 
 struct State {
@@ -100,6 +109,11 @@ struct State {
     dead: Option<Error>,
     files: OpenFiles,
     closing: Vec<u64>,
+    /// Unanswered requests with room for more than rides inline.
+    bulk: usize,
+    /// Threads asleep until a request of theirs is answered.
+    sleepers: usize,
+    times: Times,
 }
 
 /// A message, or a part of a request's data, that waits to be sent.
@@ -137,8 +151,6 @@ pub(crate) struct Core {
     receiving: Mutex<Receiving>,
     slot_free: Condvar,
     counters: Counters,
-    /// Nanoseconds that replies say were spent in the server, and replies.
-    server_time: (AtomicU64, AtomicU64),
 }
 
 fn fresh_slot() -> Slot {
@@ -153,6 +165,7 @@ fn fresh_slot() -> Slot {
         failed: None,
         repeatable: true,
         abandoned: false,
+        stamps: None,
         waiter: None,
         waker: None,
     }
@@ -180,6 +193,9 @@ impl Core {
             dead: None,
             files: OpenFiles::default(),
             closing: Vec::new(),
+            bulk: 0,
+            sleepers: 0,
+            times: Times::default(),
         };
         Ok(Arc::new(Self {
             transport: transport.clone(),
@@ -194,7 +210,6 @@ impl Core {
             }),
             slot_free: Condvar::new(),
             counters: Counters::default(),
-            server_time: (AtomicU64::new(0), AtomicU64::new(0)),
         }))
     }
 
@@ -355,6 +370,7 @@ impl Core {
         let number = state.free.pop()?;
         let slot = &mut state.slots[usize::from(number)];
         slot.sequence = slot.sequence.wrapping_add(1);
+        slot.stamps = Stamps::of(slot.sequence);
         let inline = source.len() <= INLINE_BYTES_MAX;
         let body = encode_compound(requests);
         let mut header = Header::new(Kind::Request, number, slot.sequence);
@@ -376,6 +392,7 @@ impl Core {
         slot.sending = 0;
         slot.source = source;
         slot.target = target;
+        state.bulk += usize::from(slot.is_bulk());
         slot.received = 0;
         slot.failed = None;
         slot.repeatable = requests.iter().all(Request::repeatable);
@@ -406,9 +423,15 @@ impl Core {
             return Err(Errno::ESTALE.into());
         }
         let slot = self.fill(&mut state, requests, source, target).ok_or(Errno::EAGAIN)?;
-        let bytes = state.slots[usize::from(slot.slot)].message.clone();
+        let found = &state.slots[usize::from(slot.slot)];
+        let (bytes, measured) = (found.message.clone(), found.stamps.is_some());
         drop(state);
         self.send(Out::Message { bytes, done: 0 });
+        if measured
+            && let Some(stamps) = &mut self.state.lock().slots[usize::from(slot.slot)].stamps
+        {
+            stamps.sent();
+        }
         Ok(slot)
     }
 
@@ -544,6 +567,11 @@ impl Core {
         self.state.lock().link.clone()
     }
 
+    /// Where the time of its requests went so far.
+    pub(crate) fn times(&self) -> Times {
+        self.state.lock().times
+    }
+
     pub(crate) fn abandon(&self, slot: &SlotRef) {
         let mut state = self.state.lock();
         let found = &mut state.slots[usize::from(slot.slot)];
@@ -579,6 +607,9 @@ impl Core {
         let target = std::mem::replace(&mut found.target, Buffer::none()).into_owned();
         let source = std::mem::replace(&mut found.source, Buffer::none()).into_owned();
         let buffer = if target.is_empty() { source } else { target };
+        if let Some(stamps) = found.stamps.take() {
+            state.times.finish(&stamps);
+        }
         self.release(state, slot.slot);
         Some(result.map(|outcome| (outcome, buffer)))
     }
@@ -600,7 +631,9 @@ impl Core {
                 for slot in slots {
                     state.slots[usize::from(slot.slot)].waiter = Some(condvar.clone());
                 }
+                state.sleepers += 1;
                 condvar.wait(&mut state);
+                state.sleepers -= 1;
                 for slot in slots {
                     let found = &mut state.slots[usize::from(slot.slot)];
                     if found.sequence == slot.sequence {
@@ -628,11 +661,13 @@ impl Core {
         let mut state = self.state.lock();
         state.leader = false;
         // Whoever sleeps may have to lead now, unless the present leader goes on.
-        let next = state.slots.iter().find_map(|slot| match slot.status {
-            Status::Waiting => slot.waiter.clone(),
-            _ => None,
+        let next = (state.sleepers > 0).then(|| {
+            state.slots.iter().find_map(|slot| match slot.status {
+                Status::Waiting => slot.waiter.clone(),
+                _ => None,
+            })
         });
-        match next {
+        match next.flatten() {
             Some(waiter) => drop(waiter.notify_one()),
             None => drop(self.slot_free.notify_one()),
         }
@@ -667,6 +702,7 @@ impl Core {
 
     fn complete(&self, state: &mut State, slot: usize, result: Result<Outcome, Error>) {
         if matches!(state.slots[slot].status, Status::Waiting) {
+            state.bulk -= usize::from(state.slots[slot].is_bulk());
             state.slots[slot].status = Status::Done(result);
             self.tell(state, slot as u16);
         }
@@ -817,8 +853,9 @@ impl Sink for Completing<'_> {
                     }
                     outcome.payload = outcome.payload.min(at as usize);
                 }
-                self.core.server_time.0.fetch_add(header.word_b.into(), Ordering::Relaxed);
-                self.core.server_time.1.fetch_add(1, Ordering::Relaxed);
+                if let Some(stamps) = &mut slot.stamps {
+                    stamps.answered(header.word_b);
+                }
                 self.core.complete(&mut state, number, Ok(outcome));
                 self.finished += 1;
                 Ok(())
@@ -873,9 +910,6 @@ impl Sink for Completing<'_> {
     }
 
     fn expects_bulk(&self) -> bool {
-        let state = self.core.state.lock();
-        state.slots.iter().any(|slot| {
-            matches!(slot.status, Status::Waiting) && slot.target.len() > INLINE_BYTES_MAX
-        })
+        self.core.state.lock().bulk > 0
     }
 }

@@ -148,6 +148,12 @@ impl Client {
         Ok(answer)
     }
 
+    /// Where the time of this client's requests went so far.
+    #[must_use]
+    pub fn times(&self) -> crate::Times {
+        self.core.times()
+    }
+
     /// Receives what has come, without waiting, and completes what it completes. For programs that
     /// wait for [`Client::fd`] in an event loop of their own.
     pub fn progress(&self) {

@@ -16,10 +16,12 @@ mod handshake;
 mod lent;
 mod operation;
 mod reclaim;
+mod times;
 mod url;
 
 pub use error::Error;
 pub use file::{Client, DirEntry, File, Lock, Options, SetAttr};
 pub use operation::{Group, Operation};
+pub use times::Times;
 pub use towline_wire::{Attr, Errno, StatFs, Timestamp};
 pub use url::{Transport, Url};

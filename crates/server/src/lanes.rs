@@ -157,11 +157,12 @@ impl Core {
     }
 
     pub(crate) fn close_lane(&mut self, index: usize, error: &io::Error) {
-        let Some(lane) = self.drop_lane(index) else { return };
-        if error.kind() == io::ErrorKind::InvalidData {
+        // Counted first: whoever sees the connection end can look it up.
+        if error.kind() == io::ErrorKind::InvalidData && self.lanes[index].is_some() {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
             log::warn!("closing a connection whose peer broke the protocol: {error}");
         }
+        let Some(lane) = self.drop_lane(index) else { return };
         let Some(id) = lane.session else { return };
         if let Some(served) = self.sessions.get_mut(&id).filter(|s| s.lane == Some(index as u64)) {
             served.lane = None;

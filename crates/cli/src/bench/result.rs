@@ -12,6 +12,8 @@ pub(crate) struct Measured {
     pub(crate) written_bytes: u64,
     pub(crate) errors: u64,
     pub(crate) seconds: f64,
+    /// Requests whose stages were measured, and nanoseconds in the client, the network, the server.
+    pub(crate) stages: [u64; 4],
 }
 
 /// [`Measured`] on its way from a client process to its parent.
@@ -22,6 +24,7 @@ pub(crate) struct Sent {
     written_bytes: u64,
     errors: u64,
     seconds: f64,
+    stages: [u64; 4],
     /// Nanoseconds and how often.
     latencies: Vec<(u64, u64)>,
 }
@@ -40,6 +43,7 @@ impl Measured {
             written_bytes: 0,
             errors: 0,
             seconds: 0.0,
+            stages: [0; 4],
         }
     }
 
@@ -67,8 +71,8 @@ impl Measured {
             .iter_recorded()
             .map(|v| (v.value_iterated_to(), v.count_at_value()))
             .collect();
-        let &Self { operations, read_bytes, written_bytes, errors, seconds, .. } = self;
-        Sent { operations, read_bytes, written_bytes, errors, seconds, latencies }
+        let &Self { operations, read_bytes, written_bytes, errors, seconds, stages, .. } = self;
+        Sent { operations, read_bytes, written_bytes, errors, seconds, stages, latencies }
     }
 }
 
@@ -78,8 +82,8 @@ impl Sent {
         for (value, count) in self.latencies {
             latencies.saturating_record_n(value, count);
         }
-        let Self { operations, read_bytes, written_bytes, errors, seconds, .. } = self;
-        Measured { latencies, operations, read_bytes, written_bytes, errors, seconds }
+        let Self { operations, read_bytes, written_bytes, errors, seconds, stages, .. } = self;
+        Measured { latencies, operations, read_bytes, written_bytes, errors, seconds, stages }
     }
 }
 
@@ -98,6 +102,12 @@ pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
         fair_max = fair_max.max(rate);
         seconds = seconds.max(client.seconds);
     }
+    let samples: u64 = clients.iter().map(|c| c.stages[0]).sum();
+    // Mean over the requests that were measured; an operation may take several of them.
+    let stage = |number: usize| {
+        let sum: u64 = clients.iter().map(|c| c.stages[number]).sum();
+        sum as f64 / samples.max(1) as f64 / 1000.0
+    };
     let us = |quantile| latencies.value_at_quantile(quantile) as f64 / 1000.0;
     serde_json::json!({
         "ops": sum(|c| c.operations),
@@ -109,6 +119,7 @@ pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
         "max_us": latencies.max() as f64 / 1000.0,
         "mean_us": latencies.mean() / 1000.0,
         "fair_min": fair_min, "fair_max": fair_max,
+        "T_client_us": stage(1), "T_network_us": stage(2), "T_server_us": stage(3),
         "errors": sum(|c| c.errors),
     })
 }

@@ -52,7 +52,7 @@ pub(super) struct Worker {
     args: Args,
     number: u64,
     root: File,
-    _client: Client,
+    client: Client,
     random: Random,
     measured: Measured,
 }
@@ -80,7 +80,7 @@ impl Worker {
             args: args.clone(),
             number,
             root,
-            _client: client,
+            client,
             random: Random::new(number),
             measured: Measured::new(),
         })
@@ -100,6 +100,8 @@ impl Worker {
         }
         .map_err(|error| format!("{}: {error}", self.args.op))?;
         self.measured.seconds = start.elapsed().as_secs_f64();
+        let times = self.client.times();
+        self.measured.stages = [times.samples, times.client_ns, times.network_ns, times.server_ns];
         Ok(std::mem::replace(&mut self.measured, Measured::new()))
     }
 
