@@ -28,7 +28,9 @@ use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Names of remote files:
-  towline://HOST[:PORT]/EXPORT/PATH                  TCP (port 7440 unless given)
+  towline://HOST[:PORT]/EXPORT/PATH                  TCP (port 7440 unless given), or shared memory
+                                                     when the server is on this machine
+  towline+tcp://HOST[:PORT]/EXPORT/PATH              TCP always
   towline+unix:///EXPORT/PATH?socket=/run/t.sock     a Unix socket
   towline+shm:///EXPORT/PATH?socket=/run/t.sock      shared memory, set up through that socket
 Bytes that a URL cannot hold are written %XX.

@@ -97,6 +97,15 @@ impl Slot {
     }
 }
 
+/// What a leader wants to happen.
+#[derive(Clone, Copy)]
+enum Wait<'a> {
+    /// Only what is possible at once.
+    No,
+    /// One of these requests to be over, or (none) a slot to be free.
+    For(Option<&'a [SlotRef]>),
+}
+
 struct State {
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -114,6 +123,17 @@ struct State {
     /// Threads asleep until a request of theirs is answered.
     sleepers: usize,
     times: Times,
+}
+
+impl State {
+    fn is_over(&self, slots: Option<&[SlotRef]>) -> bool {
+        let over = |slot: &SlotRef| {
+            let found = &self.slots[usize::from(slot.slot)];
+            found.sequence != slot.sequence
+                || (found.sending == 0 && !matches!(found.status, Status::Waiting))
+        };
+        slots.map_or(!self.free.is_empty(), |slots| slots.iter().any(over))
+    }
 }
 
 /// A message, or a part of a request's data, that waits to be sent.
@@ -545,7 +565,7 @@ impl Core {
     pub(crate) fn poll(self: &Arc<Self>, slot: &SlotRef, waker: &Waker) -> Option<Finished> {
         let mut state = self.state.lock();
         if !state.leader {
-            state = self.lead(state, false);
+            state = self.lead(state, Wait::No);
         }
         let finished = self.take(&mut state, slot);
         if finished.is_none() {
@@ -558,7 +578,7 @@ impl Core {
     pub(crate) fn progress(self: &Arc<Self>) {
         let state = self.state.lock();
         if !state.leader {
-            drop(self.lead(state, false));
+            drop(self.lead(state, Wait::No));
         }
     }
 
@@ -622,7 +642,7 @@ impl Core {
         slots: Option<&[SlotRef]>,
     ) -> MutexGuard<'a, State> {
         if !state.leader {
-            return self.lead(state, true);
+            return self.lead(state, Wait::For(slots));
         }
         match slots {
             None => self.slot_free.wait(&mut state),
@@ -645,11 +665,11 @@ impl Core {
         state
     }
 
-    /// Receives once for all; waits for something to come when `wait`.
+    /// Receives once for all.
     fn lead<'a>(
         self: &'a Arc<Self>,
         mut state: MutexGuard<'a, State>,
-        wait: bool,
+        wait: Wait<'_>,
     ) -> MutexGuard<'a, State> {
         state.leader = true;
         let link = state.link.clone();
@@ -674,18 +694,20 @@ impl Core {
         state
     }
 
-    fn receive(self: &Arc<Self>, link: &Link, wait: bool) -> io::Result<()> {
+    fn receive(self: &Arc<Self>, link: &Link, wait: Wait<'_>) -> io::Result<()> {
         let mut receiving = self.receiving.lock();
         let Receiving { input, scratch } = &mut *receiving;
         let flushed = self.flush()?;
         let spin = Duration::from_micros(self.options.spin_us.into());
-        let wait = match (wait, flushed) {
-            (true, true) => Some(spin),
-            (true, false) => {
+        let wait = match wait {
+            Wait::No => None,
+            Wait::For(_) if !flushed => {
                 link.wait_either(Some(Duration::from_millis(100)))?;
                 None
             }
-            (false, _) => None,
+            // A request that was answered early is over when the last of its data is sent, here or
+            // by another thread: then nothing more may come.
+            Wait::For(slots) => (!self.state.lock().is_over(slots)).then_some(spin),
         };
         let mut sink = Completing { core: self, grants: Vec::new(), finished: 0 };
         let incoming = input.receive(link, scratch, wait, &mut sink, &self.counters)?;

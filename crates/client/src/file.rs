@@ -148,6 +148,12 @@ impl Client {
         Ok(answer)
     }
 
+    /// What its lane runs over at present.
+    #[must_use]
+    pub fn link_kind(&self) -> towline_net::LinkKind {
+        self.core.link().kind()
+    }
+
     /// Where the time of this client's requests went so far.
     #[must_use]
     pub fn times(&self) -> crate::Times {

@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 use towline_mem::SharedMemory;
-use towline_net::address::{connect_tcp, connect_unix};
+use towline_net::address::{connect_abstract, connect_tcp, connect_unix};
 use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, receive_descriptors};
-use towline_wire::hello::{MAGIC, VERSION, want};
+use towline_wire::hello::{MAGIC, VERSION, local_socket_name, want};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 
@@ -47,10 +47,37 @@ pub(crate) fn greet(
     secret: u64,
 ) -> Result<Greeted, Failure> {
     let (link, wants) = match transport {
-        Transport::Tcp(host, port) => (connect_tcp(host, *port, CONNECT)?, 0),
+        Transport::Tcp(host, port) | Transport::Nearest(host, port) => {
+            (connect_tcp(host, *port, CONNECT)?, 0)
+        }
         Transport::Unix(path) => (connect_unix(path)?, 0),
         Transport::Shm(path) => (connect_unix(path)?, want::SHARED_MEMORY),
     };
+    let greeted = greet_on(link, wants, client, session, secret)?;
+    let Welcome { local_socket, session, secret, .. } = greeted.welcome;
+    if !matches!(transport, Transport::Nearest(..)) || local_socket == 0 {
+        return Ok(greeted);
+    }
+    // The server is on this machine: the session moves there. That the session is known proves that
+    // it is the same server; in another network name space there is none of this name.
+    let nearer = connect_abstract(&local_socket_name(local_socket))
+        .map_err(Failure::Io)
+        .and_then(|link| greet_on(link, want::SHARED_MEMORY, client, session, secret));
+    match nearer {
+        Ok(Greeted { link, welcome }) if welcome.resumed == 1 => {
+            Ok(Greeted { link, welcome: greeted.welcome })
+        }
+        _ => Ok(greeted),
+    }
+}
+
+fn greet_on(
+    link: Link,
+    wants: u32,
+    client: u64,
+    session: u64,
+    secret: u64,
+) -> Result<Greeted, Failure> {
     let hello = Hello {
         magic: MAGIC,
         version: VERSION,
@@ -77,7 +104,7 @@ pub(crate) fn greet(
             Error::Errno(errno)
         }));
     }
-    if wants == 0 {
+    if welcome.granted & want::SHARED_MEMORY == 0 {
         return Ok(Greeted { link, welcome });
     }
     let Ok([memory, bell]) = <[_; 2]>::try_from(descriptors) else {

@@ -23,5 +23,6 @@ pub use error::Error;
 pub use file::{Client, DirEntry, File, Lock, Options, SetAttr};
 pub use operation::{Group, Operation};
 pub use times::Times;
+pub use towline_net::LinkKind;
 pub use towline_wire::{Attr, Errno, StatFs, Timestamp};
 pub use url::{Transport, Url};

@@ -1,7 +1,8 @@
 //! Names of remote things: `towline://HOST[:PORT]/EXPORT/PATH` and its kin.
 //!
-//! `towline+unix:///EXPORT/PATH?socket=/run/towline.sock` goes through a Unix socket,
-//! `towline+shm:` likewise and then moves the session to shared memory. Bytes that a URL cannot
+//! `towline:` connects by TCP and moves to shared memory when the server is on the same machine;
+//! `towline+tcp:` stays on TCP. `towline+unix:///EXPORT/PATH?socket=/run/towline.sock` goes through
+//! a Unix socket, `towline+shm:` likewise and then moves to shared memory. Bytes that a URL cannot
 //! hold are percent-encoded; names are bytes, not text.
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
@@ -13,6 +14,9 @@ use towline_wire::limits::DEFAULT_PORT;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Transport {
+    /// TCP to a host name or address, and port; then shared memory when the server turns out to be
+    /// on this machine.
+    Nearest(String, u16),
     /// TCP to a host name or address, and port.
     Tcp(String, u16),
     /// A Unix socket.
@@ -75,7 +79,12 @@ impl Url {
                 if query.is_some() {
                     return Err(wrong("a query has no meaning over TCP (encode \"?\" as %3F)"));
                 }
-                tcp(host).map_err(wrong)?
+                let (host, port) = host_and_port(host).map_err(wrong)?;
+                if scheme == "towline" {
+                    Transport::Nearest(host, port)
+                } else {
+                    Transport::Tcp(host, port)
+                }
             }
             "towline+unix" | "towline+shm" => {
                 let socket =
@@ -110,7 +119,7 @@ impl Url {
     }
 }
 
-fn tcp(host: &str) -> Result<Transport, &'static str> {
+fn host_and_port(host: &str) -> Result<(String, u16), &'static str> {
     if let Some(rest) = host.strip_prefix('[') {
         let (address, port) = rest.split_once(']').ok_or("\"[\" without \"]\"")?;
         let port = match port.strip_prefix(':') {
@@ -118,7 +127,7 @@ fn tcp(host: &str) -> Result<Transport, &'static str> {
             None if port.is_empty() => DEFAULT_PORT,
             None => return Err("text after \"]\""),
         };
-        return Ok(Transport::Tcp(address.to_owned(), port));
+        return Ok((address.to_owned(), port));
     }
     let (name, port) = match host.rsplit_once(':') {
         Some((name, port)) => (name, port.parse().map_err(|_| "bad port")?),
@@ -127,7 +136,7 @@ fn tcp(host: &str) -> Result<Transport, &'static str> {
     if name.is_empty() {
         return Err("no host");
     }
-    Ok(Transport::Tcp(name.to_owned(), port))
+    Ok((name.to_owned(), port))
 }
 
 fn decode(text: &str) -> Vec<u8> {
@@ -143,22 +152,39 @@ impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use std::os::unix::ffi::OsStrExt;
         let (scheme, socket) = match &self.transport {
-            Transport::Tcp(host, port) => {
-                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-                write!(f, "towline://{host}:{port}")?;
-                ("", None)
-            }
-            Transport::Unix(socket) => ("towline+unix://", Some(socket)),
-            Transport::Shm(socket) => ("towline+shm://", Some(socket)),
+            Transport::Nearest(host, port) => return self.fmt_host(f, "towline", host, *port),
+            Transport::Tcp(host, port) => return self.fmt_host(f, "towline+tcp", host, *port),
+            Transport::Unix(socket) => ("towline+unix", socket),
+            Transport::Shm(socket) => ("towline+shm", socket),
         };
-        write!(f, "{scheme}/{}", percent_encode(&self.export, ENCODED))?;
-        if !self.path.is_empty() {
-            write!(f, "/{}", percent_encode(&self.path, ENCODED))?;
+        write!(f, "{scheme}://")?;
+        self.fmt_place(f)?;
+        write!(f, "?socket={}", percent_encode(socket.as_os_str().as_bytes(), ENCODED))
+    }
+}
+
+impl Url {
+    fn fmt_host(
+        &self,
+        f: &mut fmt::Formatter<'_>,
+        scheme: &str,
+        host: &str,
+        port: u16,
+    ) -> fmt::Result {
+        if host.contains(':') {
+            write!(f, "{scheme}://[{host}]:{port}")?;
+        } else {
+            write!(f, "{scheme}://{host}:{port}")?;
         }
-        if let Some(socket) = socket {
-            write!(f, "?socket={}", percent_encode(socket.as_os_str().as_bytes(), ENCODED))?;
+        self.fmt_place(f)
+    }
+
+    fn fmt_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "/{}", percent_encode(&self.export, ENCODED))?;
+        if self.path.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        write!(f, "/{}", percent_encode(&self.path, ENCODED))
     }
 }
 
@@ -169,6 +195,7 @@ mod tests {
     #[test]
     fn urls_survive_a_round_trip() {
         for text in [
+            "towline+tcp://h:1/data",
             "towline://127.0.0.1:7440/data/some/dir",
             "towline://[::1]:1/x",
             "towline+unix:///data/a%20b%3Fc?socket=/run/t.sock",
@@ -178,7 +205,7 @@ mod tests {
             assert_eq!(Url::parse(&url.to_string()).unwrap(), url, "{text}");
         }
         let url = Url::parse("towline://host/data/%ff").unwrap();
-        assert_eq!(url.transport, Transport::Tcp("host".into(), DEFAULT_PORT));
+        assert_eq!(url.transport, Transport::Nearest("host".into(), DEFAULT_PORT));
         assert_eq!(url.path, b"\xff");
     }
 

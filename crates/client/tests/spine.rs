@@ -6,7 +6,7 @@ mod common;
 
 use common::{CREATE, pattern, remove, setup};
 use std::sync::Arc;
-use towline_client::{Client, Errno, File, Group, Options};
+use towline_client::{Client, Errno, File, Group, LinkKind, Options, Transport};
 use towline_server::EngineWish;
 
 fn each(test: impl Fn(&Client, &File)) {
@@ -152,4 +152,33 @@ fn two_clients_see_each_other_and_append_without_loss() {
         assert_eq!(roots[0].read_path(b"shared", &mut back).unwrap(), 3);
     }
     setup.server.unwrap().stop();
+}
+
+#[test]
+fn a_client_on_the_same_machine_moves_to_shared_memory() {
+    let setup = setup(EngineWish::Automatic);
+    let Transport::Tcp(host, port) = setup.transports[0].clone() else { panic!("no TCP") };
+    let client = Client::connect(&Transport::Nearest(host, port), Options::default()).unwrap();
+    assert_eq!(client.link_kind(), LinkKind::Shm);
+    let top = client.attach(b"mem").unwrap();
+    top.write_path(b"near", CREATE, 0o600, &pattern(300_000, 3)).unwrap();
+    let mut back = vec![0; 300_000];
+    assert_eq!(top.read_path(b"near", &mut back).unwrap(), 300_000);
+    assert!(back == pattern(300_000, 3));
+
+    let client = setup.client();
+    assert_eq!(client.link_kind(), LinkKind::Tcp, "where it was told to stay");
+}
+
+#[test]
+fn more_clients_than_have_room_in_shared_memory_stay_on_their_socket() {
+    let setup = setup(EngineWish::Automatic);
+    let clients: Vec<Client> = (0..200)
+        .map(|_| Client::connect(&setup.transports[2], Options::default()).unwrap())
+        .collect();
+    let near = clients.iter().filter(|c| c.link_kind() == LinkKind::Shm).count();
+    assert!((1..200).contains(&near), "{near}");
+    for client in &clients {
+        client.attach(b"mem").unwrap().stat().unwrap();
+    }
 }

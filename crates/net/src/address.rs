@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +18,8 @@ pub enum Address {
     Tcp(SocketAddr),
     /// Unix socket; clients may move to shared memory over it.
     Unix(PathBuf),
+    /// Unix socket in the abstract name space of `unix(7)`, which leaves no file.
+    Abstract(String),
 }
 
 impl Address {
@@ -49,7 +52,7 @@ impl Address {
     pub fn is_local(&self) -> bool {
         match self {
             Self::Tcp(address) => address.ip().is_loopback(),
-            Self::Unix(_) => true,
+            Self::Unix(_) | Self::Abstract(_) => true,
         }
     }
 }
@@ -59,6 +62,7 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(address) => write!(f, "tcp://{address}"),
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
+            Self::Abstract(name) => write!(f, "unix://@{name}"),
         }
     }
 }
@@ -90,6 +94,10 @@ impl Listener {
                     Err(_) => {}
                 }
                 Self::Unix(UnixListener::bind(path)?, Some(path.clone()))
+            }
+            Address::Abstract(name) => {
+                let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+                Self::Unix(UnixListener::bind_addr(&name)?, None)
             }
         };
         listener.set_nonblocking()?;
@@ -217,4 +225,26 @@ pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
 /// What `connect(2)` says.
 pub fn connect_unix(path: &std::path::Path) -> io::Result<Link> {
     Ok(Link::Socket(UnixStream::connect(path)?.into(), LinkKind::Unix))
+}
+
+/// Connects over a Unix socket in the abstract name space.
+///
+/// # Errors
+/// What `connect(2)` says; `ConnectionRefused` when nobody has the name here.
+pub fn connect_abstract(name: &str) -> io::Result<Link> {
+    let name = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+    let stream = UnixStream::connect_addr(&name)?;
+    Ok(Link::Socket(stream.into(), LinkKind::Unix))
+}
+
+/// True when both ends of a TCP connection are on this machine.
+#[must_use]
+pub fn is_same_host(link: &Link) -> bool {
+    let ends = || -> io::Result<bool> {
+        let Some(fd) = link.fd() else { return Ok(false) };
+        let near = SocketAddr::try_from(rustix::net::getsockname(fd)?)?;
+        let far = rustix::net::getpeername(fd)?.map(SocketAddr::try_from).transpose()?;
+        Ok(far.is_some_and(|far| far.ip() == near.ip() || far.ip().is_loopback()))
+    };
+    link.kind() == LinkKind::Tcp && ends().unwrap_or(false)
 }

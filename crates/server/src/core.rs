@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) offload: Offload,
     pub(crate) boot_epoch: u32,
+    /// Number of the socket for clients on this machine that came by TCP; zero: none.
+    pub(crate) local_socket: u64,
     pub(crate) next_core: AtomicUsize,
     pub(crate) next_session: AtomicU64,
     pub(crate) identity: bool,

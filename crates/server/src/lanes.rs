@@ -11,11 +11,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use towline_mem::Aggregate;
+use towline_net::address::is_same_host;
 use towline_net::{Link, LinkKind};
 use towline_session::Session;
 use towline_wire::hello::{VERSION, want};
 use towline_wire::limits::{CLIENT_STALL_SECONDS, SESSION_LEASE_SECONDS};
 use towline_wire::{Errno, Hello};
+
+/// Lanes over shared memory on one core: each costs memory, and a look at it in every turn. Further
+/// clients that ask for it stay on their Unix socket.
+const SHM_LANES_MAX: usize = 64;
 
 impl Core {
     pub(crate) fn accept(&mut self, number: usize, scratch: &mut [u8]) {
@@ -112,7 +117,13 @@ impl Core {
         };
         let Some(lane) = self.lanes[index].as_mut() else { return };
         lane.session = Some(session);
-        if hello.want & want::SHARED_MEMORY != 0 && lane.link.kind() == LinkKind::Unix {
+        if is_same_host(&lane.link) {
+            welcome.local_socket = self.shared.local_socket;
+        }
+        if hello.want & want::SHARED_MEMORY != 0
+            && lane.link.kind() == LinkKind::Unix
+            && self.shm_lanes.len() < SHM_LANES_MAX
+        {
             welcome.granted |= want::SHARED_MEMORY;
             match handshake::move_to_shared_memory(&lane.link, &welcome, &self.mailbox.bell) {
                 Ok(link) => {
@@ -158,7 +169,9 @@ impl Core {
 
     pub(crate) fn close_lane(&mut self, index: usize, error: &io::Error) {
         // Counted first: whoever sees the connection end can look it up.
-        if error.kind() == io::ErrorKind::InvalidData && self.lanes[index].is_some() {
+        if error.kind() == io::ErrorKind::InvalidData
+            && self.lanes.get(index).is_some_and(Option::is_some)
+        {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
             log::warn!("closing a connection whose peer broke the protocol: {error}");
         }
@@ -203,7 +216,7 @@ impl Core {
     }
 }
 
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
     // Fails only where the kernel has no random numbers at all; then sessions cannot be joined by
     // guessing either, since the server does not come this far.

@@ -3,6 +3,7 @@
 use crate::config::{Config, EngineWish, Export};
 use crate::core::{Core, Shared};
 use crate::exports::Exports;
+use crate::lanes::random;
 use crate::mailbox::{Mail, Mailbox};
 use crate::offload::Offload;
 use crate::stats::Statistics;
@@ -16,6 +17,7 @@ use towline_mem::Pool;
 use towline_net::address::{Address, Listener};
 use towline_reactor::{Engine, Reactor};
 use towline_session::locks::Locks;
+use towline_wire::hello::local_socket_name;
 use towline_wire::limits::FRAGMENT_BYTES_MAX;
 
 /// A running server. Dropping it stops it.
@@ -88,7 +90,7 @@ impl Server {
     ///
     /// # Errors
     /// See [`StartError`].
-    pub fn start_on(config: &Config, listeners: Vec<Listener>) -> Result<Self, StartError> {
+    pub fn start_on(config: &Config, mut listeners: Vec<Listener>) -> Result<Self, StartError> {
         if listeners.is_empty() {
             return Err(StartError::NoAddress);
         }
@@ -100,6 +102,7 @@ impl Server {
             }
             addresses.push(address);
         }
+        let local_socket = add_local_socket(&mut listeners);
         // Modes that clients ask for are already masked by their own umask.
         rustix::process::umask(rustix::fs::Mode::empty());
         let cores = config.cores.clamp(1, 256);
@@ -113,6 +116,7 @@ impl Server {
             mailboxes: mailboxes.map_err(StartError::System)?,
             offload: Offload::default(),
             boot_epoch: boot_epoch(),
+            local_socket,
             next_core: AtomicUsize::new(0),
             next_session: AtomicU64::new(1),
             identity: config.identity,
@@ -221,6 +225,24 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shut_down();
+    }
+}
+
+/// Where there is TCP, listens also on a socket to which clients on this machine move; its number.
+fn add_local_socket(listeners: &mut Vec<Listener>) -> u64 {
+    if !listeners.iter().any(|listener| matches!(listener, Listener::Tcp(_))) {
+        return 0;
+    }
+    let number = random() | 1;
+    match Listener::bind(&Address::Abstract(local_socket_name(number))) {
+        Ok(listener) => {
+            listeners.push(listener);
+            number
+        }
+        Err(error) => {
+            log::warn!("clients on this machine stay on TCP: no local socket: {error}");
+            0
+        }
     }
 }
 

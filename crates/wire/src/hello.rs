@@ -13,6 +13,13 @@ pub mod want {
     pub const SHARED_MEMORY: u32 = 1;
 }
 
+/// Name of a local socket in the abstract name space of `unix(7)`. Its number is random, so that
+/// nobody can be in its place before the server.
+#[must_use]
+pub fn local_socket_name(number: u64) -> String {
+    format!("towline-{number:016x}")
+}
+
 /// How the peers prove who they are. Only `NONE` exists yet; the field keeps the place.
 pub mod authentication {
     /// No proof: accepted on loopback and Unix sockets, elsewhere only by an insecure server.
@@ -88,6 +95,9 @@ structure! {
         pub resumed: u16,
         /// Slots of the session.
         pub slots: u16,
+        /// For a peer on the same machine: number of a Unix socket of the same server, named by
+        /// [`local_socket_name`], over which the session can be joined. Zero: none.
+        pub local_socket: u64,
         /// Largest read or write in one request, bytes.
         pub transfer_bytes_max: u32,
         /// Largest payload without grant, bytes.

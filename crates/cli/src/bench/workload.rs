@@ -63,7 +63,7 @@ impl Worker {
         let url = if Url::looks_like(&args.server) {
             args.server.clone()
         } else {
-            format!("towline://{}", args.server)
+            format!("towline+tcp://{}", args.server)
         };
         let url = Url::parse(&url)?;
         let failed = |error: Error| format!("{url}: {error}");
