@@ -197,7 +197,7 @@ impl Core {
         let _ = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty());
         let client = u64::from_le_bytes(random);
         let Greeted { link, welcome } =
-            greet(transport, client, 0, 0).map_err(|failure| match failure {
+            greet(transport, client, 0, 0, &options).map_err(|failure| match failure {
                 Failure::Final(error) => error,
                 Failure::Io(error) => connection_error(transport, "cannot connect", &error),
             })?;
@@ -242,6 +242,17 @@ impl Core {
         inode: u64,
     ) {
         self.state.lock().files.remember(handle, base, export, flags, inode);
+    }
+
+    pub(crate) fn remember_path(
+        &self,
+        handle: u64,
+        export: &[u8],
+        path: &[u8],
+        flags: u32,
+        inode: u64,
+    ) {
+        self.state.lock().files.remember_path(handle, export, path, flags, inode);
     }
 
     pub(crate) fn remember_lock(&self, handle: u64, lock: &Lock) {
@@ -746,7 +757,7 @@ impl Core {
                 let state = self.state.lock();
                 (state.session, state.secret)
             };
-            match greet(&self.transport, self.client, session, secret) {
+            match greet(&self.transport, self.client, session, secret, &self.options) {
                 Ok(greeted) => match self.resume(greeted) {
                     Ok(()) => return,
                     Err(error) if Instant::now() >= deadline => {

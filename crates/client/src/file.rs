@@ -22,11 +22,21 @@ pub struct Options {
     pub reconnect: Duration,
     /// How long to look for an answer in shared memory before sleeping, in microseconds.
     pub spin_us: u32,
+    /// A random number that names a family of sessions: whoever knows it shares their open files,
+    /// see [`File::from_handle`]. Zero: none.
+    pub family: u64,
+    /// Sockets get no smaller descriptor than this.
+    pub descriptor_min: i32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { reconnect: Duration::from_secs(RECONNECT_SECONDS), spin_us: 20 }
+        Self {
+            reconnect: Duration::from_secs(RECONNECT_SECONDS),
+            spin_us: 20,
+            family: 0,
+            descriptor_min: 0,
+        }
     }
 }
 
@@ -216,6 +226,28 @@ impl File {
     #[must_use]
     pub fn handle(&self) -> u64 {
         self.handle
+    }
+
+    /// A file that another session of the family opened, at `path` from the root of `export`, with
+    /// these `flags` and this inode. Nothing is sent; using it fails with `EBADF` when it is not open.
+    #[must_use]
+    pub fn from_handle(
+        client: &Client,
+        handle: u64,
+        export: &[u8],
+        path: &[u8],
+        flags: u32,
+        inode: u64,
+    ) -> Self {
+        let core = client.core.clone();
+        core.remember_path(handle, export, path, flags, inode);
+        Self { core, handle, attr: Attr { inode, ..Attr::default() } }
+    }
+
+    /// Leaves it open on the server; whoever has the handle can go on with it.
+    #[must_use]
+    pub fn into_handle(mut self) -> u64 {
+        std::mem::replace(&mut self.handle, CURRENT)
     }
 
     /// `openat(2)`: one round trip, whatever the depth of the path.

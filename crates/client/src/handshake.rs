@@ -1,8 +1,8 @@
 //! Connecting a lane and joining or beginning a session.
 
-use crate::{Error, Transport};
+use crate::{Error, Options, Transport};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use towline_mem::SharedMemory;
@@ -45,6 +45,7 @@ pub(crate) fn greet(
     client: u64,
     session: u64,
     secret: u64,
+    options: &Options,
 ) -> Result<Greeted, Failure> {
     let (link, wants) = match transport {
         Transport::Tcp(host, port) | Transport::Nearest(host, port) => {
@@ -53,7 +54,7 @@ pub(crate) fn greet(
         Transport::Unix(path) => (connect_unix(path)?, 0),
         Transport::Shm(path) => (connect_unix(path)?, want::SHARED_MEMORY),
     };
-    let greeted = greet_on(link, wants, client, session, secret)?;
+    let greeted = greet_on(link, wants, client, session, secret, options)?;
     let Welcome { local_socket, session, secret, .. } = greeted.welcome;
     if !matches!(transport, Transport::Nearest(..)) || local_socket == 0 {
         return Ok(greeted);
@@ -62,7 +63,7 @@ pub(crate) fn greet(
     // it is the same server; in another network name space there is none of this name.
     let nearer = connect_abstract(&local_socket_name(local_socket))
         .map_err(Failure::Io)
-        .and_then(|link| greet_on(link, want::SHARED_MEMORY, client, session, secret));
+        .and_then(|link| greet_on(link, want::SHARED_MEMORY, client, session, secret, options));
     match nearer {
         Ok(Greeted { link, welcome }) if welcome.resumed == 1 => {
             Ok(Greeted { link, welcome: greeted.welcome })
@@ -77,7 +78,12 @@ fn greet_on(
     client: u64,
     session: u64,
     secret: u64,
+    options: &Options,
 ) -> Result<Greeted, Failure> {
+    let link = match link {
+        Link::Socket(fd, kind) => Link::Socket(raised(fd, options.descriptor_min)?, kind),
+        link => link,
+    };
     let hello = Hello {
         magic: MAGIC,
         version: VERSION,
@@ -85,6 +91,7 @@ fn greet_on(
         client,
         session,
         secret,
+        family: options.family,
         ..Hello::default()
     };
     let mut body = Vec::new();
@@ -110,14 +117,20 @@ fn greet_on(
     let Ok([memory, bell]) = <[_; 2]>::try_from(descriptors) else {
         return Err(protocol("server did not offer shared memory"));
     };
+    let min = options.descriptor_min;
+    let (memory, bell) = (raised(memory, min)?, raised(bell, min)?);
     let memory = Arc::new(SharedMemory::open(memory, SHM_BYTES, true)?);
-    let socket = link.fd().map(|fd| fd.as_fd().try_clone_to_owned()).transpose()?;
-    let socket = socket.ok_or_else(|| protocol("link without socket"))?;
+    let Link::Socket(socket, _) = link else { return Err(protocol("link without socket")) };
     let link = ShmLink::new(memory, ShmSide::Client, Doorbell::new(bell), socket)?;
     Ok(Greeted { link: Link::Shm(Box::new(link)), welcome })
 }
 
-fn hear(link: &Link) -> Result<(Welcome, Vec<std::os::fd::OwnedFd>), Failure> {
+/// The same file under a descriptor of at least `min`.
+fn raised(fd: OwnedFd, min: i32) -> io::Result<OwnedFd> {
+    Ok(if min > 0 { rustix::io::fcntl_dupfd_cloexec(&fd, min)? } else { fd })
+}
+
+fn hear(link: &Link) -> Result<(Welcome, Vec<OwnedFd>), Failure> {
     let fd = link.fd().ok_or_else(|| protocol("link without socket"))?;
     let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
     loop {

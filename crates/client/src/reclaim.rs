@@ -51,6 +51,19 @@ impl OpenFiles {
         self.open.insert(handle, open);
     }
 
+    /// A file that another client opened.
+    pub(crate) fn remember_path(
+        &mut self,
+        handle: u64,
+        export: &[u8],
+        path: &[u8],
+        flags: u32,
+        inode: u64,
+    ) {
+        let (export, path) = (export.to_vec(), path.to_vec());
+        self.open.entry(handle).or_insert(Open { export, path, flags, inode, locks: Vec::new() });
+    }
+
     pub(crate) fn remember_lock(&mut self, handle: u64, new: &Lock) {
         let Some(open) = self.open.get_mut(&handle) else { return };
         // Only whole matches are forgotten; what is left over of a split range is asked for again

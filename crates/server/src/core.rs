@@ -2,6 +2,7 @@
 
 use crate::caller::Callers;
 use crate::exports::Exports;
+use crate::families::Families;
 use crate::grants::{Grant, Running, Served};
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) local_socket: u64,
     pub(crate) next_core: AtomicUsize,
     pub(crate) next_session: AtomicU64,
+    pub(crate) families: Families,
     pub(crate) identity: bool,
     pub(crate) squash_root: bool,
 }
@@ -46,7 +48,7 @@ impl Shared {
 
     pub(crate) fn notify(&self, granted: Vec<Waiter>) {
         for waiter in granted {
-            self.mailboxes[self.home(waiter.owner.session)].send(Mail::Granted(waiter));
+            self.mailboxes[self.home(waiter.session)].send(Mail::Granted(waiter));
         }
     }
 }
@@ -256,7 +258,7 @@ impl Core {
                 self.drive(session, slot, running);
             }
             Mail::Granted(waiter) => {
-                let session = waiter.owner.session;
+                let session = waiter.session;
                 let Some(mut running) = self.take_running(session, waiter.slot, waiter.sequence)
                 else {
                     return;
@@ -362,13 +364,15 @@ impl Core {
         loop {
             let Some(served) = self.sessions.get_mut(&session) else { return };
             let start = Instant::now();
+            let mut files = served.session.files.lock();
             let mut context = Context {
-                files: &mut served.session.files,
+                files: &mut files,
                 exports: &self.shared.exports,
                 caller: &running.caller,
                 session,
             };
             let step = running.compound.run(&mut context);
+            drop(files);
             running.stages.storage += elapsed_ns(start);
             match step {
                 Step::Finished => return self.reply(session, slot, running),

@@ -14,8 +14,9 @@ use towline_mem::Aggregate;
 use towline_net::address::is_same_host;
 use towline_net::{Link, LinkKind};
 use towline_session::Session;
+use towline_session::locks::Owner;
 use towline_wire::hello::{VERSION, want};
-use towline_wire::limits::{CLIENT_STALL_SECONDS, SESSION_LEASE_SECONDS};
+use towline_wire::limits::{CLIENT_STALL_SECONDS, FAMILY_LEASE_SECONDS, SESSION_LEASE_SECONDS};
 use towline_wire::{Errno, Hello};
 
 /// Lanes over shared memory on one core: each costs memory, and a look at it in every turn. Further
@@ -109,7 +110,11 @@ impl Core {
             let number = self.shared.next_session.fetch_add(1, Ordering::Relaxed);
             let id = number * self.shared.mailboxes.len() as u64 + self.index as u64;
             let secret = random();
-            let session = Session::new(id, secret, epoch);
+            let mut session = Session::new(id, secret, epoch);
+            if hello.family != 0 {
+                session.family = true;
+                session.files = self.shared.families.join(hello.family, id, epoch);
+            }
             (welcome.session, welcome.secret) = (id, secret);
             self.sessions.insert(id, Served::new(session, index as u64));
             self.statistics.sessions.fetch_add(1, Ordering::Relaxed);
@@ -188,9 +193,12 @@ impl Core {
     /// Ends what waited too long: sessions without lane, lanes without hello, unused grants.
     pub(crate) fn tick(&mut self) {
         self.ticked = Instant::now();
-        let lease = Duration::from_secs(SESSION_LEASE_SECONDS);
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
-        let ended = |s: &Served| s.lane.is_none() && s.laneless_since.elapsed() > lease;
+        let lease = |s: &Served| match s.session.family {
+            true => Duration::from_secs(FAMILY_LEASE_SECONDS),
+            false => Duration::from_secs(SESSION_LEASE_SECONDS),
+        };
+        let ended = |s: &Served| s.lane.is_none() && s.laneless_since.elapsed() > lease(s);
         let ended: Vec<u64> =
             self.sessions.iter().filter(|(_, s)| ended(s)).map(|(id, _)| *id).collect();
         for id in ended {
@@ -208,9 +216,12 @@ impl Core {
     }
 
     pub(crate) fn end_session(&mut self, id: u64) {
-        if self.sessions.remove(&id).is_some() {
+        if let Some(served) = self.sessions.remove(&id) {
             self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
-            let granted = self.shared.locks.lock().release(|owner| owner.session == id);
+            // The last session of a family takes the locks of its open files along.
+            let files = self.shared.families.leave(served.session.files);
+            let gone = |owner: &Owner| owner.session == id || Some(owner.session) == files;
+            let granted = self.shared.locks.lock().release(gone);
             self.shared.notify(granted);
         }
     }

@@ -9,6 +9,7 @@ mod caller;
 mod config;
 mod core;
 mod exports;
+mod families;
 mod grants;
 mod handshake;
 mod lane;

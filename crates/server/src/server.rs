@@ -3,6 +3,7 @@
 use crate::config::{Config, EngineWish, Export};
 use crate::core::{Core, Shared};
 use crate::exports::Exports;
+use crate::families::Families;
 use crate::lanes::random;
 use crate::mailbox::{Mail, Mailbox};
 use crate::offload::Offload;
@@ -119,6 +120,7 @@ impl Server {
             local_socket,
             next_core: AtomicUsize::new(0),
             next_session: AtomicU64::new(1),
+            families: Families::default(),
             identity: config.identity,
             squash_root: !config.no_root_squash,
         });

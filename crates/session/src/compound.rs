@@ -242,7 +242,16 @@ impl Compound {
         attr: Attr,
     ) -> Result<(), Errno> {
         let handle = match at {
-            Some(handle) => context.files.insert_at(handle, opened).map(|()| handle)?,
+            Some(handle) => {
+                // Another session of the family may have been faster.
+                let same = context.files.find(handle).is_ok_and(|known| {
+                    known.flags == opened.flags && known.file.identity() == opened.file.identity()
+                });
+                if !same {
+                    context.files.insert_at(handle, opened)?;
+                }
+                handle
+            }
             None => context.files.insert(opened)?,
         };
         self.current = Some(handle);
@@ -291,7 +300,7 @@ impl Compound {
                 context.files.remove(handle)?;
                 self.result(&Reply::Done {});
                 return Ok(Some(Step::ReleaseLocks(Owner {
-                    session: context.session,
+                    session: context.files.owner,
                     id: handle,
                     process: false,
                 })));
@@ -487,7 +496,8 @@ impl Compound {
             Request::Lock { handle, owner, family, kind, wait, start, length } => {
                 let (file, owner, range) =
                     self.lock_of(context, handle, owner, family, kind, start, length)?;
-                let waiter = Waiter { owner, range, slot: self.slot, sequence: self.sequence };
+                let (session, slot, sequence) = (context.session, self.slot, self.sequence);
+                let waiter = Waiter { owner, session, range, slot, sequence };
                 return Ok(Some(Step::Lock(file, waiter, wait != 0)));
             }
             Request::TestLock { handle, owner, family, kind, start, length } => {
@@ -602,7 +612,11 @@ impl Compound {
         let (device, inode) = opened.file.identity();
         Ok((
             (device, inode, family == lock::FLOCK),
-            Owner { session: context.session, id, process },
+            Owner {
+                session: if process { context.session } else { context.files.owner },
+                id,
+                process,
+            },
             range,
         ))
     }

@@ -1,9 +1,13 @@
 //! The open files of a session, by handle.
 
+use parking_lot::Mutex;
 use std::sync::Arc;
 use towline_store::{FileStore, OpenFile};
 use towline_wire::Errno;
 use towline_wire::limits::OPEN_FILES_MAX;
+
+/// Open files, of one session or of all of a family.
+pub type SharedFiles = Arc<Mutex<Files>>;
 
 /// An open file and the store it belongs to.
 #[derive(Clone)]
@@ -21,6 +25,8 @@ pub struct Opened {
 /// Table of open files. A handle is an index and a generation, so that a handle of a closed file
 /// never names another one.
 pub struct Files {
+    /// Owns the locks of open files: a session, or a family of them.
+    pub owner: u64,
     first_generation: u32,
     entries: Vec<(u32, Option<Opened>)>,
     free: Vec<u32>,
@@ -31,9 +37,9 @@ impl Files {
     /// An empty table. `epoch` differs between two starts of a server: generations begin there, so
     /// that a handle lost in a restart does not name a file opened after it.
     #[must_use]
-    pub fn new(epoch: u32) -> Self {
+    pub fn new(owner: u64, epoch: u32) -> Self {
         let first_generation = (epoch & 0x7fff_ffff).max(1);
-        Self { first_generation, entries: Vec::new(), free: Vec::new(), open: 0 }
+        Self { owner, first_generation, entries: Vec::new(), free: Vec::new(), open: 0 }
     }
 
     /// Open files.

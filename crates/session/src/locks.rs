@@ -10,7 +10,7 @@ use towline_wire::request::lock;
 /// Who holds or wants a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// Session.
+    /// Session; of a lock of an open file, the owner of its table ([`crate::files::Files::owner`]).
     pub session: u64,
     /// Process number for process locks, handle for the others.
     pub id: u64,
@@ -62,6 +62,8 @@ impl Range {
 pub struct Waiter {
     /// Who wants it.
     pub owner: Owner,
+    /// Session whose request waits.
+    pub session: u64,
     /// What is wanted.
     pub range: Range,
     /// Slot of the session whose request waits.
@@ -150,9 +152,9 @@ impl Locks {
         let mut found = false;
         for locks in self.files.values_mut() {
             let before = locks.waiting.len();
-            locks.waiting.retain(|w| {
-                !(w.owner.session == session && w.slot == slot && w.sequence == sequence)
-            });
+            locks
+                .waiting
+                .retain(|w| !(w.session == session && w.slot == slot && w.sequence == sequence));
             found |= locks.waiting.len() != before;
         }
         found
@@ -256,6 +258,7 @@ mod tests {
 
     fn waiter(id: u64, kind: u8, start: u64, length: u64) -> Waiter {
         Waiter {
+            session: 1,
             owner: owner(id),
             range: Range::new(kind, start, length).unwrap(),
             slot: id as u16,

@@ -1,6 +1,6 @@
 //! A client's identity: what belongs to it and outlives its connections.
 
-use crate::files::Files;
+use crate::files::{Files, SharedFiles};
 use crate::slots::Slots;
 use std::sync::Arc;
 use towline_store::FileStore;
@@ -13,15 +13,18 @@ pub struct Session {
     pub secret: u64,
     /// Its requests.
     pub slots: Slots,
-    /// Its open files.
-    pub files: Files,
+    /// True when it belongs to a family.
+    pub family: bool,
+    /// Its open files, which it may share with other sessions.
+    pub files: SharedFiles,
 }
 
 impl Session {
     /// A new session, on a server whose start `epoch` names.
     #[must_use]
     pub fn new(id: u64, secret: u64, epoch: u32) -> Self {
-        Self { id, secret, slots: Slots::default(), files: Files::new(epoch) }
+        let files = Files::new(id, epoch);
+        Self { id, secret, slots: Slots::default(), family: false, files: Arc::new(files.into()) }
     }
 }
 

@@ -71,6 +71,9 @@ structure! {
         pub session: u64,
         /// Secret of that session, as the welcome told it; zero for a new one.
         pub secret: u64,
+        /// Random number of a family of sessions, whoever knows it belongs to it: they share their
+        /// open files. Zero: open files of its own.
+        pub family: u64,
     }
 }
 

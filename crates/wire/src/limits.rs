@@ -28,6 +28,9 @@ pub const OPEN_FILES_MAX: usize = 65536;
 pub const REPLAY_BYTES_MAX: usize = 512;
 /// A session without a lane ends after this many seconds: its files close, its locks fall.
 pub const SESSION_LEASE_SECONDS: u64 = 90;
+/// The same for a session of a family: its open files stay with the family, and its locks are those
+/// of a process that ended.
+pub const FAMILY_LEASE_SECONDS: u64 = 3;
 /// Time for a client to finish the handshake or to use a grant, in seconds.
 pub const CLIENT_STALL_SECONDS: u64 = 30;
 /// How long a client tries to replace a lost lane before an operation fails, in seconds.

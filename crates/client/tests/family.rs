@@ -1,0 +1,68 @@
+//! Sessions of a family share their open files and the locks of these; each has its own process
+//! locks.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::{CREATE, eventually, setup};
+use towline_client::{Client, Errno, File, Lock, Options, Transport};
+use towline_server::EngineWish;
+use towline_wire::request::lock::{EXCLUSIVE, FLOCK, PROCESS};
+
+fn member(transport: &Transport) -> Client {
+    let mut options = Options::default();
+    options.family = 0x5eed;
+    options.descriptor_min = 200;
+    Client::connect(transport, options).unwrap()
+}
+
+fn whole(family: u8, owner: u64) -> Lock {
+    Lock { family, kind: EXCLUSIVE, owner, start: 0, length: 0 }
+}
+
+#[test]
+fn a_file_outlives_the_session_that_opened_it() {
+    let setup = setup(EngineWish::Automatic);
+    for transport in &setup.transports {
+        let (first, second) = (member(transport), member(transport));
+        assert!(std::os::fd::AsRawFd::as_raw_fd(&first.fd().unwrap()) >= 0);
+        let root = first.attach(b"dir").unwrap();
+        let file = root.open(b"shared", CREATE, 0o600).unwrap();
+        file.write_at(b"from the first", 0).unwrap();
+        root.unlink(b"shared", false).unwrap();
+        file.lock(&whole(FLOCK, 0), false).unwrap();
+        let (inode, handle) = (file.attr().inode, file.into_handle());
+        drop(root);
+        first.close();
+
+        let file = File::from_handle(&second, handle, b"dir", b"shared", CREATE, inode);
+        let mut back = [0; 14];
+        eventually("the session has ended", || file.read_at(&mut back, 0) == Ok(14));
+        assert_eq!(&back, b"from the first");
+        // The lock is the open file's, whoever holds it.
+        file.lock(&whole(FLOCK, 0), false).unwrap();
+        file.close().unwrap();
+        let stranger = Client::connect(transport, Options::default()).unwrap();
+        let other = File::from_handle(&stranger, handle, b"dir", b"shared", CREATE, inode);
+        assert_eq!(other.stat().unwrap_err().errno(), Errno::EBADF);
+        let _ = other.into_handle();
+        second.close();
+    }
+}
+
+#[test]
+fn process_locks_belong_to_one_session() {
+    let setup = setup(EngineWish::Automatic);
+    let (first, second) = (member(&setup.transports[0]), member(&setup.transports[0]));
+    let root = first.attach(b"dir").unwrap();
+    let file = root.open(b"locked", CREATE, 0o600).unwrap();
+    let inode = file.attr().inode;
+    let same = File::from_handle(&second, file.handle(), b"dir", b"locked", CREATE, inode);
+    file.lock(&whole(PROCESS, 1), false).unwrap();
+    assert_eq!(same.lock(&whole(PROCESS, 1), false).unwrap_err().errno(), Errno::EAGAIN);
+    first.close();
+    eventually("the lock falls with its session", || same.lock(&whole(PROCESS, 1), false).is_ok());
+    drop(root);
+    let _ = (file.into_handle(), same.into_handle());
+}
