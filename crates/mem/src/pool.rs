@@ -11,9 +11,19 @@ pub struct Pool {
     state: Mutex<State>,
 }
 
+/// Alignment of every buffer, so that devices can be read and written around the page cache.
+const ALIGNMENT: usize = 4096;
+
+/// An allocation and where its aligned part begins.
+#[derive(Debug, Default)]
+struct Memory {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
 #[derive(Debug, Default)]
 struct State {
-    free: Vec<Vec<u8>>,
+    free: Vec<Memory>,
     out: usize,
     out_max: usize,
 }
@@ -21,7 +31,7 @@ struct State {
 /// A buffer of a [`Pool`]; goes back when dropped.
 #[derive(Debug)]
 pub struct PoolBuffer {
-    bytes: Vec<u8>,
+    memory: Memory,
     pool: Arc<Pool>,
 }
 
@@ -43,8 +53,8 @@ impl Pool {
         state.out_max = state.out_max.max(state.out);
         let free = state.free.pop();
         drop(state);
-        let bytes = free.unwrap_or_else(|| vec![0; self.buffer_bytes]);
-        Some(PoolBuffer { bytes, pool: self.clone() })
+        let memory = free.unwrap_or_else(|| Memory::new(self.buffer_bytes));
+        Some(PoolBuffer { memory, pool: self.clone() })
     }
 
     /// Bytes of each buffer.
@@ -61,17 +71,31 @@ impl Pool {
     }
 }
 
+impl Memory {
+    fn new(length: usize) -> Self {
+        let bytes = vec![0; length + ALIGNMENT];
+        // A vector that never grows never moves.
+        let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Self { bytes, start }
+    }
+}
+
 impl PoolBuffer {
-    /// The whole buffer; contents are what the last user left.
+    fn range(&self) -> std::ops::Range<usize> {
+        self.memory.start..self.memory.start + self.pool.buffer_bytes
+    }
+
+    /// The whole buffer, aligned to 4096 bytes; contents are what the last user left.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.memory.bytes[self.range()]
     }
 
     /// The whole buffer, to fill.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
+        let range = self.range();
+        &mut self.memory.bytes[range]
     }
 }
 
@@ -79,6 +103,6 @@ impl Drop for PoolBuffer {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.out -= 1;
-        state.free.push(std::mem::take(&mut self.bytes));
+        state.free.push(std::mem::take(&mut self.memory));
     }
 }

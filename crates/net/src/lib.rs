@@ -18,6 +18,6 @@ pub use counters::Counters;
 pub use input::{Incoming, Input, Sink};
 pub use link::{Link, LinkKind};
 pub use local::local_pair;
-pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue};
+pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
 pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
 pub use socket::{receive_descriptors, send_descriptors};

@@ -24,11 +24,27 @@ pub enum Flushed {
     Blocked,
 }
 
-#[derive(Debug)]
+/// Writes the message which tells a peer that bytes promised before could not be read; `None`: there
+/// is no such message, and the link has to break.
+pub type Telling = Box<dyn Fn(Errno) -> Option<Vec<u8>> + Send>;
+
+/// How a peer learns that bytes of a message could not be read.
+enum Failure {
+    /// By a message for this slot.
+    Slot(u16, u32),
+    /// In a protocol that this crate does not know.
+    Told(Telling),
+}
+
 struct Message {
     rest: Aggregate,
-    slot: u16,
-    sequence: u32,
+    failure: Failure,
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Message").field("rest", &self.rest).finish_non_exhaustive()
+    }
 }
 
 /// Messages waiting to be sent over one link, in order. Holds references, not copies.
@@ -42,7 +58,14 @@ impl SendQueue {
     /// Adds a message: its header, body and payload already in one aggregate.
     pub fn push(&mut self, message: Aggregate, slot: u16, sequence: u32) {
         self.bytes += message.len();
-        self.messages.push_back(Message { rest: message, slot, sequence });
+        let failure = Failure::Slot(slot, sequence);
+        self.messages.push_back(Message { rest: message, failure });
+    }
+
+    /// Adds a message of another protocol; `telling` is asked when bytes of it cannot be read.
+    pub fn push_foreign(&mut self, message: Aggregate, telling: Telling) {
+        self.bytes += message.len();
+        self.messages.push_back(Message { rest: message, failure: Failure::Told(telling) });
     }
 
     /// Bytes waiting.
@@ -107,21 +130,21 @@ impl SendQueue {
             }
             // The file shrank after its length was promised: zeros stand for what is missing, and
             // a message right behind them says that they do.
-            self.replace_front(vec![0; length as usize], Some(Errno::EIO));
+            self.replace_front(vec![0; length as usize], Some(Errno::EIO))?;
             return Ok(0);
         }
         // No way but copying: through a buffer, a part at a time.
         let mut bytes = vec![0; length.min(256 * 1024) as usize];
         match rustix::io::pread(file, &mut bytes, offset) {
-            Ok(0) => self.replace_front(vec![0; length as usize], Some(Errno::EIO)),
+            Ok(0) => self.replace_front(vec![0; length as usize], Some(Errno::EIO))?,
             Ok(count) => {
                 bytes.truncate(count);
-                self.replace_front(bytes, None);
+                self.replace_front(bytes, None)?;
             }
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 let errno = Errno::of(&error.into());
-                self.replace_front(vec![0; length as usize], Some(errno));
+                self.replace_front(vec![0; length as usize], Some(errno))?;
             }
         }
         Ok(0)
@@ -129,22 +152,31 @@ impl SendQueue {
 
     /// Puts `bytes` in place of the first bytes of the front slice; with `failure` a message after
     /// the front one tells the receiver that they stand for bytes that could not be read.
-    fn replace_front(&mut self, bytes: Vec<u8>, failure: Option<Errno>) {
+    fn replace_front(&mut self, bytes: Vec<u8>, failure: Option<Errno>) -> io::Result<()> {
         let message = self.messages.front_mut().expect("flush saw a message");
         let length = bytes.len() as u64;
         message.rest.advance(length);
         message.rest.prepend(Segment::Host(Arc::new(bytes)), 0, length);
         if let Some(errno) = failure {
-            let mut header = Header::new(Kind::Data, message.slot, message.sequence);
-            header.word_a = errno.0.into();
-            let told = Aggregate::from_vec(header.to_bytes().to_vec());
-            let told = Message { slot: message.slot, sequence: message.sequence, rest: told };
+            let (told, failure) = match &message.failure {
+                Failure::Slot(slot, sequence) => {
+                    let mut header = Header::new(Kind::Data, *slot, *sequence);
+                    header.word_a = errno.0.into();
+                    (header.to_bytes().to_vec(), Failure::Slot(*slot, *sequence))
+                }
+                Failure::Told(telling) => {
+                    let told = telling(errno).ok_or(io::ErrorKind::UnexpectedEof)?;
+                    (told, Failure::Told(Box::new(|_| None)))
+                }
+            };
+            let told = Message { rest: Aggregate::from_vec(told), failure };
             self.bytes += told.rest.len();
             // Before the reply, which is what makes the receiver look at the result. When the
             // payload is that of the reply itself, the message comes behind it and is too late;
             // so files are only sent in data messages.
             self.messages.insert(1, told);
         }
+        Ok(())
     }
 
     fn send_memory(&self, link: &Link, counters: &Counters) -> io::Result<u64> {

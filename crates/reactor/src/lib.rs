@@ -5,11 +5,16 @@
 //! kernel says `EAGAIN` or moves fewer bytes than asked. The data itself is moved by system calls
 //! that do not wait: on the sockets of this project a send or receive tried at once nearly always
 //! succeeds, and one buffer per core then serves all connections instead of one posted per lane.
+//!
+//! Files are another matter: reading one waits for a device. [`Reactor::submit`] gives such a
+//! [`Transfer`] to the ring, with the buffer that it owns until it is [`Finished`].
 
+mod disk;
 mod epoll;
 #[allow(unsafe_code)] // pushing to the submission queue
 mod uring;
 
+pub use disk::{Finished, Transfer};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -107,6 +112,25 @@ impl Reactor {
                 self.waits += 1;
                 epoll.unwatch(fd)
             }
+        }
+    }
+
+    /// Begins to read or write a file, on the ring; nothing is submitted before the next
+    /// [`Reactor::wait`]. The transfer owns its buffer until it is finished.
+    ///
+    /// # Errors
+    /// The transfer comes back where there is no ring, or when the ring is broken.
+    pub fn submit(&mut self, token: u64, transfer: Transfer) -> Result<(), Transfer> {
+        match &mut self.inner {
+            Inner::Uring(ring) => ring.submit(token, transfer),
+            Inner::Epoll(_) => Err(transfer),
+        }
+    }
+
+    /// Moves the transfers that finished since the last call to `finished`.
+    pub fn take_finished(&mut self, finished: &mut Vec<Finished>) {
+        if let Inner::Uring(ring) = &mut self.inner {
+            finished.append(&mut ring.finished);
         }
     }
 

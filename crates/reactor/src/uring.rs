@@ -1,6 +1,7 @@
 //! The loop over io_uring: multishot polls, one system call to submit and to wait.
 
 use crate::Event;
+use crate::disk::{Finished, Transfer};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::collections::HashMap;
 use std::io;
@@ -9,6 +10,8 @@ use std::time::Duration;
 
 /// Set in the user data of a removal; the rest is the number of the poll to be removed.
 const REMOVAL: u64 = 1 << 63;
+/// Set in the user data of a transfer; the rest is its place in the table.
+const TRANSFER: u64 = 1 << 62;
 
 #[derive(Clone, Copy)]
 struct Poll {
@@ -26,6 +29,10 @@ pub(crate) struct Uring {
     rearm: Vec<u64>,
     /// Removals that came while their poll was firing and have to be asked for again.
     remove: Vec<u64>,
+    /// Transfers that the kernel works on, which own their buffers here until it is done.
+    transfers: Vec<Option<(u64, Transfer)>>,
+    free_transfers: Vec<usize>,
+    pub(crate) finished: Vec<Finished>,
 }
 
 impl std::fmt::Debug for Uring {
@@ -57,13 +64,16 @@ impl Uring {
             next: 0,
             rearm: Vec::new(),
             remove: Vec::new(),
+            transfers: Vec::new(),
+            free_transfers: Vec::new(),
+            finished: Vec::new(),
         })
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: every entry pushed here is a poll or a removal, which name descriptors and
-            // tokens by value and refer to no memory of ours.
+            // SAFETY: polls and removals name descriptors and tokens by value. A transfer's buffer
+            // and file are kept in `transfers` until its completion, also when the ring is dropped.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -94,6 +104,42 @@ impl Uring {
 
     fn push_removal(&mut self, number: u64) -> io::Result<()> {
         self.push(&opcode::PollRemove::new(number).build().user_data(REMOVAL | number))
+    }
+
+    pub(crate) fn submit(&mut self, token: u64, mut transfer: Transfer) -> Result<(), Transfer> {
+        let fd = types::Fd(transfer.file.as_raw_fd());
+        let part = transfer.part();
+        let Ok(length) = u32::try_from(part.len()) else { return Err(transfer) };
+        let entry = if transfer.write {
+            let flags = if transfer.durable { libc::RWF_DSYNC } else { 0 };
+            let entry = opcode::Write::new(fd, part.as_ptr(), length).offset(transfer.offset);
+            entry.rw_flags(flags).build()
+        } else {
+            let part = transfer.part_mut();
+            opcode::Read::new(fd, part.as_mut_ptr(), length).offset(transfer.offset).build()
+        };
+        let place = self.free_transfers.pop().unwrap_or_else(|| {
+            self.transfers.push(None);
+            self.transfers.len() - 1
+        });
+        if self.push(&entry.user_data(TRANSFER | place as u64)).is_err() {
+            self.free_transfers.push(place);
+            return Err(transfer);
+        }
+        self.transfers[place] = Some((token, transfer));
+        Ok(())
+    }
+
+    fn transferred(
+        transfers: &mut [Option<(u64, Transfer)>],
+        free: &mut Vec<usize>,
+        place: usize,
+        result: i32,
+    ) -> Option<Finished> {
+        let (token, transfer) = transfers.get_mut(place)?.take()?;
+        free.push(place);
+        let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+        Some(Finished { token, result, buffer: transfer.buffer })
     }
 
     /// Returns true when a system call was made.
@@ -135,6 +181,13 @@ impl Uring {
         }
         for completion in self.ring.completion() {
             let number = completion.user_data();
+            if number & TRANSFER != 0 && number & REMOVAL == 0 {
+                let place = (number & !TRANSFER) as usize;
+                let result = completion.result();
+                let (transfers, free) = (&mut self.transfers, &mut self.free_transfers);
+                self.finished.extend(Self::transferred(transfers, free, place, result));
+                continue;
+            }
             if number & REMOVAL != 0 {
                 if completion.result() == -libc::EALREADY {
                     self.remove.push(number & !REMOVAL);
@@ -162,5 +215,27 @@ impl Uring {
             });
         }
         Ok(true)
+    }
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        // The kernel may still write to the buffers: they go when it is done with them.
+        while self.transfers.iter().any(Option::is_some) {
+            let done = match self.ring.submit_and_wait(1) {
+                Ok(_) => self.ring.completion().map(|c| c.user_data()).collect::<Vec<_>>(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => {
+                    // Leaking them is the only safe thing left.
+                    std::mem::forget(std::mem::take(&mut self.transfers));
+                    return;
+                }
+            };
+            for number in done {
+                if number & TRANSFER != 0 && number & REMOVAL == 0 {
+                    self.transfers[(number & !TRANSFER) as usize] = None;
+                }
+            }
+        }
     }
 }

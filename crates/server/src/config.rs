@@ -1,15 +1,21 @@
 //! What a server is told to do.
 
 use std::path::PathBuf;
+use std::time::Duration;
 use towline_net::address::Address;
+use towline_store::block::CacheMode;
 
 /// A server's settings.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What to export.
     pub exports: Vec<Export>,
+    /// Disks to export; the first is the default one of NBD, with the empty name.
+    pub disks: Vec<DiskExport>,
     /// Where to listen.
     pub listen: Vec<Address>,
+    /// Where to listen for NBD clients.
+    pub nbd: Vec<Address>,
     /// Threads that serve, each with its own event loop.
     pub cores: usize,
     /// Bytes of all buffers for data on its way, whatever the number of clients.
@@ -57,11 +63,39 @@ pub enum ExportKind {
     Memory(u64),
 }
 
+/// One disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskExport {
+    /// Its name; not empty.
+    pub name: String,
+    /// What it is.
+    pub kind: DiskKind,
+    /// Refuse all changes.
+    pub read_only: bool,
+}
+
+/// What a disk is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DiskKind {
+    /// A file or block device.
+    File(PathBuf, CacheMode),
+    /// Memory, of so many bytes.
+    Memory(u64),
+    /// Stripes of so many bytes over files or block devices.
+    Stripe(u64, Vec<PathBuf>, CacheMode),
+    /// Memory of so many bytes that behaves like a device with a latency and a bandwidth (bytes a
+    /// second, 0: unlimited). For experiments.
+    Delay(u64, Duration, u64),
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
             exports: Vec::new(),
+            disks: Vec::new(),
             listen: Vec::new(),
+            nbd: Vec::new(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             buffer_limit: 256 << 20,
             engine: EngineWish::Automatic,

@@ -1,12 +1,14 @@
 //! A core: one thread with its event loop, lanes and sessions.
 
 use crate::caller::Callers;
+use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::families::Families;
 use crate::grants::{Grant, Running, Served};
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
 use crate::messages::send_reply;
+use crate::nbd::Nbd;
 use crate::offload::{Job, Offload};
 use crate::serving::Serving;
 use crate::stats::CoreStatistics;
@@ -19,7 +21,7 @@ use std::time::{Duration, Instant};
 use towline_mem::Pool;
 use towline_net::address::Listener;
 use towline_net::{Flushed, Incoming, Link, ShmLink};
-use towline_reactor::{Event, Reactor};
+use towline_reactor::{Event, Finished, Reactor};
 use towline_session::locks::{Locked, Locks, Owner, Waiter};
 use towline_session::{Context, Step};
 use towline_wire::{Header, Kind};
@@ -27,6 +29,7 @@ use towline_wire::{Header, Kind};
 /// What all cores share.
 pub(crate) struct Shared {
     pub(crate) exports: Exports,
+    pub(crate) disks: Disks,
     pub(crate) locks: Mutex<Locks>,
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) offload: Offload,
@@ -55,6 +58,7 @@ impl Shared {
 
 const LISTENER_TOKENS: u64 = 1 << 32;
 const BELL_TOKEN: u64 = 1 << 33;
+pub(crate) const NBD_TOKENS: u64 = 1 << 34;
 /// Bytes read at once from any lane; one such buffer serves all lanes of a core.
 const SCRATCH_BYTES: usize = 128 * 1024;
 /// How long to look for more work in shared memory before sleeping.
@@ -66,6 +70,15 @@ const TICK: Duration = Duration::from_secs(1);
 /// How long a server that shuts down waits for requests under way.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// What is spoken on a listening socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// Ours.
+    Towline,
+    /// NBD.
+    Nbd,
+}
+
 /// One core of a server.
 pub(crate) struct Core {
     pub(crate) index: usize,
@@ -73,12 +86,15 @@ pub(crate) struct Core {
     pub(crate) statistics: Arc<CoreStatistics>,
     pub(crate) mailbox: Mailbox,
     pub(crate) reactor: Reactor,
-    pub(crate) listeners: Vec<Listener>,
+    pub(crate) listeners: Vec<(Listener, Protocol)>,
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) free_lanes: Vec<usize>,
     pub(crate) shm_lanes: Vec<usize>,
     pub(crate) sessions: HashMap<u64, Served>,
     pub(crate) callers: Callers,
+    pub(crate) nbd: Nbd,
+    /// Transfers that the ring finished; kept for its memory.
+    pub(crate) finished: Vec<Finished>,
     pool: Arc<Pool>,
     /// Transfers that wait for their next grant, in turn.
     pub(crate) grant_queue: VecDeque<(u64, u16)>,
@@ -98,13 +114,14 @@ impl Core {
         shared: Arc<Shared>,
         statistics: Arc<CoreStatistics>,
         mut reactor: Reactor,
-        listeners: Vec<Listener>,
+        listeners: Vec<(Listener, Protocol)>,
         pool: Arc<Pool>,
+        disk_limits: towline_block::Limits,
     ) -> io::Result<Self> {
         let mailbox = shared.mailboxes[index].clone();
         use std::os::fd::AsFd;
         reactor.watch(mailbox.bell.fd().as_fd(), BELL_TOKEN)?;
-        for (number, listener) in listeners.iter().enumerate() {
+        for (number, (listener, _)) in listeners.iter().enumerate() {
             reactor.watch(listener.fd(), LISTENER_TOKENS + number as u64)?;
         }
         let callers = Callers::new(shared.identity, shared.squash_root);
@@ -119,6 +136,8 @@ impl Core {
             shm_lanes: Vec::new(),
             sessions: HashMap::new(),
             callers,
+            nbd: Nbd::new(disk_limits),
+            finished: Vec::new(),
             pool,
             grant_queue: VecDeque::new(),
             dirty: Vec::new(),
@@ -136,9 +155,11 @@ impl Core {
         let mut events = Vec::with_capacity(256);
         let mut turns = 0u32;
         loop {
-            let busy = self.spin_or_prepare_sleep() || !self.resumable.is_empty();
+            let shm_busy = self.spin_or_prepare_sleep() || !self.resumable.is_empty();
+            let nbd_busy = self.nbd.is_busy();
+            let busy = shm_busy || nbd_busy;
             // While shared memory keeps a core busy, a look at the sockets now and then will do.
-            turns = if busy { turns + 1 } else { 0 };
+            turns = if shm_busy && !nbd_busy { turns + 1 } else { 0 };
             if turns.is_multiple_of(SOCKET_TURNS) {
                 let timeout = if busy { Some(Duration::ZERO) } else { self.timeout() };
                 if let Err(error) = self.reactor.wait(timeout, &mut events) {
@@ -150,6 +171,7 @@ impl Core {
                 }
                 self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             }
+            self.finish_transfers();
             for event in events.drain(..) {
                 self.event(event, &mut scratch);
             }
@@ -161,6 +183,7 @@ impl Core {
             }
             self.grant();
             self.flush_dirty();
+            self.turn_nbd(&mut scratch);
             if self.ticking && self.ticked.elapsed() >= TICK {
                 self.tick();
             }
@@ -212,7 +235,7 @@ impl Core {
         {
             return Some(Duration::from_millis(1));
         }
-        (self.ticking || self.draining.is_some()).then_some(TICK)
+        (self.ticking || self.draining.is_some() || self.nbd.is_starving()).then_some(TICK)
     }
 
     fn event(&mut self, event: Event, scratch: &mut [u8]) {
@@ -222,6 +245,9 @@ impl Core {
                 for mail in self.mailbox.take() {
                     self.mail(mail, scratch);
                 }
+            }
+            token if token >= NBD_TOKENS => {
+                self.nbd_event((token - NBD_TOKENS) as usize, event, scratch);
             }
             token if token >= LISTENER_TOKENS => {
                 self.accept((token - LISTENER_TOKENS) as usize, scratch);
@@ -266,17 +292,23 @@ impl Core {
                 running.compound.locked(Ok(()));
                 self.drive(session, waiter.slot, running);
             }
+            Mail::NbdLane(link, over) => self.add_nbd_lane(link, over, scratch),
+            Mail::Transferred { token, result, buffer } => {
+                self.finish_transfer(token, result, buffer);
+            }
+            Mail::Answered { token, result } => self.nbd.engine.answered(token, result),
             Mail::Shutdown => self.begin_shutdown(),
         }
     }
 
     fn begin_shutdown(&mut self) {
         self.draining = Some(Instant::now());
-        for listener in &self.listeners {
+        for (listener, _) in &self.listeners {
             // The loop ends soon; a listener that is still watched would only be ignored.
             let _ = self.reactor.unwatch(listener.fd(), u64::MAX - 1);
         }
         self.listeners.clear();
+        self.shared.disks.shut_down();
         let mut header = Header::new(Kind::Notice, 0, 0);
         header.flags = towline_wire::header::notice::SHUTDOWN;
         for index in 0..self.lanes.len() {
@@ -294,7 +326,7 @@ impl Core {
             .values()
             .any(|s| s.running.iter().flatten().any(|r| r.compound.missing().is_none()));
         let unsent = self.lanes.iter().flatten().any(|l| !l.out.is_empty());
-        (!running && !unsent) || since.elapsed() > DRAIN
+        (!running && !unsent && !self.nbd.has_unanswered()) || since.elapsed() > DRAIN
     }
 
     /// Reads from a lane what was left because too much was unsent.
@@ -384,8 +416,14 @@ impl Core {
                     let sequence = running.sequence;
                     running.expected = bytes;
                     self.expect(session, |lane| lane.expected += bytes);
+                    let work = move || {
+                        let start = Instant::now();
+                        let result = work();
+                        let took = elapsed_ns(start);
+                        Mail::Unblocked { session, slot, sequence, result, took }
+                    };
                     let reply_to = self.mailbox.clone();
-                    self.shared.offload.run(Job { work, reply_to, session, slot, sequence });
+                    self.shared.offload.run(Job { work: Box::new(work), reply_to });
                 }
                 Step::Lock(file, waiter, wait) => {
                     let outcome = self.shared.locks.lock().lock(file, waiter, wait);

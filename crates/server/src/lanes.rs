@@ -1,7 +1,7 @@
 //! Coming and going of lanes and sessions on a core.
 
 use crate::caller::peer_of;
-use crate::core::Core;
+use crate::core::{Core, Protocol};
 use crate::grants::Served;
 use crate::handshake;
 use crate::lane::Lane;
@@ -26,16 +26,24 @@ const SHM_LANES_MAX: usize = 64;
 impl Core {
     pub(crate) fn accept(&mut self, number: usize, scratch: &mut [u8]) {
         loop {
-            let Some(listener) = self.listeners.get(number) else { return };
+            let Some((listener, protocol)) = self.listeners.get(number) else { return };
+            let protocol = *protocol;
             match listener.accept() {
                 Ok(link) => {
                     let link = Arc::new(link);
                     let cores = self.shared.mailboxes.len();
                     let core = self.shared.next_core.fetch_add(1, Ordering::Relaxed) % cores;
-                    if core == self.index {
-                        self.add_lane(link, None, scratch);
-                    } else {
-                        self.shared.mailboxes[core].send(Mail::Lane(link));
+                    match protocol {
+                        Protocol::Towline if core == self.index => {
+                            self.add_lane(link, None, scratch);
+                        }
+                        Protocol::Nbd if core == self.index => {
+                            self.add_nbd_lane(link, None, scratch);
+                        }
+                        Protocol::Towline => self.shared.mailboxes[core].send(Mail::Lane(link)),
+                        Protocol::Nbd => {
+                            self.shared.mailboxes[core].send(Mail::NbdLane(link, None));
+                        }
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

@@ -8,6 +8,7 @@
 mod caller;
 mod config;
 mod core;
+mod disks;
 mod exports;
 mod families;
 mod grants;
@@ -16,10 +17,12 @@ mod lane;
 mod lanes;
 mod mailbox;
 mod messages;
+mod nbd;
 mod offload;
 mod server;
 mod serving;
 mod stats;
 
-pub use config::{Config, EngineWish, Export, ExportKind};
+pub use config::{Config, DiskExport, DiskKind, EngineWish, Export, ExportKind};
 pub use server::{Server, StartError};
+pub use towline_store::block::CacheMode;

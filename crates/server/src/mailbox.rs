@@ -4,6 +4,9 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use towline_block::Status;
+use towline_mem::PoolBuffer;
 use towline_net::{Doorbell, Link};
 use towline_session::BlockingResult;
 use towline_session::locks::Waiter;
@@ -13,6 +16,12 @@ use towline_wire::Hello;
 pub(crate) enum Mail {
     /// Serve this new connection.
     Lane(Arc<Link>),
+    /// Serve this new connection of an NBD client; the sender is dropped when it is over.
+    NbdLane(Arc<Link>, Option<Sender<()>>),
+    /// A transfer of a disk is over.
+    Transferred { token: u64, result: io::Result<usize>, buffer: PoolBuffer },
+    /// What a disk was asked is answered.
+    Answered { token: u64, result: io::Result<Vec<Vec<Status>>> },
     /// This lane's hello names a session of yours.
     Join(Arc<Link>, Hello),
     /// Blocking work of this session's slot is done; nanoseconds it took.

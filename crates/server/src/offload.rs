@@ -4,8 +4,7 @@ use crate::mailbox::{Mail, Mailbox};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use towline_session::Blocking;
+use std::time::Duration;
 use towline_store::Caller;
 
 /// Most threads at once: enough to keep a device's queue busy.
@@ -13,13 +12,10 @@ const THREADS_MAX: usize = 16;
 /// An idle thread ends after this long.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// One piece of work and where its result goes.
+/// One piece of work, which returns its result as a message, and where that goes.
 pub(crate) struct Job {
-    pub(crate) work: Blocking,
+    pub(crate) work: Box<dyn FnOnce() -> Mail + Send>,
     pub(crate) reply_to: Mailbox,
-    pub(crate) session: u64,
-    pub(crate) slot: u16,
-    pub(crate) sequence: u32,
 }
 
 #[derive(Default)]
@@ -64,11 +60,8 @@ impl Offload {
 }
 
 fn execute(job: Job) {
-    let Job { work, reply_to, session, slot, sequence } = job;
-    let start = Instant::now();
-    let result = work();
-    let took = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    reply_to.send(Mail::Unblocked { session, slot, sequence, result, took });
+    let mail = (job.work)();
+    job.reply_to.send(mail);
 }
 
 fn work(shared: &(Mutex<State>, Condvar)) {

@@ -1,7 +1,8 @@
 //! Starting and stopping a server.
 
-use crate::config::{Config, EngineWish, Export};
-use crate::core::{Core, Shared};
+use crate::config::{Config, DiskExport, EngineWish, Export};
+use crate::core::{Core, Protocol, Shared};
+use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::families::Families;
 use crate::lanes::random;
@@ -14,18 +15,26 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
+use towline_block::Limits;
 use towline_mem::Pool;
+use towline_net::Link;
 use towline_net::address::{Address, Listener};
 use towline_reactor::{Engine, Reactor};
 use towline_session::locks::Locks;
 use towline_wire::hello::local_socket_name;
 use towline_wire::limits::FRAGMENT_BYTES_MAX;
 
+/// Buffers for the small requests of disks that have to wait for a device.
+const SMALL_BYTES: usize = 16 * 1024;
+/// Bytes of one connection that may be under way from a disk to the network.
+const OWNER_BYTES_MAX: u64 = 1 << 20;
+
 /// A running server. Dropping it stops it.
 pub struct Server {
     shared: Arc<Shared>,
     statistics: Arc<Statistics>,
     addresses: Vec<Address>,
+    nbd_addresses: Vec<Address>,
     threads: Vec<JoinHandle<()>>,
     engine: Engine,
 }
@@ -40,8 +49,6 @@ pub enum StartError {
     Listen(Address, io::Error),
     /// An address is reachable from elsewhere and nothing protects it.
     Insecure(Address),
-    /// Nothing to listen on.
-    NoAddress,
     /// The event loop asked for cannot be had.
     Engine(io::Error),
     /// The machine refused something else.
@@ -59,9 +66,6 @@ impl fmt::Display for StartError {
                  authenticated yet; listen on loopback or a Unix socket, or say --insecure if \
                  everyone on that network may read and write the exports"
             ),
-            Self::NoAddress => {
-                f.write_str("nothing to listen on; try --listen tcp://127.0.0.1:7440")
-            }
             Self::Engine(error) => {
                 write!(f, "event loop: io_uring cannot be had: {error}; try --engine epoll")
             }
@@ -84,24 +88,39 @@ impl Server {
                 Listener::bind(address).map_err(|e| StartError::Listen(address.clone(), e))?;
             listeners.push(listener);
         }
-        Self::start_on(config, listeners)
+        let mut nbd = Vec::new();
+        for address in &config.nbd {
+            let listener =
+                Listener::bind(address).map_err(|e| StartError::Listen(address.clone(), e))?;
+            nbd.push(listener);
+        }
+        Self::start_on(config, listeners, nbd)
     }
 
-    /// Starts serving on sockets that already listen (from a service manager).
+    /// Starts serving on sockets that already listen (from a service manager): our own protocol on
+    /// the first ones, NBD on the others. Without any it serves only what [`Server::serve_nbd`]
+    /// gives it.
     ///
     /// # Errors
     /// See [`StartError`].
-    pub fn start_on(config: &Config, mut listeners: Vec<Listener>) -> Result<Self, StartError> {
-        if listeners.is_empty() {
-            return Err(StartError::NoAddress);
-        }
-        let mut addresses = Vec::new();
-        for listener in &listeners {
+    pub fn start_on(
+        config: &Config,
+        listeners: Vec<Listener>,
+        nbd: Vec<Listener>,
+    ) -> Result<Self, StartError> {
+        let ours = listeners.into_iter().map(|listener| (listener, Protocol::Towline));
+        let nbd = nbd.into_iter().map(|listener| (listener, Protocol::Nbd));
+        let mut listeners: Vec<_> = ours.chain(nbd).collect();
+        let (mut addresses, mut nbd_addresses) = (Vec::new(), Vec::new());
+        for (listener, protocol) in &listeners {
             let address = listener.address().map_err(StartError::System)?;
             if !address.is_local() && !config.insecure {
                 return Err(StartError::Insecure(address));
             }
-            addresses.push(address);
+            match protocol {
+                Protocol::Towline => addresses.push(address),
+                Protocol::Nbd => nbd_addresses.push(address),
+            }
         }
         let local_socket = add_local_socket(&mut listeners);
         // Modes that clients ask for are already masked by their own umask.
@@ -110,9 +129,11 @@ impl Server {
         let statistics = Statistics::new(cores);
         let exports =
             Exports::new(&config.exports, statistics.clone()).map_err(StartError::Export)?;
+        let disks = Disks::new(&config.disks).map_err(StartError::Export)?;
         let mailboxes: Result<Vec<Mailbox>, _> = (0..cores).map(|_| Mailbox::new()).collect();
         let shared = Arc::new(Shared {
             exports,
+            disks,
             locks: Mutex::new(Locks::default()),
             mailboxes: mailboxes.map_err(StartError::System)?,
             offload: Offload::default(),
@@ -124,11 +145,13 @@ impl Server {
             identity: config.identity,
             squash_root: !config.no_root_squash,
         });
-        let buffers = (config.buffer_limit / cores as u64 / FRAGMENT_BYTES_MAX as u64).max(2);
+        let share = config.buffer_limit / cores as u64;
+        let buffers = (share / FRAGMENT_BYTES_MAX as u64).max(2);
         let mut server = Self {
             shared: shared.clone(),
             statistics: statistics.clone(),
             addresses,
+            nbd_addresses,
             threads: Vec::new(),
             engine: Engine::Epoll,
         };
@@ -136,6 +159,14 @@ impl Server {
         for index in 0..cores {
             let pool = Pool::new(FRAGMENT_BYTES_MAX, buffers as usize);
             statistics.pools.lock().push(pool.clone());
+            // The same bound once more for disks, an eighth of it in small pieces.
+            let small = ((share / 8) / SMALL_BYTES as u64).max(16);
+            let limits = Limits {
+                fragments: Pool::new(FRAGMENT_BYTES_MAX, buffers as usize),
+                small: Pool::new(SMALL_BYTES, small as usize),
+                owner_bytes_max: OWNER_BYTES_MAX,
+            };
+            statistics.pools.lock().extend([limits.fragments.clone(), limits.small.clone()]);
             let (shared, core_statistics) = (shared.clone(), statistics.cores[index].clone());
             // Connections are accepted by the first core and dealt out to all.
             let listeners = listeners.take().unwrap_or_default();
@@ -152,7 +183,7 @@ impl Server {
                     Err(error) => return drop(started.send(Err(StartError::Engine(error)))),
                 };
                 let engine = reactor.engine();
-                match Core::new(index, shared, core_statistics, reactor, listeners, pool) {
+                match Core::new(index, shared, core_statistics, reactor, listeners, pool, limits) {
                     Ok(core) => {
                         // Nobody waits for this only when the start was given up.
                         let _ = started.send(Ok(engine));
@@ -179,6 +210,29 @@ impl Server {
     #[must_use]
     pub fn addresses(&self) -> &[Address] {
         &self.addresses
+    }
+
+    /// Where it listens for NBD clients.
+    #[must_use]
+    pub fn nbd_addresses(&self) -> &[Address] {
+        &self.nbd_addresses
+    }
+
+    /// Serves one NBD client that is connected already; returns when it is gone.
+    pub fn serve_nbd(&self, link: Link) {
+        let (over, gone) = std::sync::mpsc::channel();
+        self.shared.mailboxes[0].send(Mail::NbdLane(Arc::new(link), Some(over)));
+        // Nothing is ever sent: the core drops its end.
+        let _ = gone.recv();
+    }
+
+    /// Makes these the disks. Those that stay the same keep their connections, and may be changed
+    /// again if a flush had failed.
+    ///
+    /// # Errors
+    /// A disk cannot be served; then nothing changed.
+    pub fn replace_disks(&self, disks: &[DiskExport]) -> io::Result<()> {
+        self.shared.disks.replace(disks)
     }
 
     /// The event loop in use: `io_uring` or `epoll`.
@@ -231,14 +285,17 @@ impl Drop for Server {
 }
 
 /// Where there is TCP, listens also on a socket to which clients on this machine move; its number.
-fn add_local_socket(listeners: &mut Vec<Listener>) -> u64 {
-    if !listeners.iter().any(|listener| matches!(listener, Listener::Tcp(_))) {
+fn add_local_socket(listeners: &mut Vec<(Listener, Protocol)>) -> u64 {
+    let ours_on_tcp = |(listener, protocol): &(Listener, Protocol)| {
+        matches!(listener, Listener::Tcp(_)) && *protocol == Protocol::Towline
+    };
+    if !listeners.iter().any(ours_on_tcp) {
         return 0;
     }
     let number = random() | 1;
     match Listener::bind(&Address::Abstract(local_socket_name(number))) {
         Ok(listener) => {
-            listeners.push(listener);
+            listeners.push((listener, Protocol::Towline));
             number
         }
         Err(error) => {

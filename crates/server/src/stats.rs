@@ -15,6 +15,25 @@ use towline_mem::Pool;
 use towline_net::Counters;
 use towline_wire::Request;
 
+/// First tag of the commands of NBD, in the order of their numbers; requests of ours have smaller
+/// tags.
+pub(crate) const NBD_TAGS: u8 = 48;
+const NBD_NAMES: [&str; 8] = [
+    "nbd_read",
+    "nbd_write",
+    "nbd_disconnect",
+    "nbd_flush",
+    "nbd_trim",
+    "nbd_cache",
+    "nbd_write_zeroes",
+    "nbd_block_status",
+];
+
+fn operation_name(tag: usize) -> &'static str {
+    let nbd = tag.checked_sub(usize::from(NBD_TAGS)).and_then(|number| NBD_NAMES.get(number));
+    nbd.copied().unwrap_or_else(|| Request::tag_name(tag as u8))
+}
+
 /// Stages of a request, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stages {
@@ -163,7 +182,7 @@ impl Statistics {
             for (tag, count) in core.by_operation.iter().enumerate() {
                 let count = count.load(Ordering::Relaxed);
                 if count > 0 {
-                    *operations.entry(Request::tag_name(tag as u8)).or_insert(0) += count;
+                    *operations.entry(operation_name(tag)).or_insert(0) += count;
                 }
             }
             let histograms = core.histograms.lock();

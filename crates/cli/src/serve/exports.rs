@@ -1,7 +1,8 @@
 //! The grammar of exports and sizes on the command line and in the configuration file.
 
 use std::path::PathBuf;
-use towline_server::{Export, ExportKind};
+use std::time::Duration;
+use towline_server::{CacheMode, DiskExport, DiskKind, Export, ExportKind};
 
 /// `NAME=PATH[:ro]`.
 pub(crate) fn parse_directory(text: &str) -> Result<Export, String> {
@@ -18,8 +19,59 @@ pub(crate) fn parse_memory(text: &str) -> Result<Export, String> {
     Ok(Export { name, kind: ExportKind::Memory(parse_bytes(&size)?), read_only })
 }
 
-/// Splits off the name and the options, and undoes the escapes of what is between.
-fn parse(text: &str) -> Result<(String, String, bool), String> {
+/// `NAME=PATH[:ro][:direct|:cached|:read-direct]`, or in place of the path `mem:SIZE`,
+/// `stripe:CHUNK:PATH,PATH...` or `delay:SIZE:MICROSECONDS:BYTES` (a second).
+pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
+    let (name, parts) = split(text)?;
+    let mut parts = parts.into_iter();
+    let first = parts.next().unwrap_or_default();
+    let mut need = |what: &str| parts.next().ok_or_else(|| format!("no {what} after \"{first}:\""));
+    let mut kind = match first.as_str() {
+        "" => return Err("no path after \"=\"".into()),
+        "mem" => DiskKind::Memory(parse_bytes(&need("size")?)?),
+        "stripe" => {
+            let chunk = parse_bytes(&need("chunk size")?)?;
+            let paths: Vec<PathBuf> = need("paths")?.split(',').map(PathBuf::from).collect();
+            DiskKind::Stripe(chunk, paths, CacheMode::default())
+        }
+        "delay" => {
+            let size = parse_bytes(&need("size")?)?;
+            let latency = need("latency")?;
+            let latency = latency
+                .parse()
+                .map_err(|_| format!("\"{latency}\" is no number of microseconds"))?;
+            let bandwidth = need("bandwidth")?;
+            let bandwidth = if bandwidth == "0" { 0 } else { parse_bytes(&bandwidth)? };
+            DiskKind::Delay(size, Duration::from_micros(latency), bandwidth)
+        }
+        path => DiskKind::File(PathBuf::from(path), CacheMode::default()),
+    };
+    let mut read_only = false;
+    for option in parts {
+        let mode = match option.as_str() {
+            "ro" => {
+                read_only = true;
+                continue;
+            }
+            "cached" => CacheMode::Cached,
+            "direct" => CacheMode::Direct,
+            "read-direct" => CacheMode::ReadDirect,
+            other => return Err(unknown(other)),
+        };
+        match &mut kind {
+            DiskKind::File(_, place) | DiskKind::Stripe(_, _, place) => *place = mode,
+            _ => return Err(format!("option \":{option}\" needs a file or device")),
+        }
+    }
+    Ok(DiskExport { name, kind, read_only })
+}
+
+fn unknown(option: &str) -> String {
+    format!("unknown option \":{option}\" (a colon in a path is written \"\\:\")")
+}
+
+/// Splits off the name, cuts the rest at colons and undoes escapes.
+fn split(text: &str) -> Result<(String, Vec<String>), String> {
     let (name, rest) = text.split_once('=').ok_or("expected NAME=...")?;
     let mut parts = vec![String::new()];
     let mut characters = rest.chars();
@@ -33,20 +85,22 @@ fn parse(text: &str) -> Result<(String, String, bool), String> {
             other => parts.last_mut().ok_or("no value")?.push(other),
         }
     }
+    Ok((name.to_owned(), parts))
+}
+
+/// The name, the value and whether it is read-only, of an export with no other options.
+fn parse(text: &str) -> Result<(String, String, bool), String> {
+    let (name, mut parts) = split(text)?;
     let value = parts.remove(0);
     let mut read_only = false;
     for option in &parts {
         match option.as_str() {
             "ro" => read_only = true,
             "rw" => read_only = false,
-            other => {
-                return Err(format!(
-                    "unknown option \":{other}\" (a colon in a path is written \"\\:\")"
-                ));
-            }
+            other => return Err(unknown(other)),
         }
     }
-    Ok((name.to_owned(), value, read_only))
+    Ok((name, value, read_only))
 }
 
 /// A number of bytes: digits and perhaps K, M, G or T (powers of 1024).
@@ -67,6 +121,25 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn disks_are_read() {
+        let disk = |text| parse_disk(text).unwrap();
+        let file = |mode| DiskKind::File("/a:b".into(), mode);
+        assert_eq!(disk("d=/a\\:b").kind, file(CacheMode::Cached));
+        assert_eq!(disk("d=/a\\:b:direct").kind, file(CacheMode::Direct));
+        let both = disk("d=/a\\:b:ro:read-direct");
+        assert!(both.read_only && both.kind == file(CacheMode::ReadDirect));
+        assert_eq!(disk("d=mem:4G").kind, DiskKind::Memory(4 << 30));
+        let paths = vec!["/a".into(), "/b".into()];
+        let stripe = DiskKind::Stripe(65536, paths, CacheMode::Direct);
+        assert_eq!(disk("d=stripe:64K:/a,/b:direct").kind, stripe);
+        let delay = DiskKind::Delay(1 << 20, Duration::from_micros(50), 1 << 30);
+        assert_eq!(disk("d=delay:1M:50:1G").kind, delay);
+        for bad in ["d", "d=", "d=mem", "d=mem:", "d=mem:1G:direct", "d=/x:zz", "d=stripe:64K"] {
+            assert!(parse_disk(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn exports_are_read() {

@@ -1,19 +1,21 @@
 //! The configuration file of a server.
 
 use super::Engine;
-use super::exports::parse_bytes;
+use super::exports::{parse_bytes, parse_disk};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use towline_net::address::Address;
-use towline_server::{Export, ExportKind};
+use towline_server::{DiskExport, Export, ExportKind};
 
 /// What a file says.
 #[derive(Default)]
 pub(crate) struct FileSettings {
     pub(crate) exports: Vec<Export>,
+    pub(crate) disks: Vec<DiskExport>,
     pub(crate) listen: Vec<Address>,
+    pub(crate) nbd: Vec<String>,
     pub(crate) buffer_limit: Option<u64>,
     pub(crate) cores: Option<usize>,
     pub(crate) engine: Option<Engine>,
@@ -28,6 +30,8 @@ pub(crate) struct FileSettings {
 struct Raw {
     #[serde(default)]
     listen: Vec<String>,
+    #[serde(default)]
+    nbd: Vec<String>,
     buffer_limit: Option<String>,
     cores: Option<usize>,
     engine: Option<Engine>,
@@ -47,6 +51,7 @@ struct Raw {
 struct RawExport {
     dir: Option<PathBuf>,
     mem: Option<String>,
+    disk: Option<String>,
     #[serde(default)]
     read_only: bool,
 }
@@ -60,17 +65,25 @@ pub(crate) fn read(path: &Path) -> Result<FileSettings, String> {
 
 fn parse(text: &str) -> Result<FileSettings, String> {
     let raw: Raw = toml::from_str(text).map_err(|e| e.to_string())?;
-    let mut exports = Vec::new();
+    let (mut exports, mut disks) = (Vec::new(), Vec::new());
     for (name, export) in raw.export {
-        let kind = match (export.dir, export.mem) {
-            (Some(path), None) => ExportKind::Directory(path),
-            (None, Some(size)) => ExportKind::Memory(parse_bytes(&size)?),
-            _ => return Err(format!("export \"{name}\": expected either dir or mem")),
+        let kind = match (export.dir, export.mem, export.disk) {
+            (Some(path), None, None) => ExportKind::Directory(path),
+            (None, Some(size), None) => ExportKind::Memory(parse_bytes(&size)?),
+            (None, None, Some(disk)) => {
+                let mut disk = parse_disk(&format!("{name}={disk}"))?;
+                disk.read_only |= export.read_only;
+                disks.push(disk);
+                continue;
+            }
+            _ => return Err(format!("export \"{name}\": expected one of dir, mem and disk")),
         };
         exports.push(Export { name, kind, read_only: export.read_only });
     }
     Ok(FileSettings {
         exports,
+        disks,
+        nbd: raw.nbd,
         listen: raw.listen.iter().map(|a| Address::parse(a)).collect::<Result<_, _>>()?,
         buffer_limit: raw.buffer_limit.as_deref().map(parse_bytes).transpose()?,
         cores: raw.cores,
@@ -89,15 +102,17 @@ mod tests {
     #[test]
     fn a_file_says_all_that_flags_say() {
         let read = parse(
-            "listen = [\"tcp://127.0.0.1:1\"]\nbuffer-limit = \"1M\"\ncores = 3\nengine = \"epoll\"\n\
+            "nbd = [\"127.0.0.1:2\"]\nlisten = [\"tcp://127.0.0.1:1\"]\nbuffer-limit = \"1M\"\ncores = 3\nengine = \"epoll\"\n\
              identity = true\nno-root-squash = true\ninsecure = true\nmetrics = \"127.0.0.1:9\"\n\
-             [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\n",
+             [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\n\
+             [export.d]\ndisk = \"/d:direct\"\n",
         )
         .unwrap();
         assert_eq!(
             (read.exports.len(), read.cores, read.buffer_limit),
             (2, Some(3), Some(1 << 20))
         );
+        assert!(read.disks.len() == 1 && read.nbd.len() == 1);
         assert!(read.identity && read.no_root_squash && read.insecure && read.metrics.is_some());
     }
 

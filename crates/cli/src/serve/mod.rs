@@ -3,9 +3,11 @@
 mod exports;
 mod file;
 mod metrics;
+mod nbd;
 
-use exports::{parse_bytes, parse_directory, parse_memory};
+use exports::{parse_bytes, parse_directory, parse_disk, parse_memory};
 use listenfd::ListenFd;
+use nbd::Front;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -14,17 +16,29 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use towline_net::address::{Address, Listener};
-use towline_server::{Config, EngineWish, Export, Server};
+use towline_server::{Config, DiskExport, EngineWish, Export, Server};
 
 const EXAMPLES: &str = "\
 Exports:
   --dir NAME=PATH[:ro]    a directory of this machine; symbolic links never lead out of it
   --mem NAME=SIZE[:ro]    a file system in memory, gone when the server ends
+  --disk NAME=PATH[:ro][:cached|:direct|:read-direct]
+                          a file or block device; how it meets the page cache: all requests go
+                          through it (cached, the default), none that is aligned to 4096 bytes
+                          (direct), or writes only (read-direct)
+  --disk NAME=mem:SIZE    a disk in memory
+  --disk NAME=stripe:CHUNK:PATH,PATH,...[:ro][:MODE]
+                          stripes over several files or devices
+  --disk NAME=delay:SIZE:MICROSECONDS:BYTES
+                          memory with the latency and the bandwidth (bytes a second) of a device,
+                          for experiments
   A colon, or a backslash, in PATH is written with a backslash before it.
 
 Examples:
   towline serve --dir data=/srv/data --listen tcp://127.0.0.1:7440
   towline serve --dir pub=/srv/pub:ro --mem scratch=2G --listen unix:///run/towline.sock
+  towline serve --disk vm1=/dev/nvme0n1:direct --nbd 127.0.0.1:10809 --nbd unix:///run/nbd.sock
+  nbdinfo [ towline serve --disk img=x.raw --nbd - ]
   towline serve --config /etc/towline.toml --metrics 127.0.0.1:9440
 
 Configuration file (TOML), which says all that flags say; flags add to it:
@@ -35,9 +49,13 @@ Configuration file (TOML), which says all that flags say; flags add to it:
   read-only = true
   [export.scratch]
   mem = \"2G\"
+  [export.vm1]
+  disk = \"/dev/nvme0n1:direct\"
+
+NBD clients find each disk by its name, and the first one also by the empty name.
 
 Signals: TERM and INT end requests under way, tell clients and exit; HUP reads the exports of the
-configuration file again.
+configuration file again, and allows changes to a disk again whose flush had failed.
 
 Exit status: 0 told to end, 1 could not start, 2 wrong usage.";
 
@@ -51,6 +69,13 @@ pub(crate) struct Args {
     /// Memory file system to export.
     #[arg(long, value_name = "NAME=SIZE[:ro]", value_parser = parse_memory)]
     mem: Vec<Export>,
+    /// Disk to export.
+    #[arg(long, value_name = "NAME=PATH[:ro][:MODE]", value_parser = parse_disk)]
+    disk: Vec<DiskExport>,
+    /// Address to listen on for NBD clients: HOST:PORT or unix:///PATH; or "-": the sockets of a
+    /// service manager, else one client on standard input and output.
+    #[arg(long, value_name = "ADDRESS")]
+    nbd: Vec<Front>,
     /// Address to listen on: tcp://HOST:PORT or unix:///PATH.
     #[arg(long, value_name = "ADDRESS", value_parser = Address::parse)]
     listen: Vec<Address>,
@@ -93,13 +118,35 @@ pub(crate) enum Engine {
 }
 
 /// Flags and configuration file in one.
-fn settings(args: &Args) -> Result<(Config, Option<SocketAddr>), String> {
+struct Settings {
+    config: Config,
+    metrics: Option<SocketAddr>,
+    /// `--nbd -` was given.
+    nbd_standard: bool,
+}
+
+fn settings(args: &Args) -> Result<Settings, String> {
     let file = args.config.as_deref().map(file::read).transpose()?.unwrap_or_default();
     let defaults = Config::default();
     let mut exports = file.exports;
     exports.extend(args.dir.iter().chain(&args.mem).cloned());
-    if exports.is_empty() {
+    let mut disks = file.disks;
+    disks.extend(args.disk.iter().cloned());
+    if exports.is_empty() && disks.is_empty() {
         return Err("nothing to export; try --dir data=/srv/data or --mem scratch=1G".into());
+    }
+    if let Some(disk) = disks.iter().find(|d| exports.iter().any(|e| e.name == d.name)) {
+        return Err(format!("export \"{}\": name is used twice", disk.name));
+    }
+    let mut fronts = args.nbd.clone();
+    for text in &file.nbd {
+        fronts.push(text.parse()?);
+    }
+    if !fronts.is_empty() && disks.is_empty() {
+        return Err("--nbd: there is no disk to serve; try --disk img=/srv/img.raw".into());
+    }
+    if fronts.is_empty() && !disks.is_empty() {
+        return Err("--disk: nobody could reach it; say where with --nbd 127.0.0.1:10809".into());
     }
     let mut listen = file.listen;
     listen.extend(args.listen.iter().cloned());
@@ -110,7 +157,9 @@ fn settings(args: &Args) -> Result<(Config, Option<SocketAddr>), String> {
     };
     let config = Config {
         exports,
+        disks,
         listen,
+        nbd: fronts.iter().filter_map(Front::address).collect(),
         cores: args.cores.or(file.cores).unwrap_or(defaults.cores),
         buffer_limit: args.buffer_limit.or(file.buffer_limit).unwrap_or(defaults.buffer_limit),
         engine,
@@ -121,7 +170,8 @@ fn settings(args: &Args) -> Result<(Config, Option<SocketAddr>), String> {
     if config.identity && !rustix::process::geteuid().is_root() {
         return Err("--identity: only root can act as other users; start as root, or leave it out to serve as yourself".into());
     }
-    Ok((config, args.metrics.or(file.metrics)))
+    let nbd_standard = fronts.iter().any(|front| front.address().is_none());
+    Ok(Settings { config, metrics: args.metrics.or(file.metrics), nbd_standard })
 }
 
 /// Runs the command.
@@ -136,27 +186,40 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn serve(args: &Args) -> Result<(), String> {
-    let (mut config, metrics) = settings(args)?;
+    let Settings { mut config, metrics, nbd_standard } = settings(args)?;
     // Before anything else, so that no signal is lost while starting.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
     let inherited = inherited_listeners()?;
-    if inherited.is_empty() && config.listen.is_empty() {
+    // Disks are not reached at our own address yet.
+    if inherited.is_empty() && config.listen.is_empty() && !config.exports.is_empty() {
         config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
     }
     raise_descriptor_limit();
+    let standard = nbd_standard && inherited.is_empty();
     let server = if inherited.is_empty() {
         Server::start(&config)
+    } else if nbd_standard {
+        Server::start_on(&config, Vec::new(), inherited)
     } else {
-        Server::start_on(&config, inherited)
+        Server::start_on(&config, inherited, Vec::new())
     };
     let server = server.map_err(|error| error.to_string())?;
+    if standard {
+        server.serve_nbd(nbd::standard_link()?);
+        server.stop();
+        return Ok(());
+    }
     if let Some(address) = metrics {
         let bound = metrics::start(address, config.insecure, server.prometheus())?;
         eprintln!("towline: metrics on http://{bound}/metrics");
     }
     for address in server.addresses() {
         eprintln!("towline: listening on {address} ({}, {} cores)", server.engine(), config.cores);
+    }
+    for address in server.nbd_addresses() {
+        let (engine, cores) = (server.engine(), config.cores);
+        eprintln!("towline: listening for NBD on {address} ({engine}, {cores} cores)");
     }
     if server.engine() == "epoll" && config.engine == EngineWish::Automatic {
         eprintln!(
@@ -169,9 +232,11 @@ fn serve(args: &Args) -> Result<(), String> {
             break;
         }
         notify(&[NotifyState::Reloading]);
-        match settings(args)
-            .and_then(|(next, _)| server.replace_exports(&next.exports).map_err(|e| e.to_string()))
-        {
+        let again = settings(args).and_then(|Settings { config: next, .. }| {
+            server.replace_exports(&next.exports).map_err(|e| e.to_string())?;
+            server.replace_disks(&next.disks).map_err(|e| e.to_string())
+        });
+        match again {
             Ok(()) => eprintln!("towline: read the configuration again"),
             Err(message) => eprintln!("towline: serve: keeping the old configuration: {message}"),
         }

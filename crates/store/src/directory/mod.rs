@@ -29,7 +29,7 @@ mod open_file;
 mod open_flags;
 mod resolve;
 mod store;
-mod system;
+pub(crate) mod system;
 #[cfg(test)]
 mod tests;
 

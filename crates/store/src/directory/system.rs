@@ -29,7 +29,7 @@ struct CacheState {
 ///
 /// # Errors
 /// `EAGAIN` when the first byte is not in memory, `EOPNOTSUPP` when the file system cannot tell.
-pub(super) fn read_resident(
+pub(crate) fn read_resident(
     file: impl AsFd,
     target: &mut Vec<u8>,
     offset: u64,
@@ -50,7 +50,7 @@ pub(super) fn read_resident(
 ///
 /// # Errors
 /// `ENOSYS` before Linux 6.5, `EPERM` for files that this process may not write.
-pub(super) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<u64, Errno> {
+pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<u64, Errno> {
     let range = CacheRange { offset, length };
     let mut state = CacheState::default();
     let fd = file.as_fd().as_raw_fd();
@@ -60,7 +60,7 @@ pub(super) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
 }
 
 /// Bytes of a page of this machine.
-pub(super) fn page_bytes() -> u64 {
+pub(crate) fn page_bytes() -> u64 {
     // SAFETY: the call has no conditions.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     // It is known on every Linux; the smallest there is makes the caller doubt, not err.

@@ -1,0 +1,618 @@
+//! The engine.
+
+use crate::Disk;
+use crate::request::{Driver, Output, Piece, Read, Status, Times, Waiting, Work, Write};
+use crate::slab::{Key, Slab};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use towline_mem::{Aggregate, Pool, PoolBuffer, Segment};
+use towline_store::{Direction, Now};
+
+/// What one core may hold.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Buffers for fragments; their size is the largest fragment.
+    pub fragments: Arc<Pool>,
+    /// Buffers for requests that are smaller.
+    pub small: Arc<Pool>,
+    /// Bytes of one owner that may be under way from the disk to the network.
+    pub owner_bytes_max: u64,
+}
+
+/// Longest run of pages that is handed over as one piece.
+const LENT_BYTES_MAX: u64 = 4 << 20;
+/// Shorter holes are read like data.
+const HOLE_BYTES_MIN: u64 = 64 * 1024;
+
+/// A connection, as the engine knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OwnerKey(Key);
+
+/// A request under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestKey(Key);
+
+#[derive(Debug, Default)]
+struct Owner {
+    /// Reads of which something has still to be begun.
+    reads: VecDeque<Key>,
+    /// In the line of those that want something begun.
+    in_line: bool,
+    /// Bytes under way from the disk, and bytes handed over that the front still holds.
+    in_flight: u64,
+    unsent: u64,
+    /// Requests under way.
+    requests: usize,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Read(Read),
+    Write(Write),
+    Other,
+}
+
+#[derive(Debug)]
+struct Request<T> {
+    tag: T,
+    owner: Key,
+    kind: Kind,
+    arrived: Instant,
+    disk_since: Option<Instant>,
+}
+
+/// A fragment that the disk works on.
+#[derive(Debug)]
+struct Fragment {
+    request: Key,
+    offset: u64,
+    length: u64,
+    /// Bytes of it that were moved already.
+    done: u64,
+}
+
+/// The fragment engine of a core. `T` is what a front calls a request.
+#[derive(Debug)]
+pub struct Engine<T> {
+    limits: Limits,
+    owners: Slab<Owner>,
+    requests: Slab<Request<T>>,
+    fragments: Slab<Fragment>,
+    line: VecDeque<Key>,
+    outputs: VecDeque<Output<T>>,
+}
+
+impl<T: Copy> Engine<T> {
+    /// An engine with these limits.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            owners: Slab::default(),
+            requests: Slab::default(),
+            fragments: Slab::default(),
+            line: VecDeque::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// A new connection.
+    pub fn add_owner(&mut self) -> OwnerKey {
+        OwnerKey(self.owners.insert(Owner::default()))
+    }
+
+    /// A connection is gone: nothing more is begun for it and nothing told; what the disk works on
+    /// ends by itself.
+    pub fn remove_owner(&mut self, owner: OwnerKey) {
+        if let Some(owner) = self.owners.remove(owner.0) {
+            for key in owner.reads {
+                self.forget_if_idle(key);
+            }
+        }
+    }
+
+    /// Requests of a connection that are not over.
+    #[must_use]
+    pub fn requests_of(&self, owner: OwnerKey) -> usize {
+        self.owners.get(owner.0).map_or(0, |owner| owner.requests)
+    }
+
+    /// Tells how many bytes that were handed over a front still holds.
+    pub fn set_unsent(&mut self, owner: OwnerKey, bytes: u64) {
+        if let Some(found) = self.owners.get_mut(owner.0) {
+            found.unsent = bytes;
+            self.get_in_line(owner.0);
+        }
+    }
+
+    /// The next thing to be told.
+    pub fn next_output(&mut self) -> Option<Output<T>> {
+        self.outputs.pop_front()
+    }
+
+    /// True when reads wait for memory.
+    #[must_use]
+    pub fn is_waiting(&self) -> bool {
+        !self.line.is_empty()
+    }
+
+    fn add(&mut self, owner: OwnerKey, tag: T, kind: Kind, arrived: Instant) -> Option<Key> {
+        self.owners.get_mut(owner.0)?.requests += 1;
+        Some(self.requests.insert(Request { tag, owner: owner.0, kind, arrived, disk_since: None }))
+    }
+
+    fn get_in_line(&mut self, key: Key) {
+        if let Some(owner) = self.owners.get_mut(key)
+            && !owner.in_line
+            && !owner.reads.is_empty()
+        {
+            owner.in_line = true;
+            self.line.push_back(key);
+        }
+    }
+
+    /// A read; begun by [`Engine::pump`].
+    pub fn read(
+        &mut self,
+        owner: OwnerKey,
+        tag: T,
+        disk: &Arc<Disk>,
+        range: std::ops::Range<u64>,
+        ordered: bool,
+        arrived: Instant,
+    ) {
+        let read = Read {
+            disk: disk.clone(),
+            next: range.start,
+            end: range.end,
+            ordered,
+            in_flight: 0,
+            told: false,
+            failed: false,
+            failure: None,
+            waiting: VecDeque::new(),
+        };
+        if let Some(key) = self.add(owner, tag, Kind::Read(read), arrived)
+            && let Some(found) = self.owners.get_mut(owner.0)
+        {
+            found.reads.push_back(key);
+            self.get_in_line(owner.0);
+        }
+    }
+
+    /// Begins what may be begun: connections take turns, a fragment at a time.
+    pub fn pump(&mut self, driver: &mut dyn Driver) {
+        while let Some(owner_key) = self.line.pop_front() {
+            let Some(owner) = self.owners.get_mut(owner_key) else { continue };
+            let full = owner.in_flight + owner.unsent >= self.limits.owner_bytes_max;
+            let Some(key) = owner.reads.front().copied().filter(|_| !full) else {
+                owner.in_line = false;
+                continue;
+            };
+            match self.step(key, driver) {
+                Step::Goes => {}
+                Step::AllBegun => {
+                    if let Some(owner) = self.owners.get_mut(owner_key) {
+                        owner.reads.pop_front();
+                    }
+                }
+                Step::NoMemory => {
+                    self.line.push_front(owner_key);
+                    return;
+                }
+            }
+            self.line.push_back(owner_key);
+        }
+    }
+
+    /// Begins the next fragment of a read.
+    fn step(&mut self, key: Key, driver: &mut dyn Driver) -> Step {
+        let Some(request) = self.requests.get_mut(key) else { return Step::AllBegun };
+        let owner = request.owner;
+        let Kind::Read(read) = &mut request.kind else { return Step::AllBegun };
+        if read.next >= read.end || read.failed {
+            return Step::AllBegun;
+        }
+        let (offset, rest) = (read.next, read.end - read.next);
+        let store = &read.disk.store;
+        if let Some(piece) = at_once(&**store, offset, rest) {
+            read.next += piece.len();
+            let all = read.next >= read.end;
+            self.land(key, offset, Ok(piece));
+            return if all { Step::AllBegun } else { Step::Goes };
+        }
+        let Some((work, length)) = read_work(&self.limits, &read.disk, offset, rest) else {
+            return Step::NoMemory;
+        };
+        read.next += length;
+        let work = match work {
+            ReadWork::Done(landed) => {
+                let all = read.next >= read.end;
+                self.land(key, offset, landed);
+                return if all { Step::AllBegun } else { Step::Goes };
+            }
+            ReadWork::Begin(work) => work,
+        };
+        read.in_flight += 1;
+        if read.ordered {
+            read.waiting.push_back(Waiting { offset, landed: None });
+        }
+        let all = read.next >= read.end;
+        request.disk_since.get_or_insert_with(Instant::now);
+        if let Some(owner) = self.owners.get_mut(owner) {
+            owner.in_flight += length;
+        }
+        let token = self.fragments.insert(Fragment { request: key, offset, length, done: 0 });
+        driver.begin(token.to_bits(), work);
+        if all { Step::AllBegun } else { Step::Goes }
+    }
+
+    /// A piece of a read is there, or is known not to be had.
+    fn land(&mut self, key: Key, offset: u64, landed: io::Result<Piece>) {
+        let Some(request) = self.requests.get_mut(key) else { return };
+        let Kind::Read(read) = &mut request.kind else { return };
+        if !read.ordered {
+            return self.tell(key, offset, landed);
+        }
+        match read.waiting.iter_mut().find(|w| w.offset == offset && w.landed.is_none()) {
+            Some(place) => place.landed = Some(landed),
+            None => read.waiting.push_back(Waiting { offset, landed: Some(landed) }),
+        }
+        loop {
+            let Some(request) = self.requests.get_mut(key) else { return };
+            let Kind::Read(read) = &mut request.kind else { return };
+            if read.waiting.front().is_none_or(|w| w.landed.is_none()) {
+                return;
+            }
+            if let Some(Waiting { offset, landed: Some(landed) }) = read.waiting.pop_front() {
+                self.tell(key, offset, landed);
+            }
+        }
+    }
+
+    fn tell(&mut self, key: Key, offset: u64, landed: io::Result<Piece>) {
+        let Some(request) = self.requests.get_mut(key) else { return };
+        let Kind::Read(read) = &mut request.kind else { return };
+        let landed = match landed {
+            // In order, what comes behind a failure has no use, and the failure is told last.
+            _ if read.failed && read.ordered => None,
+            Err(error) if read.ordered => {
+                read.failure = Some((offset, error));
+                None
+            }
+            landed => Some((offset, landed)),
+        };
+        read.failed |= read.failure.is_some() || matches!(landed, Some((_, Err(_))));
+        let begun = read.next >= read.end || read.failed;
+        let over = begun && read.in_flight == 0 && read.waiting.is_empty();
+        let landed = match read.failure.take_if(|_| over) {
+            Some((offset, error)) => Some((offset, Err(error))),
+            None => landed,
+        };
+        let Some((offset, landed)) = landed else { return };
+        let first = !std::mem::replace(&mut read.told, true);
+        let (tag, owner) = (request.tag, request.owner);
+        let last = over.then(|| request.times());
+        // Nobody listens to a connection that is gone.
+        if self.owners.get_mut(owner).is_some() {
+            self.outputs.push_back(match landed {
+                Ok(piece) => Output::Piece { tag, offset, piece, first, last },
+                Err(error) => Output::Failed { tag, offset, error, first, last },
+            });
+        }
+        if over {
+            self.remove_request(key);
+        }
+    }
+
+    fn remove_request(&mut self, key: Key) {
+        if let Some(request) = self.requests.remove(key)
+            && let Some(owner) = self.owners.get_mut(request.owner)
+        {
+            owner.requests -= 1;
+        }
+    }
+
+    /// After its owner is gone: a request that nothing works on can go, too.
+    fn forget_if_idle(&mut self, key: Key) {
+        let idle = self.requests.get_mut(key).is_some_and(|request| match &mut request.kind {
+            Kind::Read(read) => {
+                read.next = read.end;
+                read.in_flight == 0
+            }
+            Kind::Write(write) => write.in_flight == 0,
+            Kind::Other => false,
+        });
+        if idle {
+            self.requests.remove(key);
+        }
+    }
+
+    /// A write whose payload follows by [`Engine::room`] and [`Engine::filled`].
+    pub fn write(
+        &mut self,
+        owner: OwnerKey,
+        tag: T,
+        disk: &Arc<Disk>,
+        range: std::ops::Range<u64>,
+        durable: bool,
+        arrived: Instant,
+    ) -> Option<RequestKey> {
+        let write = Write {
+            disk: disk.clone(),
+            next: range.start,
+            end: range.end,
+            durable,
+            in_flight: 0,
+            error: None,
+        };
+        disk.changes.note(range.start, range.end - range.start);
+        self.add(owner, tag, Kind::Write(write), arrived).map(RequestKey)
+    }
+
+    /// A buffer for the next bytes of a write and how many of them go into it; `None` when all
+    /// memory is in use.
+    pub fn room(&mut self, key: RequestKey) -> Option<(PoolBuffer, usize)> {
+        let request = self.requests.get_mut(key.0)?;
+        let Kind::Write(write) = &request.kind else { return None };
+        let rest = (write.end - write.next).min(self.limits.fragments.buffer_bytes() as u64);
+        let place = write.disk.store.locate(write.next, rest, Direction::Write);
+        let length = place.map_or(rest, |place| place.length);
+        Some((self.limits.take(length)?, length as usize))
+    }
+
+    /// A buffer of [`Engine::room`] holds its bytes: they are written.
+    pub fn filled(
+        &mut self,
+        key: RequestKey,
+        buffer: PoolBuffer,
+        length: usize,
+        driver: &mut dyn Driver,
+    ) {
+        let Some(request) = self.requests.get_mut(key.0) else { return };
+        let Kind::Write(write) = &mut request.kind else { return };
+        let offset = write.next;
+        write.next += length as u64;
+        let data = &buffer.bytes()[..length];
+        if let Now::Done(result) = write.disk.store.write_now(offset, data, write.durable) {
+            write.error = write.error.take().or(result.err());
+            return self.end_write(key.0);
+        }
+        let work = write_work(&write.disk, offset, buffer, length, write.durable);
+        write.in_flight += 1;
+        request.disk_since.get_or_insert_with(Instant::now);
+        let length = length as u64;
+        let token = self.fragments.insert(Fragment { request: key.0, offset, length, done: 0 });
+        driver.begin(token.to_bits(), work);
+    }
+
+    /// Tells that a write is over, if it is.
+    fn end_write(&mut self, key: Key) {
+        let Some(request) = self.requests.get_mut(key) else { return };
+        let Kind::Write(write) = &mut request.kind else { return };
+        if write.in_flight > 0 || write.next < write.end {
+            return;
+        }
+        let result = write.error.take().map_or(Ok(()), Err);
+        let (tag, times, owner) = (request.tag, request.times(), request.owner);
+        if self.owners.get_mut(owner).is_some() {
+            self.outputs.push_back(Output::Done { tag, result, times });
+        }
+        self.remove_request(key);
+    }
+
+    /// The rest of a write will never come.
+    pub fn abandon(&mut self, key: RequestKey) {
+        if let Some(request) = self.requests.get_mut(key.0)
+            && let Kind::Write(write) = &mut request.kind
+        {
+            write.next = write.end;
+            self.forget_if_idle(key.0);
+        }
+    }
+
+    /// Something without payload that waits for a device; what it returns is told as
+    /// [`Output::Extents`] if it `asks` for them, else as [`Output::Done`].
+    pub fn ask(
+        &mut self,
+        owner: OwnerKey,
+        tag: T,
+        call: Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>,
+        arrived: Instant,
+        driver: &mut dyn Driver,
+    ) {
+        let Some(key) = self.add(owner, tag, Kind::Other, arrived) else { return };
+        if let Some(request) = self.requests.get_mut(key) {
+            request.disk_since = Some(Instant::now());
+        }
+        driver.begin(key.to_bits(), Work::Ask(call));
+    }
+
+    /// What [`Work::Ask`] began is over.
+    pub fn answered(&mut self, token: u64, result: io::Result<Vec<Vec<Status>>>) {
+        let key = Key::from_bits(token);
+        let Some(request) = self.requests.get_mut(key) else { return };
+        let (tag, times, owner) = (request.tag, request.times(), request.owner);
+        if self.owners.get_mut(owner).is_some() {
+            self.outputs.push_back(match result {
+                Ok(lists) if lists.is_empty() => Output::Done { tag, result: Ok(()), times },
+                result => Output::Extents { tag, result, times },
+            });
+        }
+        self.remove_request(key);
+    }
+
+    /// A transfer is over, with so many bytes moved.
+    pub fn finished(
+        &mut self,
+        token: u64,
+        result: io::Result<usize>,
+        buffer: PoolBuffer,
+        driver: &mut dyn Driver,
+    ) {
+        let Some(fragment) = self.fragments.remove(Key::from_bits(token)) else { return };
+        let Some(request) = self.requests.get_mut(fragment.request) else { return };
+        let total = fragment.done + result.as_ref().map_or(0, |count| *count as u64);
+        let missing = fragment.length.saturating_sub(total);
+        let outcome = match result {
+            Ok(_) if missing == 0 => Ok(()),
+            // The file ends before the disk does: somebody made it shorter.
+            Ok(0) => Err(io::Error::from_raw_os_error(EIO)),
+            Ok(_) => return self.again(Fragment { done: total, ..fragment }, buffer, driver),
+            Err(error) if matches!(error.raw_os_error(), Some(EINTR | EAGAIN)) => {
+                return self.again(fragment, buffer, driver);
+            }
+            Err(error) => Err(error),
+        };
+        match &mut request.kind {
+            Kind::Read(read) => {
+                read.in_flight -= 1;
+                let owner = request.owner;
+                if let Some(found) = self.owners.get_mut(owner) {
+                    found.in_flight -= fragment.length;
+                    // Until the front says how much of it is still unsent.
+                    found.unsent += fragment.length;
+                    self.get_in_line(owner);
+                }
+                let landed = outcome.map(|()| Piece::Data(aggregate(buffer, fragment.length)));
+                self.land(fragment.request, fragment.offset, landed);
+            }
+            Kind::Write(write) => {
+                write.in_flight -= 1;
+                let outcome = match write.durable {
+                    true => write.disk.note_durability(outcome),
+                    false => outcome,
+                };
+                if let Err(error) = outcome {
+                    write.error.get_or_insert(error);
+                }
+                self.end_write(fragment.request);
+            }
+            Kind::Other => {}
+        }
+    }
+
+    /// Goes on with a fragment of which only a part was moved: the slow way, which is rare.
+    fn again(&mut self, fragment: Fragment, mut buffer: PoolBuffer, driver: &mut dyn Driver) {
+        let Some(request) = self.requests.get_mut(fragment.request) else { return };
+        let (offset, length) = (fragment.offset + fragment.done, fragment.length);
+        let range = fragment.done as usize..length as usize;
+        let missing = range.len();
+        let call: Box<dyn FnOnce() -> _ + Send> = match &request.kind {
+            Kind::Read(read) => {
+                let disk = read.disk.clone();
+                Box::new(move || {
+                    let result = disk.store.read(offset, &mut buffer.bytes_mut()[range]);
+                    (result.map(|()| missing), buffer)
+                })
+            }
+            Kind::Write(write) => {
+                let (disk, durable) = (write.disk.clone(), write.durable);
+                Box::new(move || {
+                    let result = disk.store.write(offset, &buffer.bytes()[range], durable);
+                    (result.map(|()| missing), buffer)
+                })
+            }
+            Kind::Other => return,
+        };
+        let token = self.fragments.insert(fragment);
+        driver.begin(token.to_bits(), Work::Call(call));
+    }
+}
+
+const EINTR: i32 = 4;
+const EIO: i32 = 5;
+const EAGAIN: i32 = 11;
+
+enum Step {
+    Goes,
+    AllBegun,
+    NoMemory,
+}
+
+impl<T> Request<T> {
+    fn times(&self) -> Times {
+        let disk = self.disk_since.map_or(0, |since| since.elapsed().as_nanos() as u64);
+        Times { arrived: self.arrived, disk }
+    }
+}
+
+impl Limits {
+    fn take(&self, length: u64) -> Option<PoolBuffer> {
+        if length <= self.small.buffer_bytes() as u64
+            && let Some(buffer) = self.small.take()
+        {
+            return Some(buffer);
+        }
+        self.fragments.take()
+    }
+}
+
+/// The first bytes of a range, if they need no device.
+fn at_once(store: &dyn towline_store::BlockStore, offset: u64, rest: u64) -> Option<Piece> {
+    let hole = store.hole_now(offset, rest);
+    if hole == rest || hole >= HOLE_BYTES_MIN {
+        return Some(Piece::Hole(hole));
+    }
+    store.lend(offset, rest.min(LENT_BYTES_MAX)).map(Piece::Lent)
+}
+
+fn aggregate(buffer: PoolBuffer, length: u64) -> Aggregate {
+    let mut bytes = Aggregate::new();
+    bytes.append(Segment::Registered(Arc::new(buffer)), 0, length);
+    bytes
+}
+
+enum ReadWork {
+    /// Nothing had to be waited for.
+    Done(io::Result<Piece>),
+    Begin(Work),
+}
+
+fn read_work(limits: &Limits, disk: &Arc<Disk>, offset: u64, rest: u64) -> Option<(ReadWork, u64)> {
+    let rest = rest.min(limits.fragments.buffer_bytes() as u64);
+    let place = disk.store.locate(offset, rest, Direction::Read);
+    let length = place.as_ref().map_or(rest, |place| place.length);
+    let mut buffer = limits.take(length)?;
+    let target = &mut buffer.bytes_mut()[..length as usize];
+    if let Now::Done(result) = disk.store.read_now(offset, target) {
+        let landed = result.map(|()| Piece::Data(aggregate(buffer, length)));
+        return Some((ReadWork::Done(landed), length));
+    }
+    let work = match place {
+        Some(place) => Work::Transfer { place, buffer, direction: Direction::Read, durable: false },
+        None => {
+            let disk = disk.clone();
+            Work::Call(Box::new(move || {
+                let target = &mut buffer.bytes_mut()[..length as usize];
+                let result = disk.store.read(offset, target).map(|()| length as usize);
+                (result, buffer)
+            }))
+        }
+    };
+    Some((ReadWork::Begin(work), length))
+}
+
+fn write_work(
+    disk: &Arc<Disk>,
+    offset: u64,
+    buffer: PoolBuffer,
+    length: usize,
+    durable: bool,
+) -> Work {
+    let direction = Direction::Write;
+    match disk.store.locate(offset, length as u64, direction) {
+        Some(place) if place.length == length as u64 => {
+            Work::Transfer { place, buffer, direction, durable }
+        }
+        _ => {
+            let disk = disk.clone();
+            Work::Call(Box::new(move || {
+                let result = disk.store.write(offset, &buffer.bytes()[..length], durable);
+                (result.map(|()| length), buffer)
+            }))
+        }
+    }
+}

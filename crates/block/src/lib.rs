@@ -1,0 +1,21 @@
+//! The fragment engine of disks: one for each core, under every front (NBD now).
+//!
+//! A large read is cut into fragments that are read from the disk together, and each is handed
+//! over when it lands, in any order. So the network works while the disk still does, and a read
+//! holds the memory of its fragments under way, not of its length. Where a fragment ends is the
+//! back end's say ([`towline_store::BlockStore::locate`]): on a stripe, at each member's boundary.
+//!
+//! The engine knows neither sockets nor rings: a [`Driver`] begins what waits for a device, and
+//! tells when it is done.
+#![forbid(unsafe_code)]
+
+mod changes;
+mod disk;
+mod engine;
+mod request;
+mod slab;
+
+pub use changes::{Changes, GRAIN};
+pub use disk::Disk;
+pub use engine::{Engine, Limits, OwnerKey, RequestKey};
+pub use request::{Driver, Output, Piece, Status, Times, Work};

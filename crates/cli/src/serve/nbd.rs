@@ -1,0 +1,109 @@
+//! Where NBD clients come from.
+
+use rustix::fs::FileType;
+use std::io::{Read, Write};
+use std::net::ToSocketAddrs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::str::FromStr;
+use towline_net::address::Address;
+use towline_net::{Link, LinkKind};
+
+/// One `--nbd`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Front {
+    /// A listening socket.
+    Address(Address),
+    /// Inherited sockets, or standard input and output.
+    Standard,
+}
+
+impl Front {
+    pub(crate) fn address(&self) -> Option<Address> {
+        match self {
+            Self::Address(address) => Some(address.clone()),
+            Self::Standard => None,
+        }
+    }
+}
+
+impl FromStr for Front {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "-" {
+            return Ok(Self::Standard);
+        }
+        if text.contains("://") {
+            return Address::parse(text).map(Self::Address);
+        }
+        let wrong = |what: &str| {
+            format!("address \"{text}\": {what}; expected HOST:PORT, unix:///PATH or -")
+        };
+        let mut found = text.to_socket_addrs().map_err(|error| wrong(&error.to_string()))?;
+        let address = found.next().ok_or_else(|| wrong("host has no address"))?;
+        Ok(Self::Address(Address::Tcp(address)))
+    }
+}
+
+/// A link to the client on standard input and output: directly when that is a socket, else through
+/// two threads that copy.
+pub(crate) fn standard_link() -> Result<Link, String> {
+    let wrong = |error: std::io::Error| format!("--nbd -: standard input: {error}");
+    let stdin = std::io::stdin();
+    let stat = rustix::fs::fstat(&stdin).map_err(|e| wrong(e.into()))?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Socket {
+        let socket: OwnedFd = stdin.as_fd().try_clone_to_owned().map_err(wrong)?;
+        let local = rustix::net::sockopt::socket_domain(&socket).map_err(|e| wrong(e.into()))?;
+        let kind = match local {
+            rustix::net::AddressFamily::UNIX => LinkKind::Unix,
+            _ => LinkKind::Tcp,
+        };
+        rustix::io::ioctl_fionbio(&socket, true).map_err(|e| wrong(e.into()))?;
+        return Ok(Link::Socket(socket, kind));
+    }
+    let (near, far) = UnixStream::pair().map_err(wrong)?;
+    near.set_nonblocking(true).map_err(wrong)?;
+    let (inward, outward) = (far.try_clone().map_err(wrong)?, far);
+    let copy_in = move || {
+        // When either side ends, so does the connection.
+        let _ = copy(std::io::stdin().lock(), &inward);
+        let _ = inward.shutdown(std::net::Shutdown::Write);
+    };
+    let copy_out = move || {
+        let _ = copy(&outward, std::io::stdout().lock());
+    };
+    let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+    thread("towline-stdin").spawn(copy_in).map_err(wrong)?;
+    thread("towline-stdout").spawn(copy_out).map_err(wrong)?;
+    Ok(Link::Socket(near.into(), LinkKind::Unix))
+}
+
+/// Copies until the source ends, and passes on at once what came.
+fn copy(mut source: impl Read, mut target: impl Write) -> std::io::Result<()> {
+    let mut bytes = vec![0; 128 * 1024];
+    loop {
+        let count = source.read(&mut bytes)?;
+        if count == 0 {
+            return Ok(());
+        }
+        target.write_all(&bytes[..count])?;
+        target.flush()?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read() {
+        assert_eq!("-".parse(), Ok(Front::Standard));
+        for good in ["127.0.0.1:10809", "tcp://127.0.0.1:1", "unix:///run/nbd.sock"] {
+            assert!(matches!(good.parse(), Ok(Front::Address(_))), "{good}");
+        }
+        for bad in ["", "127.0.0.1", "unix://x", "x://y"] {
+            assert!(bad.parse::<Front>().is_err(), "{bad}");
+        }
+    }
+}

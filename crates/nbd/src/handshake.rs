@@ -1,0 +1,183 @@
+//! The first phase: greeting and option haggling.
+//!
+//! An option is looked at when all of it is there; one that is too long is skipped while it comes
+//! in and then refused, so that the connection stays in step.
+
+mod options;
+
+use crate::constants::{
+    INIT_MAGIC, OPTION_BYTES_MAX, OPTION_MAGIC, OPTION_REPLY_MAGIC, OPTIONS_MAX, client_flag,
+    option_reply, server_flag,
+};
+use crate::{Agreement, Catalogue, Context, Form, ProtocolError};
+
+/// How the first phase ended.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums)] // the caller has to handle each
+pub enum Ended {
+    /// The second phase begins.
+    Agreed(Box<Agreement>),
+    /// The client is done; send what is to be sent, then hang up.
+    Aborted,
+}
+
+/// What became of some input.
+#[derive(Debug)]
+pub struct Progress {
+    /// Bytes of the input that were used; give the rest again, with what follows.
+    pub used: usize,
+    /// Set when the phase is over.
+    pub ended: Option<Ended>,
+}
+
+#[derive(Debug)]
+enum State {
+    ClientFlags,
+    Option,
+    /// Bytes of an option too long to look at.
+    Skip {
+        option: u32,
+        rest: u64,
+    },
+}
+
+/// A server's side of option haggling.
+#[derive(Debug)]
+pub struct Haggle {
+    state: State,
+    no_zeroes: bool,
+    form: Form,
+    /// Contexts that SET_META_CONTEXT chose, and the export they belong to.
+    contexts: Option<(Vec<u8>, Vec<Context>)>,
+    /// Export that GO will use, by the last INFO or GO that asked for block sizes.
+    keeps_block_sizes: bool,
+    options: u32,
+}
+
+impl Default for Haggle {
+    fn default() -> Self {
+        Self {
+            state: State::ClientFlags,
+            no_zeroes: false,
+            form: Form::Simple,
+            contexts: None,
+            keeps_block_sizes: false,
+            options: 0,
+        }
+    }
+}
+
+const OPTION_HEADER_BYTES: usize = 16;
+
+impl Haggle {
+    /// What a server sends first.
+    #[must_use]
+    pub fn greeting() -> [u8; 18] {
+        let mut bytes = [0; 18];
+        bytes[..8].copy_from_slice(&INIT_MAGIC.to_be_bytes());
+        bytes[8..16].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        let flags = server_flag::FIXED_NEWSTYLE | server_flag::NO_ZEROES;
+        bytes[16..].copy_from_slice(&flags.to_be_bytes());
+        bytes
+    }
+
+    /// Takes bytes of the client and appends answers to `out`.
+    ///
+    /// # Errors
+    /// The client broke a rule that can only be answered by hanging up; what is in `out` may still
+    /// be sent.
+    pub fn receive(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+        catalogue: &dyn Catalogue,
+    ) -> Result<Progress, ProtocolError> {
+        let mut used = 0;
+        loop {
+            let rest = &input[used..];
+            match self.state {
+                State::ClientFlags => {
+                    let Some((bytes, _)) = rest.split_first_chunk::<4>() else { break };
+                    self.client_flags(u32::from_be_bytes(*bytes))?;
+                    used += 4;
+                }
+                State::Skip { option, rest: missing } => {
+                    let here = missing.min(rest.len() as u64);
+                    used += here as usize;
+                    self.state = State::Skip { option, rest: missing - here };
+                    if missing > here {
+                        break;
+                    }
+                    self.state = State::Option;
+                    let text = "option is too long";
+                    option_error(out, option, option_reply::ERR_TOO_BIG, text);
+                }
+                State::Option => {
+                    let Some((option, length)) = option_header(rest)? else { break };
+                    self.options += 1;
+                    if self.options > OPTIONS_MAX {
+                        return Err(ProtocolError("too many options"));
+                    }
+                    if length > OPTION_BYTES_MAX {
+                        if option == crate::constants::option::EXPORT_NAME {
+                            return Err(ProtocolError("export name is too long"));
+                        }
+                        used += OPTION_HEADER_BYTES;
+                        self.state = State::Skip { option, rest: length as u64 };
+                        continue;
+                    }
+                    let Some(payload) = rest.get(OPTION_HEADER_BYTES..OPTION_HEADER_BYTES + length)
+                    else {
+                        self.options -= 1;
+                        break;
+                    };
+                    used += OPTION_HEADER_BYTES + length;
+                    if let Some(ended) = self.option(option, payload, out, catalogue)? {
+                        return Ok(Progress { used, ended: Some(ended) });
+                    }
+                }
+            }
+        }
+        Ok(Progress { used, ended: None })
+    }
+
+    fn client_flags(&mut self, flags: u32) -> Result<(), ProtocolError> {
+        if flags & !(client_flag::FIXED_NEWSTYLE | client_flag::NO_ZEROES) != 0 {
+            return Err(ProtocolError("unknown client flags"));
+        }
+        self.no_zeroes = flags & client_flag::NO_ZEROES != 0;
+        self.state = State::Option;
+        Ok(())
+    }
+}
+
+/// Option and length of its payload, once 16 bytes are there.
+fn option_header(bytes: &[u8]) -> Result<Option<(u32, usize)>, ProtocolError> {
+    let Some((header, _)) = bytes.split_first_chunk::<OPTION_HEADER_BYTES>() else {
+        return Ok(None);
+    };
+    if header[..8] != OPTION_MAGIC.to_be_bytes() {
+        return Err(ProtocolError("option without its magic number"));
+    }
+    let word = |at: usize| u32::from_be_bytes([0, 1, 2, 3].map(|i| header[at + i]));
+    Ok(Some((word(8), word(12) as usize)))
+}
+
+/// Appends a reply to an option.
+fn option_reply_message(out: &mut Vec<u8>, option: u32, kind: u32, payload: &[&[u8]]) {
+    let length: usize = payload.iter().map(|part| part.len()).sum();
+    out.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+    out.extend_from_slice(&option.to_be_bytes());
+    out.extend_from_slice(&kind.to_be_bytes());
+    out.extend_from_slice(&(length as u32).to_be_bytes());
+    for part in payload {
+        out.extend_from_slice(part);
+    }
+}
+
+fn option_error(out: &mut Vec<u8>, option: u32, kind: u32, text: &str) {
+    option_reply_message(out, option, kind, &[text.as_bytes()]);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! The disks of a running server; replaced as a whole when the configuration is read again.
+
+use crate::config::{DiskExport, DiskKind};
+use parking_lot::RwLock;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use towline_block::Disk;
+use towline_nbd::{Catalogue, Offer};
+use towline_store::BlockStore;
+use towline_store::block::{CacheMode, DelayStore, FileDisk, MemoryDisk, StripeDisk};
+
+/// The metadata contexts of every disk: what is allocated, and what was written since the server
+/// began to serve it, under a name that qemu takes for a dirty bitmap.
+pub(crate) const CONTEXTS: [&str; 2] = ["base:allocation", "qemu:dirty-bitmap:written"];
+
+/// Disks by name. Connections keep the disk they use, whatever happens here.
+#[derive(Default)]
+pub(crate) struct Disks {
+    active: RwLock<Vec<(DiskExport, Arc<Disk>)>>,
+    shutting_down: AtomicBool,
+}
+
+impl Disks {
+    pub(crate) fn new(disks: &[DiskExport]) -> io::Result<Self> {
+        let this = Self::default();
+        this.replace(disks)?;
+        Ok(this)
+    }
+
+    /// Makes these the disks; those that stay as they are keep their contents.
+    pub(crate) fn replace(&self, disks: &[DiskExport]) -> io::Result<()> {
+        let mut next: Vec<(DiskExport, Arc<Disk>)> = Vec::new();
+        for export in disks {
+            let name = &export.name;
+            let wrong = |what: String| {
+                io::Error::new(io::ErrorKind::InvalidInput, format!("disk \"{name}\": {what}"))
+            };
+            if name.is_empty() || name.contains('\0') || name.len() > 256 {
+                return Err(wrong("name is empty or longer than 256 bytes".into()));
+            }
+            if next.iter().any(|(other, _)| other.name == *name) {
+                return Err(wrong("name is used twice".into()));
+            }
+            let old = self.active.read().iter().find(|(e, _)| e == export).map(|(_, d)| d.clone());
+            let disk = match old {
+                Some(disk) => {
+                    disk.forgive();
+                    disk
+                }
+                None => {
+                    let (store, description) = open(export).map_err(|e| wrong(e.to_string()))?;
+                    Arc::new(Disk::new(name, &description, store, export.read_only))
+                }
+            };
+            next.push((export.clone(), disk));
+        }
+        *self.active.write() = next;
+        Ok(())
+    }
+
+    /// The disk of this name; the first one for the empty name.
+    pub(crate) fn disk(&self, name: &[u8]) -> Option<Arc<Disk>> {
+        let active = self.active.read();
+        let found = if name.is_empty() {
+            active.first()
+        } else {
+            active.iter().find(|(export, _)| export.name.as_bytes() == name)
+        };
+        found.map(|(_, disk)| disk.clone())
+    }
+
+    /// From now on options and requests are refused.
+    pub(crate) fn shut_down(&self) {
+        self.shutting_down.store(true, Ordering::Release);
+    }
+}
+
+fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
+    let file = |path: &Path, mode: CacheMode| -> io::Result<Arc<dyn BlockStore>> {
+        match FileDisk::open(path, mode, export.read_only) {
+            Ok(disk) => Ok(disk),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                Err(io::Error::other(format!(
+                    "{}: neither a file nor a block device, or not to be had with O_DIRECT",
+                    path.display()
+                )))
+            }
+            Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+        }
+    };
+    Ok(match &export.kind {
+        DiskKind::File(path, mode) => {
+            (file(path, *mode)?, format!("{} ({})", path.display(), mode_name(*mode)))
+        }
+        DiskKind::Memory(size) => (MemoryDisk::new(&export.name, *size)?, "memory".into()),
+        DiskKind::Stripe(chunk, paths, mode) => {
+            let members: io::Result<Vec<_>> = paths.iter().map(|path| file(path, *mode)).collect();
+            let description = format!("stripe of {} ({})", paths.len(), mode_name(*mode));
+            (StripeDisk::new(members?, *chunk)?, description)
+        }
+        DiskKind::Delay(size, latency, bandwidth) => {
+            let memory = MemoryDisk::new(&export.name, *size)?;
+            (DelayStore::new(memory, *latency, *bandwidth), "delayed memory".into())
+        }
+    })
+}
+
+fn mode_name(mode: CacheMode) -> &'static str {
+    match mode {
+        CacheMode::Cached => "cached",
+        CacheMode::Direct => "direct",
+        CacheMode::ReadDirect => "read-direct",
+    }
+}
+
+impl Catalogue for Disks {
+    fn find(&self, name: &[u8]) -> Option<Offer> {
+        let disk = self.disk(name)?;
+        let geometry = disk.geometry();
+        Some(Offer {
+            name: disk.name.clone(),
+            description: disk.description.clone(),
+            size: geometry.size,
+            block_minimum: geometry.block_minimum,
+            block_preferred: geometry.block_preferred,
+            read_only: disk.read_only,
+            rotational: geometry.rotational,
+            zeroes_fast: true,
+            contexts: CONTEXTS.map(str::to_owned).to_vec(),
+        })
+    }
+
+    fn list(&self) -> Vec<(String, String)> {
+        let active = self.active.read();
+        active.iter().map(|(_, disk)| (disk.name.clone(), disk.description.clone())).collect()
+    }
+
+    fn shutting_down(&self) -> bool {
+        self.shutting_down.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,69 @@
+//! How a core does what waits for a device: on its ring, or on a thread that may wait.
+
+use crate::mailbox::{Mail, Mailbox};
+use crate::offload::{Job, Offload};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::{self, IoSlice};
+use towline_block::{Driver, Work};
+use towline_mem::PoolBuffer;
+use towline_reactor::{Reactor, Transfer};
+use towline_store::{Direction, Place};
+
+pub(super) struct CoreDriver<'a> {
+    pub(super) reactor: &'a mut Reactor,
+    pub(super) offload: &'a Offload,
+    pub(super) mailbox: &'a Mailbox,
+}
+
+impl CoreDriver<'_> {
+    fn on_thread(&self, work: impl FnOnce() -> Mail + Send + 'static) {
+        let reply_to = self.mailbox.clone();
+        self.offload.run(Job { work: Box::new(work), reply_to });
+    }
+}
+
+impl Driver for CoreDriver<'_> {
+    fn begin(&mut self, token: u64, work: Work) {
+        match work {
+            Work::Transfer { place, buffer, direction, durable } => {
+                let write = direction == Direction::Write;
+                let range = 0..place.length as usize;
+                let Place { file, offset, .. } = place;
+                let transfer = Transfer { file, offset, buffer, range, write, durable };
+                // A ring that is full or broken leaves the threads.
+                if let Err(mut transfer) = self.reactor.submit(token, transfer) {
+                    self.on_thread(move || {
+                        let result = move_bytes(&mut transfer);
+                        Mail::Transferred { token, result, buffer: transfer.buffer }
+                    });
+                }
+            }
+            Work::Call(call) => self.on_thread(move || {
+                let (result, buffer): (io::Result<usize>, PoolBuffer) = call();
+                Mail::Transferred { token, result, buffer }
+            }),
+            Work::Ask(call) => {
+                self.on_thread(move || Mail::Answered { token, result: call() });
+            }
+        }
+    }
+}
+
+/// One read or write on this thread; it may move fewer bytes.
+fn move_bytes(transfer: &mut Transfer) -> io::Result<usize> {
+    loop {
+        let moved = if transfer.write {
+            let flags =
+                if transfer.durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+            let part = &[IoSlice::new(transfer.part())];
+            rustix::io::pwritev2(&*transfer.file, part, transfer.offset, flags)
+        } else {
+            let target = &mut transfer.buffer.bytes_mut()[transfer.range.clone()];
+            rustix::io::pread(&*transfer.file, target, transfer.offset)
+        };
+        match moved {
+            Err(Errno::INTR) => {}
+            other => return Ok(other?),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! One connection of an NBD client.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+use towline_block::{Disk, OwnerKey, RequestKey};
+use towline_mem::{Aggregate, PoolBuffer};
+use towline_nbd::{Haggle, Receiver};
+use towline_net::{Counters, Flushed, Link, SendQueue, Telling};
+
+/// Unsent bytes above which no further requests are taken.
+pub(super) const UNSENT_BYTES_MAX: u64 = 1 << 20;
+/// Requests under way above which no further ones are taken.
+pub(super) const REQUESTS_MAX: usize = 1024;
+
+/// How far a connection has come.
+pub(super) enum Phase {
+    /// Option haggling.
+    Haggling(Box<Haggle>),
+    /// Requests to this disk.
+    Serving(Box<Receiver>, Arc<Disk>),
+    /// Its phase is in use elsewhere, or it is about to end.
+    Taken,
+}
+
+/// A write whose payload is coming in.
+pub(super) struct Filling {
+    pub(super) key: RequestKey,
+    /// Where the next bytes go, and how many bytes it will hold and holds.
+    pub(super) buffer: Option<PoolBuffer>,
+    pub(super) length: usize,
+    pub(super) filled: usize,
+}
+
+/// A connection.
+pub(super) struct NbdLane {
+    pub(super) link: Arc<Link>,
+    pub(super) owner: OwnerKey,
+    pub(super) phase: Phase,
+    /// Input that could not be used yet.
+    pub(super) held: Vec<u8>,
+    /// Replies of this turn, with small data between them.
+    pub(super) batch: Vec<u8>,
+    pub(super) out: SendQueue,
+    pub(super) filling: Option<Filling>,
+    /// Nothing more is read: the client is done.
+    pub(super) closing: bool,
+    /// Input was left unread.
+    pub(super) paused: bool,
+    /// In the list of lanes with something to send.
+    pub(super) is_dirty: bool,
+    /// When it connected, or last moved a byte.
+    pub(super) moved: Instant,
+    /// Dropped with the lane: tells somebody that it is over.
+    pub(super) _over: Option<Sender<()>>,
+}
+
+impl NbdLane {
+    pub(super) fn new(link: Arc<Link>, owner: OwnerKey, over: Option<Sender<()>>) -> Self {
+        Self {
+            link,
+            owner,
+            phase: Phase::Haggling(Box::default()),
+            held: Vec::new(),
+            batch: Haggle::greeting().to_vec(),
+            out: SendQueue::default(),
+            filling: None,
+            closing: false,
+            paused: false,
+            is_dirty: false,
+            moved: Instant::now(),
+            _over: over,
+        }
+    }
+
+    pub(super) fn unsent(&self) -> u64 {
+        self.out.bytes() + self.batch.len() as u64
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        self.out.is_empty() && self.batch.is_empty()
+    }
+
+    /// Puts what was collected behind what is queued, so that something can follow it by
+    /// reference.
+    fn queue_batch(&mut self) {
+        if !self.batch.is_empty() {
+            let batch = std::mem::take(&mut self.batch);
+            self.out.push_foreign(Aggregate::from_vec(batch), Box::new(|_| None));
+        }
+    }
+
+    /// Queues bytes by reference, behind the header that ends the batch.
+    pub(super) fn push(&mut self, bytes: Aggregate, telling: Telling) {
+        let batch = std::mem::take(&mut self.batch);
+        let mut message = Aggregate::from_vec(batch);
+        message.concatenate(bytes);
+        self.out.push_foreign(message, telling);
+    }
+
+    /// Sends as much as the link takes.
+    pub(super) fn flush(&mut self, counters: &Counters) -> io::Result<Flushed> {
+        if self.out.is_empty() && !self.batch.is_empty() {
+            // Most turns end here: one call, nothing allocated.
+            match self.link.send(&[&self.batch], counters) {
+                Ok(count) if count == self.batch.len() => {
+                    self.batch.clear();
+                    self.moved = Instant::now();
+                    return Ok(Flushed::All);
+                }
+                Ok(count) => drop(self.batch.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.queue_batch();
+        let before = self.out.bytes();
+        let flushed = self.out.flush(&self.link, counters);
+        if self.out.bytes() < before {
+            self.moved = Instant::now();
+        }
+        flushed
+    }
+}

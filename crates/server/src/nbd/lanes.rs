@@ -1,0 +1,413 @@
+//! Coming and going of NBD connections on a core, and the turns in which they are served.
+
+use super::driver::CoreDriver;
+use super::lane::{NbdLane, Phase};
+use super::serving::Serving;
+use crate::core::{Core, NBD_TOKENS};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+use towline_mem::PoolBuffer;
+use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver};
+use towline_net::{Counters, Flushed, Link};
+use towline_reactor::Event;
+use towline_wire::limits::CLIENT_STALL_SECONDS;
+
+/// Receives of one lane before the others' turn.
+const RECEIVES_MAX: usize = 8;
+/// Payload of at least this length is received to where it is written from.
+const PLACED_BYTES_MIN: u64 = 16 * 1024;
+/// Rounds of reading from disks and sending within one turn.
+const ROUNDS_MAX: usize = 8;
+/// How often to look for lanes that hold memory and do not move.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What became of a receive.
+#[derive(PartialEq, Eq)]
+enum Reading {
+    Goes,
+    /// All that was there is read.
+    Drained,
+    /// Something has to happen before more is read.
+    Paused,
+}
+
+impl Core {
+    pub(crate) fn add_nbd_lane(
+        &mut self,
+        link: Arc<Link>,
+        over: Option<Sender<()>>,
+        scratch: &mut [u8],
+    ) {
+        let nbd = &mut self.nbd;
+        let index = nbd.free.pop().unwrap_or_else(|| {
+            nbd.lanes.push(None);
+            nbd.lanes.len() - 1
+        });
+        if let Some(Err(error)) =
+            link.fd().map(|fd| self.reactor.watch(fd, NBD_TOKENS + index as u64))
+        {
+            log::warn!("cannot watch a connection: {error}");
+            nbd.free.push(index);
+            return;
+        }
+        let owner = nbd.engine.add_owner();
+        nbd.lanes[index] = Some(NbdLane::new(link, owner, over));
+        self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
+        self.mark(index);
+        self.receive_nbd(index, scratch);
+    }
+
+    fn mark(&mut self, index: usize) {
+        if let Some(Some(lane)) = self.nbd.lanes.get_mut(index)
+            && !lane.is_dirty
+        {
+            lane.is_dirty = true;
+            self.nbd.dirty.push(index);
+        }
+    }
+
+    pub(crate) fn nbd_event(&mut self, index: usize, event: Event, scratch: &mut [u8]) {
+        if event.writable
+            && self
+                .nbd
+                .lanes
+                .get(index)
+                .is_some_and(|l| l.as_ref().is_some_and(|lane| !lane.is_drained()))
+        {
+            self.mark(index);
+        }
+        if event.readable {
+            self.receive_nbd(index, scratch);
+        }
+    }
+
+    /// Tells the engine of transfers that the ring finished.
+    pub(crate) fn finish_transfers(&mut self) {
+        let mut finished = std::mem::take(&mut self.finished);
+        self.reactor.take_finished(&mut finished);
+        for done in finished.drain(..) {
+            self.finish_transfer(done.token, done.result, done.buffer);
+        }
+        self.finished = finished;
+    }
+
+    pub(crate) fn finish_transfer(
+        &mut self,
+        token: u64,
+        result: io::Result<usize>,
+        buffer: PoolBuffer,
+    ) {
+        let mut driver = CoreDriver {
+            reactor: &mut self.reactor,
+            offload: &self.shared.offload,
+            mailbox: &self.mailbox,
+        };
+        self.nbd.engine.finished(token, result, buffer, &mut driver);
+    }
+
+    /// The end of a turn: fragments are begun and sent, as long as one leads to the other.
+    pub(crate) fn turn_nbd(&mut self, scratch: &mut [u8]) {
+        for round in 0..ROUNDS_MAX {
+            let mut driver = CoreDriver {
+                reactor: &mut self.reactor,
+                offload: &self.shared.offload,
+                mailbox: &self.mailbox,
+            };
+            self.nbd.engine.pump(&mut driver);
+            while let Some(output) = self.nbd.engine.next_output() {
+                self.answer_nbd(output);
+            }
+            for index in std::mem::take(&mut self.nbd.dirty) {
+                self.flush_nbd(index);
+            }
+            let starving = std::mem::take(&mut self.nbd.starving);
+            let resumable = std::mem::take(&mut self.nbd.resumable);
+            // Those that starve are tried again once a turn; memory comes with completions.
+            let starving = if round == 0 {
+                starving
+            } else {
+                self.nbd.starving.extend(starving);
+                Vec::new()
+            };
+            if resumable.is_empty() && starving.is_empty() {
+                break;
+            }
+            for index in resumable.into_iter().chain(starving) {
+                self.receive_nbd(index, scratch);
+            }
+        }
+        // What the last round began to answer.
+        for index in std::mem::take(&mut self.nbd.dirty) {
+            self.flush_nbd(index);
+        }
+        if self.nbd.is_starving() && self.nbd.ticked.elapsed() >= TICK {
+            self.tick_nbd();
+        }
+    }
+
+    fn answer_nbd(&mut self, output: towline_block::Output<super::Tag>) {
+        use towline_block::Output;
+        let index = match &output {
+            Output::Piece { tag, .. }
+            | Output::Failed { tag, .. }
+            | Output::Done { tag, .. }
+            | Output::Extents { tag, .. } => tag.lane,
+        };
+        let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
+        match lane.answer(output, &self.statistics) {
+            Ok(()) => self.mark(index),
+            Err(error) => self.close_nbd(index, &error),
+        }
+    }
+
+    fn flush_nbd(&mut self, index: usize) {
+        let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
+        lane.is_dirty = false;
+        match lane.flush(&self.statistics.counters) {
+            Ok(flushed) => {
+                let (unsent, owner) = (lane.unsent(), lane.owner);
+                let engine = &mut self.nbd.engine;
+                engine.set_unsent(owner, unsent);
+                if lane.closing && flushed == Flushed::All && engine.requests_of(owner) == 0 {
+                    return self.drop_nbd(index);
+                }
+                if lane.paused && unsent == 0 {
+                    // No event will come for what is unread: it is no news.
+                    self.nbd.resumable.push(index);
+                }
+            }
+            Err(error) => self.close_nbd(index, &error),
+        }
+    }
+
+    /// Reads from a lane what is there, or as much as it may now.
+    fn receive_nbd(&mut self, index: usize, scratch: &mut [u8]) {
+        for _ in 0..RECEIVES_MAX {
+            let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
+            if lane.closing {
+                return;
+            }
+            // Taken out, so that what it finds can change the lane.
+            let phase = std::mem::replace(&mut lane.phase, Phase::Taken);
+            let (phase, outcome) = match phase {
+                Phase::Haggling(haggle) => self.haggle(index, haggle, scratch),
+                Phase::Serving(mut receiver, disk) => {
+                    let outcome = self.serve(index, &mut receiver, &disk, scratch);
+                    (Phase::Serving(receiver, disk), outcome)
+                }
+                Phase::Taken => return,
+            };
+            let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
+            lane.phase = phase;
+            match outcome {
+                Ok(Reading::Goes) => {}
+                Ok(Reading::Drained | Reading::Paused) => return self.mark(index),
+                Err(error) => return self.close_nbd(index, &error),
+            }
+        }
+        self.mark(index);
+        self.nbd.resumable.push(index);
+    }
+
+    /// Receives; `None` when nothing is there.
+    fn receive_some(
+        lane: &mut NbdLane,
+        target: &mut [u8],
+        counters: &Counters,
+    ) -> io::Result<Option<usize>> {
+        let link = lane.link.clone();
+        let received = receive_from(&link, target, counters)?;
+        if received.is_some() {
+            lane.moved = Instant::now();
+        }
+        Ok(received)
+    }
+
+    fn haggle(
+        &mut self,
+        index: usize,
+        mut haggle: Box<towline_nbd::Haggle>,
+        scratch: &mut [u8],
+    ) -> (Phase, io::Result<Reading>) {
+        let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else {
+            return (Phase::Taken, Ok(Reading::Drained));
+        };
+        let counters = &self.statistics.counters;
+        let count = match Self::receive_some(lane, scratch, counters) {
+            Ok(Some(count)) => count,
+            Ok(None) => return (Phase::Haggling(haggle), Ok(Reading::Drained)),
+            Err(error) => return (Phase::Haggling(haggle), Err(error)),
+        };
+        lane.held.extend_from_slice(&scratch[..count]);
+        let held = std::mem::take(&mut lane.held);
+        let catalogue: &dyn Catalogue = &self.shared.disks;
+        let progress = match haggle.receive(&held, &mut lane.batch, catalogue) {
+            Ok(progress) => progress,
+            Err(error) => {
+                return (Phase::Haggling(haggle), Err(invalid(error)));
+            }
+        };
+        lane.held = held[progress.used..].to_vec();
+        match progress.ended {
+            None => (Phase::Haggling(haggle), Ok(Reading::Goes)),
+            Some(Ended::Aborted) => {
+                lane.closing = true;
+                (Phase::Taken, Ok(Reading::Paused))
+            }
+            Some(Ended::Agreed(agreed)) => {
+                let Some(disk) = self.shared.disks.disk(agreed.export.name.as_bytes()) else {
+                    let gone = io::Error::other("the disk is not exported any more");
+                    return (Phase::Taken, Err(gone));
+                };
+                // What was held may be requests already.
+                lane.paused = true;
+                let receiver = Box::new(Receiver::new(*agreed));
+                (Phase::Serving(receiver, disk), Ok(Reading::Goes))
+            }
+        }
+    }
+
+    fn serve(
+        &mut self,
+        index: usize,
+        receiver: &mut Receiver,
+        disk: &Arc<towline_block::Disk>,
+        scratch: &mut [u8],
+    ) -> io::Result<Reading> {
+        let form = receiver.agreed().form;
+        let nbd = &mut self.nbd;
+        let Some(Some(lane)) = nbd.lanes.get_mut(index) else { return Ok(Reading::Drained) };
+        let was_paused = std::mem::replace(&mut lane.paused, false);
+        let counters = &self.statistics.counters;
+        let mut held = std::mem::take(&mut lane.held);
+        let shutting_down = self.shared.disks.shutting_down();
+        let mut serving = Serving {
+            index,
+            lane,
+            disk,
+            form,
+            engine: &mut nbd.engine,
+            driver: CoreDriver {
+                reactor: &mut self.reactor,
+                offload: &self.shared.offload,
+                mailbox: &self.mailbox,
+            },
+            statistics: &self.statistics,
+            shutting_down,
+            arrived: Instant::now(),
+        };
+        let mut drained = false;
+        let received = if was_paused && !held.is_empty() {
+            // What could not be used before, and nothing more until it can.
+            let received = receiver.receive(&held, &mut serving).map_err(invalid)?;
+            held.drain(..received.used);
+            serving.lane.held = held;
+            received
+        } else if held.is_empty() && receiver.missing() >= PLACED_BYTES_MIN {
+            let link = serving.lane.link.clone();
+            let missing = receiver.missing() as usize;
+            match serving.place(missing) {
+                None => Received { used: 0, blocked: true, disconnect: false },
+                Some(place) => {
+                    let wanted = place.len();
+                    let count = receive_from(&link, place, counters)?.unwrap_or(0);
+                    drained = count < wanted;
+                    if count > 0 {
+                        serving.lane.moved = Instant::now();
+                        Counters::add(&counters.bytes_received_placed, count as u64);
+                        receiver.placed(count, &mut serving);
+                    }
+                    Received { used: 0, blocked: false, disconnect: false }
+                }
+            }
+        } else {
+            let count = Self::receive_some(serving.lane, scratch, counters)?.unwrap_or(0);
+            drained = count < scratch.len();
+            let input: &[u8] = if held.is_empty() {
+                &scratch[..count]
+            } else {
+                held.extend_from_slice(&scratch[..count]);
+                &held
+            };
+            let received = receiver.receive(input, &mut serving).map_err(invalid)?;
+            serving.lane.held = input[received.used..].to_vec();
+            received
+        };
+        let starves = received.blocked && !serving.is_full();
+        let lane = serving.lane;
+        if received.disconnect {
+            lane.closing = true;
+            return Ok(Reading::Paused);
+        }
+        if received.blocked {
+            lane.paused = true;
+            if starves {
+                nbd.starving.push(index);
+            }
+            return Ok(Reading::Paused);
+        }
+        Ok(if drained { Reading::Drained } else { Reading::Goes })
+    }
+
+    fn close_nbd(&mut self, index: usize, error: &io::Error) {
+        if error.kind() == io::ErrorKind::InvalidData {
+            self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
+            log::warn!("closing a connection whose NBD client broke the protocol: {error}");
+            // What was answered before may still leave.
+            if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
+                let _ = lane.flush(&self.statistics.counters);
+            }
+        }
+        self.drop_nbd(index);
+    }
+
+    fn drop_nbd(&mut self, index: usize) {
+        let Some(lane) = self.nbd.lanes.get_mut(index).and_then(Option::take) else { return };
+        if let Some(fd) = lane.link.fd() {
+            // Fails only when the peer closed first.
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+            let _ = self.reactor.unwatch(fd, NBD_TOKENS + index as u64);
+        }
+        if let Some(filling) = lane.filling {
+            self.nbd.engine.abandon(filling.key);
+        }
+        self.nbd.engine.remove_owner(lane.owner);
+        self.nbd.free.push(index);
+        self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Memory is short: connections that hold some and have not moved a byte for long are ended.
+    fn tick_nbd(&mut self) {
+        self.nbd.ticked = Instant::now();
+        let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
+        for index in 0..self.nbd.lanes.len() {
+            let Some(lane) = &self.nbd.lanes[index] else { continue };
+            let holds = !lane.is_drained()
+                || lane.filling.as_ref().is_some_and(|filling| filling.buffer.is_some());
+            let waits_for_us = self.nbd.starving.contains(&index);
+            if holds && !waits_for_us && lane.moved.elapsed() > stall {
+                self.close_nbd(index, &io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+fn invalid(error: ProtocolError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
+}
+
+/// Receives from a link; `None` when nothing is there.
+fn receive_from(link: &Link, target: &mut [u8], counters: &Counters) -> io::Result<Option<usize>> {
+    loop {
+        match link.receive(target, counters) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => return Ok(Some(count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

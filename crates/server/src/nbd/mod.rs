@@ -1,0 +1,59 @@
+//! Serving NBD: connections of a core, and what happens to their requests.
+//!
+//! A request's way: lane ([`lane`]) -> `nbd::Receiver` -> [`serving`] -> engine of disks -> answers
+//! ([`answers`]) -> send queue of the lane. Small reads of what is in memory skip the engine.
+
+mod answers;
+mod driver;
+mod lane;
+mod lanes;
+mod serving;
+
+use lane::NbdLane;
+use serving::Tag;
+use std::time::Instant;
+use towline_block::{Engine, Limits};
+
+/// The NBD connections of a core.
+pub(crate) struct Nbd {
+    pub(crate) engine: Engine<Tag>,
+    lanes: Vec<Option<NbdLane>>,
+    free: Vec<usize>,
+    /// Lanes with something to send.
+    dirty: Vec<usize>,
+    /// Lanes with input that was left unread and may be read now.
+    resumable: Vec<usize>,
+    /// Lanes that wait for memory for the payload of a write.
+    starving: Vec<usize>,
+    ticked: Instant,
+}
+
+impl Nbd {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            engine: Engine::new(limits),
+            lanes: Vec::new(),
+            free: Vec::new(),
+            dirty: Vec::new(),
+            resumable: Vec::new(),
+            starving: Vec::new(),
+            ticked: Instant::now(),
+        }
+    }
+
+    /// There is something to do without waiting for an event.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.resumable.is_empty()
+    }
+
+    /// Somebody waits for memory: those who hold it without using it have to be found.
+    pub(crate) fn is_starving(&self) -> bool {
+        !self.starving.is_empty() || self.engine.is_waiting()
+    }
+
+    /// Requests are under way, or answers are not sent yet.
+    pub(crate) fn has_unanswered(&self) -> bool {
+        let engine = &self.engine;
+        self.lanes.iter().flatten().any(|l| !l.is_drained() || engine.requests_of(l.owner) > 0)
+    }
+}

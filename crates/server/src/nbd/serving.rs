@@ -1,0 +1,279 @@
+//! What a core does with each request of an NBD client.
+
+use super::driver::CoreDriver;
+use super::lane::{Filling, NbdLane, REQUESTS_MAX, UNSENT_BYTES_MAX};
+use crate::stats::{CoreStatistics, NBD_TAGS, Stages};
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use towline_block::{Disk, Engine, GRAIN, Status};
+use towline_nbd::constants::{EXTENTS_MAX, command_flag as flag};
+use towline_nbd::reply::Replying;
+use towline_nbd::{Command, Context, Error, Form, Handler, Refusal, Request};
+use towline_store::{Now, ZeroHow};
+
+/// Reads up to this length of what is in memory are answered by copying, at once.
+const READ_NOW_BYTES_MAX: u64 = 32 * 1024;
+
+/// A request of an NBD client, as the engine hands it back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tag {
+    pub(super) lane: usize,
+    pub(super) replying: Replying,
+    pub(super) command: Command,
+    pub(super) length: u64,
+    /// Data is to be sent in one piece.
+    pub(super) whole: bool,
+    /// The contexts of a BLOCK_STATUS, as a set of bits.
+    pub(super) contexts: u32,
+}
+
+/// A core while it reads from one of its NBD lanes.
+pub(super) struct Serving<'a> {
+    pub(super) index: usize,
+    pub(super) lane: &'a mut NbdLane,
+    pub(super) disk: &'a Arc<Disk>,
+    pub(super) form: Form,
+    pub(super) engine: &'a mut Engine<Tag>,
+    pub(super) driver: CoreDriver<'a>,
+    pub(super) statistics: &'a CoreStatistics,
+    pub(super) shutting_down: bool,
+    pub(super) arrived: Instant,
+}
+
+impl Serving<'_> {
+    fn tag(&self, command: Command, request: &Request) -> Tag {
+        Tag {
+            lane: self.index,
+            replying: Replying::to(request, self.form),
+            command,
+            length: request.length,
+            whole: request.has(flag::DF),
+            contexts: 0,
+        }
+    }
+
+    /// Records a request that was answered at once; all its time was spent in the store.
+    fn record(&mut self, command: Command) {
+        let now = Instant::now();
+        let server = now.duration_since(self.arrived).as_nanos() as u64;
+        self.arrived = now;
+        let stages = Stages { server, storage: server, ..Stages::default() };
+        self.statistics.record(NBD_TAGS + command as u8, stages);
+    }
+
+    fn read(&mut self, request: &Request) {
+        if request.length <= READ_NOW_BYTES_MAX {
+            let replying = Replying::to(request, self.form);
+            let batch = &mut self.lane.batch;
+            let before = batch.len();
+            replying.data(batch, request.offset, request.length as u32, true);
+            let data = batch.len();
+            batch.resize(data + request.length as usize, 0);
+            match self.disk.store.read_now(request.offset, &mut batch[data..]) {
+                Now::Done(Ok(())) => return self.record(Command::Read),
+                Now::Done(Err(error)) => {
+                    batch.truncate(before);
+                    let error = protocol_error(&error);
+                    replying.error(batch, error, error.text());
+                    return;
+                }
+                Now::WouldBlock => batch.truncate(before),
+            }
+        }
+        let tag = self.tag(Command::Read, request);
+        let range = request.offset..request.offset + request.length;
+        let ordered = tag.whole || self.form == Form::Simple;
+        self.engine.read(self.lane.owner, tag, self.disk, range, ordered, self.arrived);
+    }
+
+    fn ask(
+        &mut self,
+        tag: Tag,
+        call: impl FnOnce(&Disk) -> io::Result<Vec<Vec<Status>>> + Send + 'static,
+    ) {
+        let disk = self.disk.clone();
+        let call = Box::new(move || call(&disk));
+        self.engine.ask(self.lane.owner, tag, call, self.arrived, &mut self.driver);
+    }
+
+    fn write_zeroes(&mut self, tag: Tag, request: &Request) {
+        let (offset, length) = (request.offset, request.length);
+        let how =
+            ZeroHow { allocate: request.has(flag::NO_HOLE), fast: request.has(flag::FAST_ZERO) };
+        let durable = request.has(flag::FUA);
+        self.disk.changes.note(offset, length);
+        self.ask(tag, move |disk| {
+            disk.store.zero(offset, length, how)?;
+            if durable {
+                disk.flush()?;
+            };
+            Ok(Vec::new())
+        });
+    }
+
+    fn trim(&mut self, tag: Tag, request: &Request) {
+        let (offset, length) = (request.offset, request.length);
+        let durable = request.has(flag::FUA);
+        self.disk.changes.note(offset, length);
+        self.ask(tag, move |disk| {
+            disk.store.trim(offset, length)?;
+            if durable {
+                disk.flush()?;
+            };
+            Ok(Vec::new())
+        });
+    }
+
+    fn block_status(&mut self, mut tag: Tag, request: &Request, contexts: &[Context]) {
+        let (offset, length) = (request.offset, request.length);
+        let most = if request.has(flag::REQ_ONE) { 1 } else { EXTENTS_MAX };
+        tag.contexts = contexts.iter().fold(0, |set, context| set | 1 << context.number);
+        let contexts: Vec<usize> = contexts.iter().map(|context| context.number).collect();
+        self.ask(tag, move |disk| {
+            let status = |number: &usize| match number {
+                0 => allocation(disk, offset, length, most),
+                _ => Ok(written(disk, offset, length, most)),
+            };
+            contexts.iter().map(status).collect()
+        });
+    }
+
+    /// Refuses what cannot be done now, whatever it is.
+    fn refused_now(&mut self, command: Command, request: &Request) -> bool {
+        let changes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
+        let refusal = if self.shutting_down {
+            Refusal { error: Error::Shutdown, text: Error::Shutdown.text() }
+        } else if changes && self.disk.has_failed() {
+            Refusal { error: Error::Perm, text: "read-only since a flush failed" }
+        } else {
+            return false;
+        };
+        self.refuse(request, refusal);
+        true
+    }
+}
+
+impl Handler for Serving<'_> {
+    fn is_full(&self) -> bool {
+        self.lane.unsent() > UNSENT_BYTES_MAX
+            || self.engine.requests_of(self.lane.owner) >= REQUESTS_MAX
+    }
+
+    fn command(&mut self, command: Command, request: &Request, contexts: &[Context]) {
+        if self.refused_now(command, request) {
+            return;
+        }
+        let tag = self.tag(command, request);
+        match command {
+            Command::Read => self.read(request),
+            Command::Flush => self.ask(tag, |disk| disk.flush().map(|()| Vec::new())),
+            Command::Trim => self.trim(tag, request),
+            Command::WriteZeroes => self.write_zeroes(tag, request),
+            Command::Cache => {
+                let (offset, length) = (request.offset, request.length);
+                self.ask(tag, move |disk| disk.store.cache(offset, length).map(|()| Vec::new()));
+            }
+            Command::BlockStatus => self.block_status(tag, request, contexts),
+            Command::Write | Command::Disconnect => {}
+        }
+    }
+
+    fn refuse(&mut self, request: &Request, refusal: Refusal) {
+        let replying = Replying::to(request, self.form);
+        replying.error(&mut self.lane.batch, refusal.error, refusal.text);
+    }
+
+    fn write_now(&mut self, request: &Request, payload: &[u8]) -> bool {
+        if self.refused_now(Command::Write, request) {
+            return true;
+        }
+        let durable = request.has(flag::FUA);
+        self.disk.changes.note(request.offset, request.length);
+        let Now::Done(result) = self.disk.store.write_now(request.offset, payload, durable) else {
+            return false;
+        };
+        let replying = Replying::to(request, self.form);
+        match result {
+            Ok(()) => {
+                replying.done(&mut self.lane.batch);
+                self.record(Command::Write);
+            }
+            Err(error) => {
+                let error = protocol_error(&error);
+                replying.error(&mut self.lane.batch, error, error.text());
+            }
+        }
+        true
+    }
+
+    fn write_begin(&mut self, request: &Request) {
+        let tag = self.tag(Command::Write, request);
+        let range = request.offset..request.offset + request.length;
+        let durable = request.has(flag::FUA);
+        let owner = self.lane.owner;
+        let key = self.engine.write(owner, tag, self.disk, range, durable, self.arrived);
+        self.lane.filling = key.map(|key| Filling { key, buffer: None, length: 0, filled: 0 });
+    }
+
+    fn place(&mut self, _rest: usize) -> Option<&mut [u8]> {
+        let filling = self.lane.filling.as_mut()?;
+        if filling.buffer.is_none() {
+            let (buffer, length) = self.engine.room(filling.key)?;
+            (filling.buffer, filling.length, filling.filled) = (Some(buffer), length, 0);
+        }
+        let range = filling.filled..filling.length;
+        filling.buffer.as_mut().map(|buffer| &mut buffer.bytes_mut()[range])
+    }
+
+    fn placed(&mut self, count: usize) {
+        let Some(filling) = self.lane.filling.as_mut() else { return };
+        filling.filled += count;
+        if filling.filled == filling.length
+            && let Some(buffer) = filling.buffer.take()
+        {
+            self.engine.filled(filling.key, buffer, filling.length, &mut self.driver);
+        }
+    }
+}
+
+/// The protocol's error for one of a store.
+pub(super) fn protocol_error(error: &io::Error) -> Error {
+    error.raw_os_error().map_or(Error::Io, Error::of)
+}
+
+/// Extents of `base:allocation`.
+fn allocation(disk: &Disk, offset: u64, length: u64, most: usize) -> io::Result<Vec<Status>> {
+    let mut list: Vec<Status> = Vec::new();
+    disk.store.extents(offset, length, &mut |extent| {
+        let flags = u32::from(extent.hole) | u32::from(extent.zero) << 1;
+        append(&mut list, Status { length: extent.length, flags }, most)
+    })?;
+    Ok(list)
+}
+
+/// Extents of what was written.
+fn written(disk: &Disk, offset: u64, length: u64, most: usize) -> Vec<Status> {
+    let mut list = Vec::new();
+    let mut done = 0;
+    while done < length {
+        let (run, changed) = disk.changes.run(offset + done, (length - done).max(GRAIN));
+        let run = run.min(length - done);
+        if !append(&mut list, Status { length: run, flags: u32::from(changed) }, most) {
+            break;
+        }
+        done += run;
+    }
+    list
+}
+
+/// Adds an extent, to its neighbour if that is alike; false when the list is full.
+fn append(list: &mut Vec<Status>, status: Status, most: usize) -> bool {
+    let full = list.len() == most;
+    match list.last_mut() {
+        Some(last) if last.flags == status.flags => last.length += status.length,
+        _ if full => return false,
+        _ => list.push(status),
+    }
+    true
+}

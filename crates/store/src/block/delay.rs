@@ -1,0 +1,111 @@
+//! A disk that answers late: each request takes a while, as on a device with that latency and
+//! bandwidth. For tests, and for benchmarks that need a disk of known speed.
+
+use crate::block_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use towline_mem::Aggregate;
+
+/// Delays all that waits for a device on another disk.
+#[derive(Debug)]
+pub struct DelayStore {
+    inner: Arc<dyn BlockStore>,
+    latency: Duration,
+    /// Bytes a second of all requests together; zero: no limit.
+    bandwidth: u64,
+    /// When what was asked for so far will have been moved.
+    busy_until: Mutex<Instant>,
+}
+
+impl DelayStore {
+    /// `inner` with a latency, and a bandwidth in bytes a second (0: unlimited) which requests
+    /// under way share in the order of their arrival.
+    #[must_use]
+    pub fn new(inner: Arc<dyn BlockStore>, latency: Duration, bandwidth: u64) -> Arc<Self> {
+        Arc::new(Self { inner, latency, bandwidth, busy_until: Mutex::new(Instant::now()) })
+    }
+
+    fn wait(&self, bytes: u64) {
+        let now = Instant::now();
+        let mut until = now + self.latency;
+        if let Some(nanoseconds) = (bytes * 1_000_000_000).checked_div(self.bandwidth) {
+            let mut busy_until = self.busy_until.lock();
+            *busy_until = (*busy_until).max(now) + Duration::from_nanos(nanoseconds);
+            until = *busy_until + self.latency;
+        }
+        // Sleeping overshoots by the timer slack of 50 us; the last part is spun away.
+        const SLACK: Duration = Duration::from_micros(120);
+        if let Some(sleep) = until.saturating_duration_since(Instant::now()).checked_sub(SLACK) {
+            std::thread::sleep(sleep);
+        }
+        while Instant::now() < until {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl BlockStore for DelayStore {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {
+        Now::WouldBlock
+    }
+
+    fn hole_now(&self, _offset: u64, _length: u64) -> u64 {
+        0
+    }
+
+    fn lend(&self, _offset: u64, _length: u64) -> Option<Aggregate> {
+        None
+    }
+
+    fn write_now(&self, _offset: u64, _data: &[u8], _durable: bool) -> Now {
+        Now::WouldBlock
+    }
+
+    fn locate(&self, _offset: u64, _length: u64, _direction: Direction) -> Option<Place> {
+        None
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        self.wait(target.len() as u64);
+        self.inner.read(offset, target)
+    }
+
+    fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()> {
+        self.wait(data.len() as u64);
+        self.inner.write(offset, data, durable)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.wait(0);
+        self.inner.flush()
+    }
+
+    fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()> {
+        self.wait(0);
+        self.inner.zero(offset, length, how)
+    }
+
+    fn trim(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.wait(0);
+        self.inner.trim(offset, length)
+    }
+
+    fn cache(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.inner.cache(offset, length)
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        length: u64,
+        tell: &mut dyn FnMut(Extent) -> bool,
+    ) -> io::Result<()> {
+        self.inner.extents(offset, length, tell)
+    }
+}

@@ -1,0 +1,353 @@
+//! A disk that is a file or a block device.
+//!
+//! Two descriptors of the same file: one through the page cache, one around it (`O_DIRECT`).
+//! Requests go around when the mode says so and they are aligned; the rest goes through the cache,
+//! and the kernel keeps both in agreement.
+
+use crate::block_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use crate::directory::system;
+use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use towline_mem::{Aggregate, Segment};
+
+/// Alignment of requests that go around the page cache: what every device takes.
+const DIRECT_ALIGNMENT: u64 = 4096;
+/// Shorter reads are copied: that costs less than referring to them.
+const LEND_BYTES_MIN: u64 = 32 * 1024;
+/// Holes are looked for in ranges at least this long.
+const HOLE_BYTES_MIN: u64 = 64 * 1024;
+/// Longer writes are not tried at once.
+const WRITE_NOW_BYTES_MAX: usize = 64 * 1024;
+/// A write into the page cache that took this long was held up by the device.
+const HELD_UP: Duration = Duration::from_millis(2);
+/// For how long other threads do the writes then.
+const HELD_UP_PAUSE: Duration = Duration::from_millis(200);
+
+/// Which requests go through the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums)] // the three that the papers compare
+pub enum CacheMode {
+    /// All.
+    #[default]
+    Cached,
+    /// None that is aligned to 4096 bytes.
+    Direct,
+    /// Writes, but no reads that are aligned to 4096 bytes.
+    ReadDirect,
+}
+
+/// A file or block device as a disk.
+#[derive(Debug)]
+pub struct FileDisk {
+    cached: Arc<OwnedFd>,
+    direct: Option<Arc<OwnedFd>>,
+    mode: CacheMode,
+    geometry: Geometry,
+    /// The file system answers `RWF_NOWAIT`.
+    tells_residency: AtomicBool,
+    started: Instant,
+    /// Milliseconds since `started` until which writes are not tried at once.
+    held_up_until: AtomicU64,
+}
+
+impl FileDisk {
+    /// Opens a file or block device. A block device that is to be written is claimed, so that
+    /// nothing else mounts it meanwhile.
+    ///
+    /// # Errors
+    /// It cannot be opened in that mode, or is neither (`EINVAL`).
+    pub fn open(path: &Path, mode: CacheMode, read_only: bool) -> io::Result<Arc<Self>> {
+        let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::CLOEXEC;
+        let kind = FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode);
+        let claim = match kind {
+            FileType::BlockDevice if !read_only => OFlags::EXCL,
+            FileType::BlockDevice | FileType::RegularFile => OFlags::empty(),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let cached = rustix::fs::open(path, access | claim, Mode::empty())?;
+        let direct = if mode == CacheMode::Cached {
+            None
+        } else {
+            // The same file, whatever the path names by now.
+            use std::os::fd::AsRawFd;
+            let same = format!("/proc/self/fd/{}", cached.as_raw_fd());
+            let direct = rustix::fs::open(same, access | OFlags::DIRECT, Mode::empty())?;
+            Some(Arc::new(direct))
+        };
+        let size = rustix::fs::seek(&cached, SeekFrom::End(0))?;
+        if size == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has no bytes"));
+        }
+        let geometry = Geometry {
+            size,
+            block_minimum: 1,
+            block_preferred: 4096,
+            rotational: kind == FileType::BlockDevice && is_rotational(&cached),
+            read_only,
+        };
+        Ok(Arc::new(Self {
+            cached: Arc::new(cached),
+            direct,
+            mode,
+            geometry,
+            tells_residency: AtomicBool::new(true),
+            started: Instant::now(),
+            held_up_until: AtomicU64::new(0),
+        }))
+    }
+
+    /// The descriptor that goes around the cache, if requests of this direction do.
+    fn around(&self, direction: Direction) -> Option<&Arc<OwnedFd>> {
+        match (self.mode, direction) {
+            (CacheMode::Direct, _) | (CacheMode::ReadDirect, Direction::Read) => {
+                self.direct.as_ref()
+            }
+            _ => None,
+        }
+    }
+
+    fn is_held_up(&self) -> bool {
+        let until = self.held_up_until.load(Ordering::Relaxed);
+        until != 0 && (self.started.elapsed().as_millis() as u64) < until
+    }
+
+    /// Every page of a range is in the page cache.
+    fn is_resident(&self, offset: u64, length: u64) -> bool {
+        let page = system::page_bytes();
+        let wanted = (offset + length).div_ceil(page) - offset / page;
+        match system::cached_pages(&*self.cached, offset, length) {
+            Ok(pages) => pages >= wanted,
+            // Without it the first and the last page have to stand for those in between.
+            Err(_) => self.probe(offset) && self.probe(offset + length - 1),
+        }
+    }
+
+    fn probe(&self, offset: u64) -> bool {
+        matches!(self.read_now(offset, &mut [0]), Now::Done(Ok(())))
+    }
+
+    fn fallocate(&self, flags: FallocateFlags, offset: u64, length: u64) -> Result<(), Errno> {
+        let flags = flags | FallocateFlags::KEEP_SIZE;
+        loop {
+            match rustix::fs::fallocate(&*self.cached, flags, offset, length) {
+                Err(Errno::INTR) => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        let zeroes = vec![0; length.min(1 << 20) as usize];
+        let mut done = 0;
+        while done < length {
+            let count = (length - done).min(zeroes.len() as u64) as usize;
+            self.write(offset + done, &zeroes[..count], false)?;
+            done += count as u64;
+        }
+        Ok(())
+    }
+}
+
+fn is_rotational(device: &OwnedFd) -> bool {
+    let Ok(stat) = rustix::fs::fstat(device) else { return false };
+    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    // A partition has no queue of its own.
+    ["queue", "../queue"].iter().any(|queue| {
+        let path = format!("/sys/dev/block/{major}:{minor}/{queue}/rotational");
+        std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "1")
+    })
+}
+
+impl BlockStore for FileDisk {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {
+        if self.around(Direction::Read).is_some() || !self.tells_residency.load(Ordering::Relaxed) {
+            return Now::WouldBlock;
+        }
+        let mut done = 0;
+        while done < target.len() {
+            let part = &mut [IoSliceMut::new(&mut target[done..])];
+            let flags = ReadWriteFlags::NOWAIT;
+            match rustix::io::preadv2(&*self.cached, part, offset + done as u64, flags) {
+                Ok(0) => return Now::Done(Err(Errno::IO.into())),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Now::WouldBlock,
+                Err(Errno::OPNOTSUPP) => {
+                    self.tells_residency.store(false, Ordering::Relaxed);
+                    return Now::WouldBlock;
+                }
+                Err(error) => return Now::Done(Err(error.into())),
+            }
+        }
+        Now::Done(Ok(()))
+    }
+
+    fn hole_now(&self, offset: u64, length: u64) -> u64 {
+        // Not worth a system call for less.
+        if length < HOLE_BYTES_MIN {
+            return 0;
+        }
+        match rustix::fs::seek(&*self.cached, SeekFrom::Data(offset)) {
+            Ok(data) => data.saturating_sub(offset).min(length),
+            // A hole up to the end, unless the file became shorter than the disk.
+            Err(Errno::NXIO) => match rustix::fs::fstat(&*self.cached) {
+                Ok(stat) if stat.st_size as u64 >= offset + length => length,
+                _ => 0,
+            },
+            Err(_) => 0,
+        }
+    }
+
+    fn lend(&self, offset: u64, length: u64) -> Option<Aggregate> {
+        if length < LEND_BYTES_MIN
+            || self.around(Direction::Read).is_some()
+            || !self.is_resident(offset, length)
+        {
+            return None;
+        }
+        let mut aggregate = Aggregate::new();
+        aggregate.append(Segment::File(self.cached.clone()), offset, length);
+        Some(aggregate)
+    }
+
+    fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now {
+        // Whole pages only: a part of a page may have to be read first. A file system that cannot
+        // promise not to wait (ext4) rarely does for so little; when it did, others wait for it.
+        let whole_pages = (offset | data.len() as u64).is_multiple_of(system::page_bytes());
+        if durable
+            || !whole_pages
+            || data.len() > WRITE_NOW_BYTES_MAX
+            || self.around(Direction::Write).is_some()
+            || self.is_held_up()
+        {
+            return Now::WouldBlock;
+        }
+        let start = Instant::now();
+        let result = self.write(offset, data, false);
+        if start.elapsed() >= HELD_UP {
+            let until = self.started.elapsed() + HELD_UP_PAUSE;
+            self.held_up_until.store(until.as_millis() as u64, Ordering::Relaxed);
+        }
+        Now::Done(result)
+    }
+
+    fn locate(&self, offset: u64, length: u64, direction: Direction) -> Option<Place> {
+        let cached = |length| Some(Place { file: self.cached.clone(), offset, length });
+        let Some(direct) = self.around(direction) else { return cached(length) };
+        let beyond = offset % DIRECT_ALIGNMENT;
+        let aligned = length - length % DIRECT_ALIGNMENT;
+        if beyond == 0 && aligned > 0 {
+            Some(Place { file: direct.clone(), offset, length: aligned })
+        } else if beyond == 0 {
+            cached(length)
+        } else {
+            cached(length.min(DIRECT_ALIGNMENT - beyond))
+        }
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < target.len() {
+            match rustix::io::pread(&*self.cached, &mut target[done..], offset + done as u64) {
+                Ok(0) => return Err(Errno::IO.into()),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()> {
+        let flags = if durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+        let mut done = 0;
+        while done < data.len() {
+            let part = &[IoSlice::new(&data[done..])];
+            match rustix::io::pwritev2(&*self.cached, part, offset + done as u64, flags) {
+                Ok(0) => return Err(Errno::IO.into()),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(rustix::fs::fdatasync(&*self.cached)?)
+    }
+
+    fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()> {
+        let first =
+            if how.allocate { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
+        match self.fallocate(first, offset, length) {
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => {}
+            other => return Ok(other?),
+        }
+        if !how.allocate && self.fallocate(FallocateFlags::ZERO_RANGE, offset, length).is_ok() {
+            return Ok(());
+        }
+        if how.fast {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        self.write_zeroes(offset, length)
+    }
+
+    fn trim(&self, offset: u64, length: u64) -> io::Result<()> {
+        match self.fallocate(FallocateFlags::PUNCH_HOLE, offset, length) {
+            Err(Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    fn cache(&self, offset: u64, length: u64) -> io::Result<()> {
+        let length = std::num::NonZeroU64::new(length);
+        let advice = rustix::fs::Advice::WillNeed;
+        Ok(rustix::fs::fadvise(&*self.cached, offset, length, advice)?)
+    }
+
+    fn extents(
+        &self,
+        mut offset: u64,
+        length: u64,
+        tell: &mut dyn FnMut(Extent) -> bool,
+    ) -> io::Result<()> {
+        let end = offset + length;
+        while offset < end {
+            let data = match rustix::fs::seek(&*self.cached, SeekFrom::Data(offset)) {
+                Ok(data) => data.min(end),
+                // No data up to the end of the file.
+                Err(Errno::NXIO) => end,
+                Err(Errno::INVAL) => offset,
+                Err(error) => return Err(error.into()),
+            };
+            if data > offset && !tell(Extent { length: data - offset, hole: true, zero: true }) {
+                return Ok(());
+            }
+            if data == end {
+                return Ok(());
+            }
+            let hole = match rustix::fs::seek(&*self.cached, SeekFrom::Hole(data)) {
+                Ok(hole) => hole.min(end),
+                Err(Errno::INVAL | Errno::NXIO) => end,
+                Err(error) => return Err(error.into()),
+            };
+            if hole > data && !tell(Extent { length: hole - data, hole: false, zero: false }) {
+                return Ok(());
+            }
+            // A file that changes meanwhile must not keep us here for ever.
+            offset = hole.max(offset + 1);
+        }
+        Ok(())
+    }
+}

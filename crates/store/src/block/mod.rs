@@ -1,0 +1,14 @@
+//! Disks: files and devices, memory, and what is made of other disks.
+
+mod delay;
+mod file;
+mod memory;
+mod stripe;
+
+pub use delay::DelayStore;
+pub use file::{CacheMode, FileDisk};
+pub use memory::MemoryDisk;
+pub use stripe::StripeDisk;
+
+#[cfg(test)]
+mod tests;

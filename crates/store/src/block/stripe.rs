@@ -1,0 +1,186 @@
+//! A disk made of several, in stripes (RAID 0): what a large request touches lies on all members,
+//! which work at the same time.
+
+use crate::block_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use std::io;
+use std::sync::Arc;
+use towline_mem::Aggregate;
+
+/// Stripes over disks of equal role.
+#[derive(Debug)]
+pub struct StripeDisk {
+    members: Vec<Arc<dyn BlockStore>>,
+    /// Bytes on one member before the next one's turn.
+    chunk: u64,
+    geometry: Geometry,
+}
+
+/// A range on one member.
+struct Part {
+    member: usize,
+    offset: u64,
+    length: u64,
+}
+
+impl StripeDisk {
+    /// A disk of stripes of `chunk` bytes. Members longer than the shortest are used up to its
+    /// length, in whole chunks.
+    ///
+    /// # Errors
+    /// `EINVAL`: no members, one shorter than a chunk, or a chunk that is no multiple of their
+    /// blocks.
+    pub fn new(members: Vec<Arc<dyn BlockStore>>, chunk: u64) -> io::Result<Arc<Self>> {
+        let wrong = || io::Error::from_raw_os_error(libc::EINVAL);
+        let each: Vec<Geometry> = members.iter().map(|member| member.geometry()).collect();
+        let shortest = each.iter().map(|g| g.size).min().ok_or_else(wrong)?;
+        let chunks = shortest.checked_div(chunk).ok_or_else(wrong)?;
+        let minimum = each.iter().map(|g| g.block_minimum).max().unwrap_or(1);
+        if chunks == 0 || !chunk.is_multiple_of(minimum.into()) {
+            return Err(wrong());
+        }
+        let size = (chunks * chunk).checked_mul(members.len() as u64).ok_or_else(wrong)?;
+        let geometry = Geometry {
+            size,
+            block_minimum: minimum,
+            block_preferred: each.iter().map(|g| g.block_preferred).max().unwrap_or(4096),
+            rotational: each.iter().any(|g| g.rotational),
+            read_only: each.iter().any(|g| g.read_only),
+        };
+        Ok(Arc::new(Self { members, chunk, geometry }))
+    }
+
+    /// The first part of a range, up to the end of its chunk.
+    fn part(&self, offset: u64, length: u64) -> Part {
+        let (chunk, within) = (offset / self.chunk, offset % self.chunk);
+        let count = self.members.len() as u64;
+        Part {
+            member: (chunk % count) as usize,
+            offset: chunk / count * self.chunk + within,
+            length: length.min(self.chunk - within),
+        }
+    }
+
+    fn each(
+        &self,
+        offset: u64,
+        length: u64,
+        mut work: impl FnMut(&dyn BlockStore, Part, usize) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut done = 0;
+        while done < length {
+            let part = self.part(offset + done, length - done);
+            let count = part.length;
+            work(&*self.members[part.member], part, done as usize)?;
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn all_now(&self, outcome: io::Result<()>) -> Now {
+        match outcome {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Now::WouldBlock,
+            other => Now::Done(other),
+        }
+    }
+}
+
+fn now(outcome: Now) -> io::Result<()> {
+    match outcome {
+        Now::Done(result) => result,
+        Now::WouldBlock => Err(io::ErrorKind::WouldBlock.into()),
+    }
+}
+
+impl BlockStore for StripeDisk {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {
+        let length = target.len() as u64;
+        self.all_now(self.each(offset, length, |member, part, at| {
+            now(member.read_now(part.offset, &mut target[at..at + part.length as usize]))
+        }))
+    }
+
+    fn hole_now(&self, offset: u64, length: u64) -> u64 {
+        let mut done = 0;
+        while done < length {
+            let part = self.part(offset + done, length - done);
+            let hole = self.members[part.member].hole_now(part.offset, part.length);
+            done += hole;
+            if hole < part.length {
+                break;
+            }
+        }
+        done
+    }
+
+    fn lend(&self, offset: u64, length: u64) -> Option<Aggregate> {
+        let part = self.part(offset, length);
+        self.members[part.member].lend(part.offset, part.length)
+    }
+
+    fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now {
+        let length = data.len() as u64;
+        self.all_now(self.each(offset, length, |member, part, at| {
+            now(member.write_now(part.offset, &data[at..at + part.length as usize], durable))
+        }))
+    }
+
+    fn locate(&self, offset: u64, length: u64, direction: Direction) -> Option<Place> {
+        let part = self.part(offset, length);
+        self.members[part.member].locate(part.offset, part.length, direction)
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        let length = target.len() as u64;
+        self.each(offset, length, |member, part, at| {
+            member.read(part.offset, &mut target[at..at + part.length as usize])
+        })
+    }
+
+    fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()> {
+        self.each(offset, data.len() as u64, |member, part, at| {
+            member.write(part.offset, &data[at..at + part.length as usize], durable)
+        })
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        // All of them, whatever one says: a later flush would not tell again.
+        let outcomes: Vec<_> = self.members.iter().map(|member| member.flush()).collect();
+        outcomes.into_iter().collect()
+    }
+
+    fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()> {
+        self.each(offset, length, |member, part, _| member.zero(part.offset, part.length, how))
+    }
+
+    fn trim(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.each(offset, length, |member, part, _| member.trim(part.offset, part.length))
+    }
+
+    fn cache(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.each(offset, length, |member, part, _| member.cache(part.offset, part.length))
+    }
+
+    fn extents(
+        &self,
+        offset: u64,
+        length: u64,
+        tell: &mut dyn FnMut(Extent) -> bool,
+    ) -> io::Result<()> {
+        let mut goes_on = true;
+        let mut done = 0;
+        while done < length && goes_on {
+            let part = self.part(offset + done, length - done);
+            let member = &self.members[part.member];
+            member.extents(part.offset, part.length, &mut |extent| {
+                goes_on = tell(extent);
+                goes_on
+            })?;
+            done += part.length;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! Every disk behaves like an array of bytes.
+
+use super::{CacheMode, DelayStore, FileDisk, MemoryDisk, StripeDisk};
+use crate::{BlockStore, Direction, Now, ZeroHow};
+use proptest::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+
+const SIZE: u64 = 300 * 1024;
+
+/// A file of zeroes that is gone when the test ends.
+fn file(mode: CacheMode, size: u64) -> Arc<dyn BlockStore> {
+    // Not in memory: that has no O_DIRECT on older kernels.
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    file.as_file().set_len(size).unwrap();
+    FileDisk::open(file.path(), mode, false).unwrap()
+}
+
+fn disks() -> Vec<(&'static str, Arc<dyn BlockStore>)> {
+    let memory = |size| -> Arc<dyn BlockStore> { MemoryDisk::new("test", size).unwrap() };
+    vec![
+        ("memory", memory(SIZE)),
+        ("cached", file(CacheMode::Cached, SIZE)),
+        ("direct", file(CacheMode::Direct, SIZE)),
+        ("read-direct", file(CacheMode::ReadDirect, SIZE)),
+        ("stripe", StripeDisk::new((0..3).map(|_| memory(SIZE / 3)).collect(), 4096).unwrap()),
+        ("delay", DelayStore::new(memory(SIZE), Duration::ZERO, 0)),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, u64, u8),
+    Zero(u64, u64, bool),
+    Trim(u64, u64),
+    Read(u64, u64),
+    Extents(u64, u64),
+}
+
+/// A range inside of the disk, often on pages.
+fn range() -> impl Strategy<Value = (u64, u64)> {
+    let page = (0..SIZE / 4096, 1..20u64).prop_map(|(at, count)| (at * 4096, count * 4096));
+    let any = (0..SIZE, 1..40_000u64);
+    prop_oneof![page, any].prop_map(|(at, count)| (at, count.min(SIZE - at)))
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (range(), any::<u8>()).prop_map(|((at, count), byte)| Step::Write(at, count, byte)),
+        (range(), any::<bool>()).prop_map(|((at, count), hard)| Step::Zero(at, count, hard)),
+        range().prop_map(|(at, count)| Step::Trim(at, count)),
+        range().prop_map(|(at, count)| Step::Read(at, count)),
+        range().prop_map(|(at, count)| Step::Extents(at, count)),
+    ]
+}
+
+/// Reads in each of the ways there are, which have to agree.
+fn read_all_ways(disk: &dyn BlockStore, at: u64, count: u64) -> Vec<u8> {
+    let mut bytes = vec![1; count as usize];
+    disk.read(at, &mut bytes).unwrap();
+    let mut now = vec![2; count as usize];
+    if let Now::Done(result) = disk.read_now(at, &mut now) {
+        result.unwrap();
+        assert_eq!(bytes, now, "read_now at {at}");
+    }
+    if let Some(lent) = disk.lend(at, count) {
+        assert!(lent.len() <= count);
+        let lent = lent.to_vec().unwrap();
+        assert_eq!(bytes[..lent.len()], lent, "lend at {at}");
+    }
+    let hole = disk.hole_now(at, count) as usize;
+    assert!(bytes[..hole].iter().all(|byte| *byte == 0), "hole of {hole} at {at}");
+    if let Some(place) = disk.locate(at, count, Direction::Read) {
+        assert!(place.length > 0 && place.length <= count);
+        if place.offset % 4096 != 0 {
+            let mut part = vec![3; place.length as usize];
+            rustix::io::pread(&*place.file, &mut part, place.offset).unwrap();
+            assert_eq!(bytes[..part.len()], part, "locate at {at}");
+        }
+    }
+    bytes
+}
+
+fn check(disk: &dyn BlockStore, model: &mut [u8], step: &Step) {
+    match *step {
+        Step::Write(at, count, byte) => {
+            let data = vec![byte; count as usize];
+            match disk.write_now(at, &data, false) {
+                Now::Done(result) => result.unwrap(),
+                Now::WouldBlock => disk.write(at, &data, byte % 8 == 0).unwrap(),
+            }
+            model[at as usize..(at + count) as usize].fill(byte);
+        }
+        Step::Zero(at, count, allocate) => {
+            disk.zero(at, count, ZeroHow { allocate, fast: false }).unwrap();
+            model[at as usize..(at + count) as usize].fill(0);
+        }
+        Step::Trim(at, count) => {
+            disk.trim(at, count).unwrap();
+            // It may have kept anything or nothing.
+            disk.read(at, &mut model[at as usize..(at + count) as usize]).unwrap();
+        }
+        Step::Read(at, count) => {
+            let bytes = read_all_ways(disk, at, count);
+            assert!(bytes == model[at as usize..(at + count) as usize], "read at {at}+{count}");
+        }
+        Step::Extents(at, count) => {
+            let mut told = at;
+            disk.extents(at, count, &mut |extent| {
+                let end = told + extent.length;
+                assert!(extent.length > 0 && end <= at + count);
+                let zero = model[told as usize..end as usize].iter().all(|byte| *byte == 0);
+                assert!(zero || !extent.zero, "zeroes at {told}+{}", extent.length);
+                told = end;
+                true
+            })
+            .unwrap();
+            assert_eq!(told, at + count, "extents cover the range");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_disk_behaves_like_its_bytes(steps in proptest::collection::vec(step(), 1..25)) {
+        for (name, disk) in disks() {
+            let mut model = vec![0; SIZE as usize];
+            for step in &steps {
+                eprintln!("{name}: {step:?}");
+                check(&*disk, &mut model, step);
+            }
+            disk.flush().unwrap();
+            let bytes = read_all_ways(&*disk, 0, SIZE);
+            prop_assert!(bytes == model, "{} at the end", name);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_gives_eio() {
+    let named = tempfile::NamedTempFile::new().unwrap();
+    named.as_file().set_len(SIZE).unwrap();
+    let disk = FileDisk::open(named.path(), CacheMode::Cached, false).unwrap();
+    named.as_file().set_len(SIZE / 2).unwrap();
+    let error = disk.read(SIZE - 4096, &mut [0; 4096]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    assert!(disk.lend(SIZE - 65536, 65536).is_none());
+    assert_eq!(disk.hole_now(SIZE / 2, SIZE / 2), 0, "not a hole but nothing at all");
+}
+
+#[test]
+fn what_is_no_disk_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let open = |path: &std::path::Path| FileDisk::open(path, CacheMode::Cached, false);
+    assert!(open(directory.path()).is_err());
+    assert!(open("/dev/null".as_ref()).is_err());
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    assert!(open(empty.path()).is_err());
+    assert!(StripeDisk::new(Vec::new(), 4096).is_err());
+    assert!(MemoryDisk::new("test", 0).is_err());
+}
+
+#[test]
+fn a_stripe_lies_on_its_members_in_turn() {
+    let members: Vec<Arc<dyn BlockStore>> =
+        (0..2).map(|_| MemoryDisk::new("test", 10_000).unwrap() as _).collect();
+    let stripe = StripeDisk::new(members.clone(), 4096).unwrap();
+    // The rest of each member is shorter than a chunk.
+    assert_eq!(stripe.geometry().size, 4 * 4096);
+    stripe.write(4096, &[7; 8192], false).unwrap();
+    let first = |member: usize, at| {
+        let mut byte = [9];
+        members[member].read(at, &mut byte).unwrap();
+        byte[0]
+    };
+    assert_eq!((first(0, 0), first(1, 0), first(0, 4096), first(1, 4096)), (0, 7, 7, 0));
+}
+
+#[test]
+fn memory_is_taken_by_writes_alone() {
+    let disk = MemoryDisk::new("test", 1 << 30).unwrap();
+    let mut bytes = vec![1; 1 << 20];
+    assert!(matches!(disk.read_now(0, &mut bytes), Now::Done(Ok(()))));
+    assert_eq!(disk.hole_now(0, 1 << 30), 1 << 30);
+    disk.write(4096, &[1], false).unwrap();
+    let mut extents = Vec::new();
+    let mut tell = |extent: crate::Extent| {
+        extents.push((extent.length, extent.hole));
+        true
+    };
+    disk.extents(0, 1 << 20, &mut tell).unwrap();
+    assert_eq!(extents, [(4096, true), (4096, false), ((1 << 20) - 8192, true)]);
+}

@@ -1,0 +1,146 @@
+//! The trait of everything that is exported as a disk.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use towline_mem::Aggregate;
+
+/// What a disk is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes.
+    pub size: u64,
+    /// Smallest unit of requests, a power of two.
+    pub block_minimum: u32,
+    /// Unit that is served best, a power of two.
+    pub block_preferred: u32,
+    /// Seeks cost time.
+    pub rotational: bool,
+    /// The back end cannot be written.
+    pub read_only: bool,
+}
+
+/// A run of bytes of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes; not zero.
+    pub length: u64,
+    /// No space is allocated.
+    pub hole: bool,
+    /// Reads as zeroes.
+    pub zero: bool,
+}
+
+/// Outcome of something that was tried without waiting.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums)] // the caller has to handle each
+pub enum Now {
+    /// Done, or failed for good.
+    Done(io::Result<()>),
+    /// It would wait: do it the other way.
+    WouldBlock,
+}
+
+/// A part of a disk that lies in one piece on one file or device.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The file; opened with `O_DIRECT` if the disk's mode says so.
+    pub file: Arc<OwnedFd>,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes, at most as many as asked for.
+    pub length: u64,
+}
+
+/// What a [`Place`] is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, clippy::exhaustive_enums)]
+pub enum Direction {
+    Read,
+    Write,
+}
+
+/// How zeroes are to be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ZeroHow {
+    /// Space has to stay or become allocated.
+    pub allocate: bool,
+    /// Fail with `EOPNOTSUPP` rather than write zeroes one by one.
+    pub fast: bool,
+}
+
+/// A disk. Ranges are inside [`Geometry::size`] and on its smallest units: callers check.
+///
+/// Calls may wait for a device unless their documentation says otherwise. Nothing is promised
+/// about the order of writes between two flushes. Overlapping requests at the same time may mix.
+pub trait BlockStore: Send + Sync + std::fmt::Debug {
+    /// What the disk is like. Does not wait.
+    fn geometry(&self) -> Geometry;
+
+    /// Fills `target` if that needs no waiting.
+    fn read_now(&self, offset: u64, target: &mut [u8]) -> Now;
+
+    /// How many bytes from `offset`, at most `length`, are zeroes that nothing is allocated for;
+    /// 0 when there are none or nobody knows. Looks at metadata at most.
+    fn hole_now(&self, offset: u64, length: u64) -> u64;
+
+    /// The first bytes of a range by reference, if they are in memory: as many as are, at least
+    /// one page. They may be changed by writes until they are sent, as any read may that
+    /// overlaps a write. Does not wait.
+    fn lend(&self, offset: u64, length: u64) -> Option<Aggregate>;
+
+    /// Writes if that needs no waiting; with `durable` not before it is on stable storage.
+    fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now;
+
+    /// Where the first bytes of a range lie, for reading or writing them without this trait.
+    /// `None`: there is no such place, use [`BlockStore::read`] and [`BlockStore::write`]. Does
+    /// not wait.
+    fn locate(&self, offset: u64, length: u64, direction: Direction) -> Option<Place>;
+
+    /// Fills `target`.
+    ///
+    /// # Errors
+    /// What the device says; `EIO` when the file became shorter than the disk.
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()>;
+
+    /// Writes; with `durable` not done before it is on stable storage.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()>;
+
+    /// All writes that were done before are on stable storage.
+    ///
+    /// # Errors
+    /// What the device says; then nothing is known about any of them.
+    fn flush(&self) -> io::Result<()>;
+
+    /// A range reads as zeroes afterwards.
+    ///
+    /// # Errors
+    /// What the device says; `EOPNOTSUPP` when it was to be fast and cannot be.
+    fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()>;
+
+    /// The contents of a range are no longer needed. It may do nothing.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn trim(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Brings a range into memory, if there is a cache.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn cache(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Tells the extents of a range, in order, until `tell` says false; neighbours may be alike.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn extents(
+        &self,
+        offset: u64,
+        length: u64,
+        tell: &mut dyn FnMut(Extent) -> bool,
+    ) -> io::Result<()>;
+}
