@@ -206,8 +206,12 @@ fn serve(args: &Args) -> Result<(), String> {
     };
     let server = server.map_err(|error| error.to_string())?;
     if standard {
-        server.serve_nbd(nbd::standard_link()?);
+        let (link, last) = nbd::standard_link()?;
+        server.serve_nbd(link);
         server.stop();
+        if let Some(Err(_)) = last.map(std::thread::JoinHandle::join) {
+            return Err("--nbd -: copying to standard output failed".into());
+        }
         return Ok(());
     }
     if let Some(address) = metrics {

@@ -6,6 +6,7 @@ use std::net::ToSocketAddrs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::str::FromStr;
+use std::thread::JoinHandle;
 use towline_net::address::Address;
 use towline_net::{Link, LinkKind};
 
@@ -47,8 +48,9 @@ impl FromStr for Front {
 }
 
 /// A link to the client on standard input and output: directly when that is a socket, else through
-/// two threads that copy.
-pub(crate) fn standard_link() -> Result<Link, String> {
+/// two threads that copy. Join the one returned, when the link is closed, lest the last bytes get
+/// lost.
+pub(crate) fn standard_link() -> Result<(Link, Option<JoinHandle<()>>), String> {
     let wrong = |error: std::io::Error| format!("--nbd -: standard input: {error}");
     let stdin = std::io::stdin();
     let stat = rustix::fs::fstat(&stdin).map_err(|e| wrong(e.into()))?;
@@ -60,7 +62,7 @@ pub(crate) fn standard_link() -> Result<Link, String> {
             _ => LinkKind::Tcp,
         };
         rustix::io::ioctl_fionbio(&socket, true).map_err(|e| wrong(e.into()))?;
-        return Ok(Link::Socket(socket, kind));
+        return Ok((Link::Socket(socket, kind), None));
     }
     let (near, far) = UnixStream::pair().map_err(wrong)?;
     near.set_nonblocking(true).map_err(wrong)?;
@@ -75,8 +77,8 @@ pub(crate) fn standard_link() -> Result<Link, String> {
     };
     let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
     thread("towline-stdin").spawn(copy_in).map_err(wrong)?;
-    thread("towline-stdout").spawn(copy_out).map_err(wrong)?;
-    Ok(Link::Socket(near.into(), LinkKind::Unix))
+    let last = thread("towline-stdout").spawn(copy_out).map_err(wrong)?;
+    Ok((Link::Socket(near.into(), LinkKind::Unix), Some(last)))
 }
 
 /// Copies until the source ends, and passes on at once what came.
