@@ -1,10 +1,12 @@
 //! Starts a server for the time of the test: by socket activation, or with `$sock` or `$port` in its
-//! arguments replaced.
+//! arguments replaced. A server that ends by itself can be started again at the same place.
 
 use std::fs::File;
+use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -18,11 +20,19 @@ use crate::uri::Address;
 const ACTIVATE: &str = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1; \
                         export LISTEN_PID LISTEN_FDS; exec \"$@\"";
 
+/// Pause between two looks at a server that is starting or ending.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// A server started by this program; it is ended when this is dropped.
 pub struct Launched {
-    child: Child,
     /// Where it listens.
     pub address: Address,
+    words: Vec<String>,
+    /// The socket the server is given; none when it makes its own.
+    listener: Option<UnixListener>,
+    verbose: bool,
+    timeout: Duration,
+    child: Child,
     _directory: TempDir,
 }
 
@@ -33,55 +43,71 @@ impl Launched {
     /// # Errors
     /// A sentence for the user.
     pub fn start(command: &[String], timeout: Duration, verbose: bool) -> Result<Self, String> {
-        let fail = |error: &dyn std::fmt::Display| format!("cannot start {}: {error}", command[0]);
-        let directory = TempDir::with_prefix("nbd-conformance").map_err(|error| fail(&error))?;
+        let fail = |error: io::Error| format!("cannot start {}: {error}", command[0]);
+        let directory = TempDir::with_prefix("nbd-conformance").map_err(fail)?;
         let path = directory.path().join("nbd.sock");
-        if command.iter().any(|word| word.contains("$sock") || word.contains("$port")) {
-            let port = free_port().map_err(|error| fail(&error))?;
-            let sock = path.to_string_lossy().into_owned();
-            let words = command
-                .iter()
-                .map(|word| word.replace("$sock", &sock).replace("$port", &port.to_string()));
-            let address = if command.iter().any(|word| word.contains("$sock")) {
-                Address::Unix(path)
-            } else {
-                Address::Tcp { host: "localhost".to_owned(), port }
-            };
-            let words: Vec<_> = words.collect();
-            let child =
-                spawn(Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()), verbose);
-            let child = child.map_err(|error| fail(&error))?;
-            let mut launched = Self { child, address, _directory: directory };
-            launched.wait(timeout)?;
-            return Ok(launched);
-        }
-        let listener = UnixListener::bind(&path).map_err(|error| fail(&error))?;
-        let mut shell = Command::new("/bin/sh");
-        shell.args(["-c", ACTIVATE, "sh"]).args(command).stdin(File::from(OwnedFd::from(listener)));
-        let child = spawn(&mut shell, verbose).map_err(|error| fail(&error))?;
-        Ok(Self { child, address: Address::Unix(path), _directory: directory })
+        let names = |name: &str| command.iter().any(|word| word.contains(name));
+        let (address, listener) = if names("$sock") {
+            (Address::Unix(path.clone()), None)
+        } else if names("$port") {
+            let port = free_port().map_err(fail)?;
+            (Address::Tcp { host: "localhost".to_owned(), port }, None)
+        } else {
+            let listener = UnixListener::bind(&path).map_err(fail)?;
+            (Address::Unix(path.clone()), Some(listener))
+        };
+        let words: Vec<_> = command.iter().map(|word| substitute(word, &path, &address)).collect();
+        let child = spawn(&words, listener.as_ref(), verbose).map_err(fail)?;
+        let mut launched =
+            Self { address, words, listener, verbose, timeout, child, _directory: directory };
+        launched.wait()?;
+        Ok(launched)
     }
 
-    /// How the server ended, if it did.
-    pub fn ended(&mut self) -> Option<String> {
-        self.child.try_wait().ok().flatten().map(|status| status.to_string())
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), String> {
-        let deadline = Instant::now() + timeout;
+    /// How the server ended, if it did. After a rule failed it is worth `patience`: a server that
+    /// crashes takes some time to be gone.
+    pub fn ended(&mut self, patience: Duration) -> Option<String> {
+        let deadline = Instant::now() + patience;
         loop {
-            match Link::connect(&self.address, timeout) {
-                Ok(_) => return Ok(()),
-                Err(error) if Instant::now() > deadline => {
-                    return Err(format!("server does not listen on {}: {error}", self.address));
-                }
-                Err(_) => {}
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status.to_string());
             }
-            if let Some(status) = self.ended() {
+            if Instant::now() >= deadline {
+                return None;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Starts a server that has ended again, where it was.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn restart(&mut self) -> Result<(), String> {
+        if let (Address::Unix(path), None) = (&self.address, &self.listener) {
+            // The dead server's socket is in the way; it may be gone already.
+            let _ = std::fs::remove_file(path);
+        }
+        self.child = spawn(&self.words, self.listener.as_ref(), self.verbose)
+            .map_err(|error| format!("cannot start {} again: {error}", self.words[0]))?;
+        self.wait()
+    }
+
+    /// Waits until the server takes connections.
+    fn wait(&mut self) -> Result<(), String> {
+        if self.listener.is_some() {
+            return Ok(()); // the socket listens already
+        }
+        let deadline = Instant::now() + self.timeout;
+        while let Err(error) = Link::connect(&self.address, self.timeout) {
+            if let Some(status) = self.ended(PAUSE) {
                 return Err(format!("server ended ({status}) before it listened"));
             }
-            std::thread::sleep(Duration::from_millis(10));
+            if Instant::now() > deadline {
+                return Err(format!("server does not listen on {}: {error}", self.address));
+            }
         }
+        Ok(())
     }
 }
 
@@ -93,12 +119,33 @@ impl Drop for Launched {
     }
 }
 
-fn spawn(command: &mut Command, verbose: bool) -> std::io::Result<Child> {
+fn substitute(word: &str, path: &Path, address: &Address) -> String {
+    let word = word.replace("$sock", &path.to_string_lossy());
+    match address {
+        Address::Tcp { port, .. } => word.replace("$port", &port.to_string()),
+        Address::Unix(_) => word,
+    }
+}
+
+fn spawn(words: &[String], listener: Option<&UnixListener>, verbose: bool) -> io::Result<Child> {
+    let mut command = match listener {
+        None => {
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]).stdin(Stdio::null());
+            command
+        }
+        Some(listener) => {
+            let socket = File::from(OwnedFd::from(listener.try_clone()?));
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", ACTIVATE, "sh"]).args(words).stdin(socket);
+            command
+        }
+    };
     let errors = if verbose { Stdio::inherit() } else { Stdio::null() };
     // What the server prints on standard output must not mix with the lines of the report.
     command.stdout(Stdio::null()).stderr(errors).spawn()
 }
 
-fn free_port() -> std::io::Result<u16> {
+fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("localhost", 0))?.local_addr()?.port())
 }

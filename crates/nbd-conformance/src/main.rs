@@ -90,42 +90,57 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     if let Err(problem) = target.probe() {
         eprintln!("nbd-conformance: export {:?}: {}", target.export, text(problem));
     }
-    let summary = report(arguments, &rules, &target).map_err(|error| error.to_string())?;
-    if let Some(status) = server.as_mut().and_then(Launched::ended) {
-        eprintln!("nbd-conformance: the server ended during the test: {status}");
-    }
+    let summary = report(arguments, &rules, &target, server.as_mut())?;
     Ok(if summary.failed_must > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn report(arguments: &Arguments, rules: &[&Rule], target: &Target) -> io::Result<Summary> {
+fn report(
+    arguments: &Arguments,
+    rules: &[&Rule],
+    target: &Target,
+    mut server: Option<&mut Launched>,
+) -> Result<Summary, String> {
+    let text = |error: io::Error| format!("standard output: {error}");
     let mut out = io::stdout().lock();
     let mut summary = Summary::default();
     let mut lines = Vec::new();
     for rule in rules {
-        let line = Line::of(rule, target, arguments.write);
+        let line = match server.as_deref_mut() {
+            Some(server) => Line::of_launched(rule, target, arguments.write, server)?,
+            None => Line::of(rule, target, arguments.write),
+        };
         summary.add(&line);
         if !arguments.json {
-            line.write(&mut out)?;
+            line.write(&mut out).map_err(text)?;
         }
         lines.push(line);
     }
+    write_end(arguments, &target.export, &lines, summary, &mut out).map_err(text)?;
+    Ok(summary)
+}
+
+fn write_end(
+    arguments: &Arguments,
+    export: &str,
+    lines: &[Line],
+    summary: Summary,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let server = match &arguments.uri {
         Some(uri) => uri.clone(),
         None => arguments.command.join(" "),
     };
     if arguments.json {
-        let report = Report { server, export: &target.export, rules: &lines, summary };
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        let Summary { passed, failed_must, failed_should, failed_may, skipped } = summary;
-        writeln!(
-            out,
-            "{passed} passed, {failed_must} MUST failed, {failed_should} SHOULD failed, \
-             {failed_may} MAY failed, {skipped} skipped: {server}"
-        )?;
+        let report = Report { server, export, rules: lines, summary };
+        serde_json::to_writer_pretty(&mut *out, &report)?;
+        return writeln!(out);
     }
-    Ok(summary)
+    let Summary { passed, failed_must, failed_should, failed_may, skipped } = summary;
+    writeln!(
+        out,
+        "{passed} passed, {failed_must} MUST failed, {failed_should} SHOULD failed, \
+         {failed_may} MAY failed, {skipped} skipped: {server}"
+    )
 }
 
 fn select(only: &[String]) -> Result<Vec<&'static Rule>, String> {

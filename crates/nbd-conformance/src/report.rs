@@ -1,9 +1,11 @@
 //! Runs the rules and writes one line for each.
 
 use std::io::{self, Write};
+use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::launch::Launched;
 use crate::rule::{Level, Problem, Rule};
 use crate::target::Target;
 
@@ -18,6 +20,9 @@ pub enum Verdict {
     /// It could not be tried.
     Skip,
 }
+
+/// How long a server that crashes may take to be gone after the rule that killed it.
+const CRASH_PATIENCE: Duration = Duration::from_millis(300);
 
 /// One line of the report.
 #[derive(Debug, Clone, Serialize)]
@@ -48,6 +53,30 @@ impl Line {
             Err(Problem::Skip(seen)) => (Verdict::Skip, seen),
         };
         Self { id: rule.id, section: rule.section, level: rule.level, verdict, seen }
+    }
+
+    /// Tries one rule on a server started here. A server that ends by itself fails the rule, and is
+    /// started again for the next one.
+    ///
+    /// # Errors
+    /// A sentence for the user, when it cannot be started again.
+    pub fn of_launched(
+        rule: &Rule,
+        target: &Target,
+        write: bool,
+        server: &mut Launched,
+    ) -> Result<Self, String> {
+        let mut line = Self::of(rule, target, write);
+        let patience = match line.verdict {
+            Verdict::Fail => CRASH_PATIENCE,
+            _ => Duration::ZERO,
+        };
+        if let Some(status) = server.ended(patience) {
+            line.verdict = Verdict::Fail;
+            line.seen = format!("the server ended ({status}); before that: {}", line.seen);
+            server.restart()?;
+        }
+        Ok(line)
     }
 
     /// Writes the line for people.

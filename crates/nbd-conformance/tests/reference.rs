@@ -38,26 +38,52 @@ fn image(directory: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-fn conforms(address: Address, export: &str, known: &[(&str, &str)]) {
-    let location = Location { address, export: export.to_owned() };
-    let mut target = Target::new(location, TIMEOUT, 1);
+/// What is known of a rule on a server.
+enum Known {
+    /// It fails each time.
+    Fails(&'static str),
+    /// It fails on some runs.
+    Races(&'static str),
+}
+use Known::{Fails, Races};
+
+fn conforms(place: Place, export: &str, known: &[(&str, Known)]) {
+    for (id, _) in known {
+        assert!(rules::all().any(|rule| rule.id == *id), "no rule is called {id}");
+    }
+    let (address, mut server) = match place {
+        Place::Launched(server) => (server.address.clone(), Some(server)),
+        Place::Address(address) => (address, None),
+    };
+    let mut target = Target::new(Location { address, export: export.to_owned() }, TIMEOUT, 1);
     target.probe().unwrap();
     let mut wrong = Vec::new();
     for rule in rules::all() {
-        let line = Line::of(rule, &target, true);
+        let line = match &mut server {
+            Some(server) => Line::of_launched(rule, &target, true, server).unwrap(),
+            None => Line::of(rule, &target, true),
+        };
         let reason = known.iter().find(|(id, _)| *id == rule.id).map(|(_, reason)| reason);
         match (line.verdict, reason) {
             (Verdict::Fail, None) => wrong.push(format!("{} fails: {}", rule.id, line.seen)),
-            (Verdict::Pass | Verdict::Skip, Some(reason)) => {
+            (Verdict::Pass | Verdict::Skip, Some(Fails(reason))) => {
                 wrong.push(format!("{} does not fail any more ({reason})", rule.id));
+            }
+            (Verdict::Pass, Some(Races(reason))) => {
+                println!("{}: not this time: {reason}", rule.id);
             }
             _ => {}
         }
     }
-    for (id, _) in known {
-        assert!(rules::all().any(|rule| rule.id == *id), "no rule is called {id}");
-    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A server under test.
+enum Place {
+    /// Started by the kit.
+    Launched(Launched),
+    /// Already running.
+    Address(Address),
 }
 
 fn words(text: &str) -> Vec<String> {
@@ -72,8 +98,18 @@ fn qemu_nbd() {
     let directory = tempfile::tempdir().unwrap();
     let command = format!("qemu-nbd -t -e 0 -A -f raw {}", image(directory.path()));
     let server = Launched::start(&words(&command), TIMEOUT, false).unwrap();
-    conforms(server.address.clone(), "", &[]);
+    conforms(
+        Place::Launched(server),
+        "",
+        &[
+            ("meta-set.surplus-data", Fails("takes the surplus for the next option")),
+            ("disc.outstanding", Races("closes before the last replies are sent")),
+            ("zeroes.no-hole-status", Fails("unwritten extents of the file system count as holes")),
+        ],
+    );
 }
+
+const ABORTS: &str = "aborts: raw_send_socket: Assertion `sock >= 0' failed";
 
 #[test]
 fn nbdkit() {
@@ -83,12 +119,19 @@ fn nbdkit() {
     let command = words("nbdkit -f memory 16M");
     let server = Launched::start(&command, TIMEOUT, false).unwrap();
     conforms(
-        server.address.clone(),
+        Place::Launched(server),
         "",
         &[
-            ("list.repeat", "the second LIST names no export"),
-            ("end.client-gone", "aborts: raw_send_socket: Assertion `sock >= 0' failed"),
-            ("end.client-gone-in-request", "has aborted in the rule before"),
+            ("list.repeat", Fails("the second LIST names no export")),
+            ("meta-set.unique", Fails("answers a repeated query twice, with one identifier")),
+            ("meta-set.surplus-data", Fails("ACK")),
+            ("meta-set.failure-clears", Fails("an option too short to be read keeps the contexts")),
+            ("zeroes.no-hole-status", Fails("memory is given back all the same")),
+            ("disc.outstanding", Races(ABORTS)),
+            ("disc.outstanding-writes", Races("closes before the last write is done")),
+            ("end.half-closed", Races(ABORTS)),
+            ("end.client-gone", Races(ABORTS)),
+            ("end.client-gone-in-request", Races(ABORTS)),
         ],
     );
 }
@@ -118,21 +161,23 @@ fn nbd_server() {
     };
     let _ended = Ended(pid);
     conforms(
-        Address::Unix(socket.into()),
+        Place::Address(Address::Unix(socket.into())),
         "disk",
         &[
-            ("greeting.unknown-client-flag", "serves on"),
-            ("option.error-text", "out of step after LIST with data"),
-            ("list.data", "out of step after LIST with data"),
-            ("export-name.agrees", "INFO says size 0"),
-            ("go.same-as-info", "INFO says size 0"),
-            ("abort.ack", "closes without ACK"),
-            ("abort.end", "closes without ACK"),
-            ("abort.data", "closes without ACK"),
-            ("info.short-data", "waits for more data"),
-            ("info.name-beyond-data", "waits for more data"),
-            ("info.count-mismatch", "waits for more data"),
-            ("request.misplaced-flag", "ignores NO_HOLE"),
+            ("greeting.unknown-client-flag", Fails("serves on")),
+            ("option.error-text", Fails("out of step after LIST with data")),
+            ("list.data", Fails("out of step after LIST with data")),
+            ("export-name.agrees", Fails("INFO says size 0")),
+            ("go.same-as-info", Fails("INFO says size 0")),
+            ("abort.ack", Fails("closes without ACK")),
+            ("abort.end", Fails("closes without ACK")),
+            ("abort.data", Fails("closes without ACK")),
+            ("info.short-data", Fails("waits for more data")),
+            ("info.name-beyond-data", Fails("waits for more data")),
+            ("info.count-mismatch", Fails("waits for more data")),
+            ("request.misplaced-flag", Fails("ignores NO_HOLE")),
+            ("write.misplaced-flag", Fails("ignores NO_HOLE")),
+            ("trim.unknown-flag", Fails("ignores NO_HOLE")),
         ],
     );
 }

@@ -201,9 +201,6 @@ impl Pending {
         }
         self.covered.push((offset, length));
         self.reply.pieces.push((kind, offset, length));
-        if self.request.flags & CMD_FLAG_DF != 0 && self.reply.pieces.len() > 1 {
-            self.breach("read.df", format!("{} content chunks", self.reply.pieces.len()));
-        }
         // Sized here, not when sending: a request may claim any length, a chunk shows that it is real.
         let length = usize::try_from(self.request.length).unwrap_or(0);
         if self.reply.bytes.len() < length {
@@ -262,15 +259,6 @@ impl Pending {
             self.breach("status.layout", "extent of length 0".to_owned());
         }
         let length = self.status_length();
-        if self.request.flags & CMD_FLAG_REQ_ONE != 0 {
-            if extents.len() != 1 {
-                self.breach("status.req-one", format!("{} extents", extents.len()));
-            }
-            if extents[0].length > length {
-                let text = format!("extent of {}, longer than asked", extents[0].length);
-                self.breach("status.req-one", text);
-            }
-        }
         let before_last: u64 = extents[..extents.len() - 1]
             .iter()
             .fold(0, |sum, extent| sum.saturating_add(extent.length));
