@@ -17,9 +17,11 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use towline_net::{Counters, Incoming, Input, Link, Sink};
+use towline_wire::header::reply_flag;
+use towline_wire::hello::resumed;
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::reply::parse_results;
-use towline_wire::request::encode_compound;
+use towline_wire::request::{encode_compound, parse_compound};
 use towline_wire::{Errno, Header, Kind, ProtocolError, Reply, Request};
 
 /// Bytes read at once; bulk goes straight to its place.
@@ -804,7 +806,7 @@ impl Core {
         let mut state = self.state.lock();
         let state = &mut *state;
         out.clear();
-        if welcome.resumed == 0 {
+        if welcome.resumed != resumed::JOINED {
             // The last slot is kept for this.
             let mut lane = FirstUse {
                 link: &link,
@@ -812,15 +814,9 @@ impl Core {
                 slot: state.slots.len() as u16,
                 sequence: 0,
             };
-            let mut lost = None;
-            state.files.reclaim(|requests| {
-                lane.exchange(requests).unwrap_or_else(|error| {
-                    lost = Some(error);
-                    false
-                })
-            });
-            if let Some(error) = lost {
-                return Err(error);
+            state.files.reclaim(|requests| lane.exchange(requests))?;
+            if welcome.resumed == resumed::REMEMBERED {
+                lane.exchange(&[Request::Reclaimed {}])?;
             }
         }
         state.link = Arc::new(link);
@@ -834,8 +830,12 @@ impl Core {
                 self.tell(state, number as u16);
                 continue;
             }
-            if welcome.resumed == 0 && !slot.repeatable {
+            if welcome.resumed == resumed::NEW && !slot.repeatable {
                 self.complete(state, number, Err(Error::Unknown));
+                continue;
+            }
+            if welcome.resumed != resumed::JOINED && is_stale(&state.files, &slot.message) {
+                self.complete(state, number, Err(Errno::ESTALE.into()));
                 continue;
             }
             slot.received = 0;
@@ -844,6 +844,14 @@ impl Core {
         }
         Ok(())
     }
+}
+
+/// True when a request that was under way names a file that was lost.
+fn is_stale(files: &OpenFiles, message: &[u8]) -> bool {
+    let header = message.first_chunk().and_then(|head| Header::parse(head).ok());
+    let Some(header) = header else { return false };
+    let body = &message[HEADER_BYTES..][..header.body_bytes as usize];
+    parse_compound(body).is_ok_and(|requests| files.is_stale(&requests))
 }
 
 fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Error {
@@ -877,6 +885,10 @@ impl Sink for Completing<'_> {
         let current = state.slots.get_mut(number).filter(|slot| slot.sequence == header.sequence);
         let Some(slot) = current else { return Ok(()) };
         match header.kind {
+            Kind::Reply if header.flags & reply_flag::UNKNOWN != 0 => {
+                self.core.complete(&mut state, number, Err(Error::Unknown));
+                Ok(())
+            }
             Kind::Reply => {
                 let mut outcome = Outcome { results: body.to_vec(), payload: slot.received };
                 if let Some((at, errno)) = slot.failed {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use towline_mem::SharedMemory;
 use towline_net::address::{connect_abstract, connect_tcp, connect_unix};
 use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, receive_descriptors};
-use towline_wire::hello::{MAGIC, VERSION, local_socket_name, want};
+use towline_wire::hello::{MAGIC, VERSION, local_socket_name, resumed, want};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 
@@ -65,7 +65,7 @@ pub(crate) fn greet(
         .map_err(Failure::Io)
         .and_then(|link| greet_on(link, want::SHARED_MEMORY, client, session, secret, options));
     match nearer {
-        Ok(Greeted { link, welcome }) if welcome.resumed == 1 => {
+        Ok(Greeted { link, welcome }) if welcome.resumed != resumed::NEW => {
             Ok(Greeted { link, welcome: greeted.welcome })
         }
         _ => Ok(greeted),

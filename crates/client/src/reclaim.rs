@@ -87,8 +87,16 @@ impl OpenFiles {
             && requests.iter().any(|r| r.handles().iter().any(|h| self.stale.contains(h)))
     }
 
-    /// Calls `each` with the request that opens a file again and those that lock it again.
-    pub(crate) fn reclaim(&mut self, mut each: impl FnMut(&[Request<'_>]) -> bool) {
+    /// Calls `each` with the request that opens a file again and those that lock it again; it tells
+    /// whether the request succeeded. Files that cannot be had again are stale from then on.
+    ///
+    /// # Errors
+    /// The connection was lost: all is to be asked for again on the next one.
+    pub(crate) fn reclaim(
+        &mut self,
+        mut each: impl FnMut(&[Request<'_>]) -> io::Result<bool>,
+    ) -> io::Result<()> {
+        let mut stale = Vec::new();
         for (&handle, open) in &self.open {
             let request = Request::Reclaim {
                 handle,
@@ -97,23 +105,28 @@ impl OpenFiles {
                 export: &open.export,
                 path: &open.path,
             };
-            let locks = open.locks.iter().map(|l| Request::Lock {
-                handle,
-                owner: l.owner,
-                family: l.family,
-                kind: l.kind,
-                wait: 0,
-                start: l.start,
-                length: l.length,
-            });
-            let opened = each(&[request]);
-            if !opened || !locks.into_iter().all(|lock| each(&[lock])) {
-                self.stale.insert(handle);
+            let mut again = each(&[request])?;
+            for l in &open.locks {
+                again = again
+                    && each(&[Request::Lock {
+                        handle,
+                        owner: l.owner,
+                        family: l.family,
+                        kind: l.kind,
+                        wait: 0,
+                        start: l.start,
+                        length: l.length,
+                    }])?;
+            }
+            if !again {
+                stale.push(handle);
             }
         }
-        for handle in &self.stale {
-            self.open.remove(handle);
+        for handle in stale {
+            self.open.remove(&handle);
+            self.stale.insert(handle);
         }
+        Ok(())
     }
 }
 

@@ -1,4 +1,5 @@
-//! Memory shared with other processes: a memfd and its mapping.
+//! Memory shared with other processes, or with those that come after this one: a memfd or a file,
+//! and its mapping.
 //!
 //! Another process may write to it at any time, so no reference to its bytes is ever made: they
 //! are copied in and out, or handed to the kernel by address.
@@ -10,7 +11,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// A mapped memfd that can neither shrink nor grow.
+/// A mapped memfd that can neither shrink nor grow, or a mapped file.
 #[derive(Debug)]
 pub struct SharedMemory {
     fd: OwnedFd,
@@ -51,6 +52,37 @@ impl SharedMemory {
         Self::map(fd, length, writable)
     }
 
+    /// Maps the first `length` bytes of a file, for reading and writing. What is stored there is
+    /// in the file even when this process is killed at once after. The file must be this program's
+    /// own: where somebody shortens it, or its blocks were not [allocated](Self::allocate) and the
+    /// disk is full, touching the memory ends the process (`SIGBUS`).
+    ///
+    /// # Errors
+    /// `EINVAL` when the file is shorter; what `mmap(2)` says.
+    pub fn of_file(fd: OwnedFd, length: usize) -> io::Result<Self> {
+        if length == 0 || (rustix::fs::fstat(&fd)?.st_size as u64) < length as u64 {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Self::map(fd, length, true)
+    }
+
+    /// Takes blocks of the disk for a range of the file, so that storing there cannot fail.
+    ///
+    /// # Errors
+    /// `ENOSPC`, and what else `fallocate(2)` says.
+    pub fn allocate(&self, offset: usize, length: usize) -> io::Result<()> {
+        let flags = FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.fd, flags, offset as u64, length as u64)?)
+    }
+
+    /// Writes what was stored to the disk, and waits for it.
+    ///
+    /// # Errors
+    /// What `fdatasync(2)` says.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fdatasync(&self.fd)?)
+    }
+
     fn map(fd: OwnedFd, length: usize, writable: bool) -> io::Result<Self> {
         let protection =
             if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
@@ -73,7 +105,7 @@ impl SharedMemory {
         self.length == 0
     }
 
-    /// The memfd.
+    /// The memfd or file.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use towline_net::address::Address;
 use towline_store::block::CacheMode;
+use towline_wire::limits::LOCK_GRACE_SECONDS;
 
 /// A server's settings.
 #[derive(Clone, Debug)]
@@ -28,6 +29,10 @@ pub struct Config {
     pub no_root_squash: bool,
     /// Listen beyond loopback although nothing is encrypted or authenticated yet.
     pub insecure: bool,
+    /// Directory where sessions are kept, so that they go on after the server was killed.
+    pub state: Option<PathBuf>,
+    /// With `state`: how long after a start new locks wait for clients that had locks before.
+    pub lock_grace: Duration,
 }
 
 /// Which event loop a server uses.
@@ -102,6 +107,8 @@ impl Default for Config {
             identity: false,
             no_root_squash: false,
             insecure: false,
+            state: None,
+            lock_grace: Duration::from_secs(LOCK_GRACE_SECONDS),
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::caller::Callers;
 use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::families::Families;
+use crate::grace::Grace;
 use crate::grants::{Grant, Running, Served};
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
@@ -23,7 +24,9 @@ use towline_net::address::Listener;
 use towline_net::{Flushed, Incoming, Link, ShmLink};
 use towline_reactor::{Event, Finished, Reactor};
 use towline_session::locks::{Locked, Locks, Owner, Waiter};
+use towline_session::state::State;
 use towline_session::{Context, Step};
+use towline_wire::header::reply_flag;
 use towline_wire::{Header, Kind};
 
 /// What all cores share.
@@ -41,6 +44,9 @@ pub(crate) struct Shared {
     pub(crate) families: Families,
     pub(crate) identity: bool,
     pub(crate) squash_root: bool,
+    /// Where sessions are kept for a restart.
+    pub(crate) state: Option<Arc<State>>,
+    pub(crate) grace: Grace,
 }
 
 impl Shared {
@@ -52,6 +58,18 @@ impl Shared {
     pub(crate) fn notify(&self, granted: Vec<Waiter>) {
         for waiter in granted {
             self.mailboxes[self.home(waiter.session)].send(Mail::Granted(waiter));
+        }
+    }
+
+    /// This session need not be waited for any more.
+    pub(crate) fn reclaimed(&self, session: u64) {
+        self.ask_again(self.grace.returned(session));
+    }
+
+    /// These requests for locks need not wait any longer.
+    pub(crate) fn ask_again(&self, waiters: Vec<Waiter>) {
+        for waiter in waiters {
+            self.mailboxes[self.home(waiter.session)].send(Mail::AskAgain(waiter));
         }
     }
 }
@@ -125,6 +143,8 @@ impl Core {
             reactor.watch(listener.fd(), LISTENER_TOKENS + number as u64)?;
         }
         let callers = Callers::new(shared.identity, shared.squash_root);
+        // The first core ends what sessions from before the start do not come back.
+        let ticking = index == 0 && shared.state.is_some();
         Ok(Self {
             index,
             statistics,
@@ -143,7 +163,7 @@ impl Core {
             dirty: Vec::new(),
             resumable: Vec::new(),
             draining: None,
-            ticking: false,
+            ticking,
             ticked: Instant::now(),
             shared,
         })
@@ -297,6 +317,12 @@ impl Core {
                 self.finish_transfer(token, result, buffer);
             }
             Mail::Answered { token, result } => self.nbd.engine.answered(token, result),
+            Mail::AskAgain(waiter) => {
+                let session = waiter.session;
+                if let Some(running) = self.take_running(session, waiter.slot, waiter.sequence) {
+                    self.drive(session, waiter.slot, running);
+                }
+            }
             Mail::Shutdown => self.begin_shutdown(),
         }
     }
@@ -425,7 +451,12 @@ impl Core {
                     let reply_to = self.mailbox.clone();
                     self.shared.offload.run(Job { work: Box::new(work), reply_to });
                 }
+                Step::Lock(_, waiter, _)
+                    if !served.session.reclaiming && self.shared.grace.holds_up(&waiter) => {}
                 Step::Lock(file, waiter, wait) => {
+                    if let Some(journal) = &served.session.journal {
+                        journal.note_locks();
+                    }
                     let outcome = self.shared.locks.lock().lock(file, waiter, wait);
                     match outcome {
                         Ok(Locked::Done(granted)) => {
@@ -450,6 +481,11 @@ impl Core {
                     self.shared.notify(granted);
                     continue;
                 }
+                Step::Reclaimed => {
+                    served.session.reclaiming = false;
+                    self.shared.reclaimed(session);
+                    continue;
+                }
             }
             if let Some(served) = self.sessions.get_mut(&session) {
                 served.running[usize::from(slot)] = Some(running);
@@ -470,10 +506,14 @@ impl Core {
         let Running { compound, sequence, arrived, mut stages, .. } = *running;
         stages.server = elapsed_ns(arrived);
         self.statistics.record(compound.first_tag(), stages);
+        let is_undecided = compound.is_undecided();
         let (results, data, modifies, is_read) = compound.into_reply();
         let Some(served) = self.sessions.get_mut(&session) else { return };
         let mut header = Header::new(Kind::Reply, slot, sequence);
         header.body_bytes = results.len() as u32;
+        if is_undecided {
+            header.flags |= reply_flag::UNKNOWN;
+        }
         header.word_a = self.shared.boot_epoch;
         header.word_b = u32::try_from(stages.server).unwrap_or(u32::MAX);
         let remember = modifies && data.is_empty();

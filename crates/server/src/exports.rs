@@ -6,6 +6,7 @@ use parking_lot::RwLock;
 use std::io;
 use std::sync::Arc;
 use towline_session::Exports as Find;
+use towline_session::state::State;
 use towline_store::FileStore;
 use towline_store::directory::DirectoryStore;
 use towline_store::memory::MemoryStore;
@@ -18,12 +19,14 @@ struct Active {
 /// Exports by name. Sessions keep the stores they have open, whatever happens here.
 pub(crate) struct Exports {
     active: RwLock<Vec<Active>>,
+    /// Names that stood for other directories before the server started again.
+    moved: RwLock<Vec<Vec<u8>>>,
     statistics: Arc<Statistics>,
 }
 
 impl Exports {
     pub(crate) fn new(exports: &[Export], statistics: Arc<Statistics>) -> io::Result<Self> {
-        let this = Self { active: RwLock::new(Vec::new()), statistics };
+        let this = Self { active: RwLock::default(), moved: RwLock::default(), statistics };
         this.replace(exports)?;
         Ok(this)
     }
@@ -66,6 +69,21 @@ impl Exports {
         *self.active.write() = next;
         Ok(())
     }
+
+    /// Notes in the state what is exported. What stood for something else before the server started
+    /// is not to be opened again under its name.
+    pub(crate) fn note(&self, state: &State) {
+        let active = self.active.read();
+        let durable = active.iter().filter(|a| a.store.survives_restart());
+        let roots: Vec<_> = durable
+            .filter_map(|a| Some((a.export.name.as_bytes(), a.store.root().ok()?.identity())))
+            .collect();
+        for name in state.note_exports(&roots) {
+            let shown = String::from_utf8_lossy(name);
+            log::warn!("export \"{shown}\" is another directory than before: open files are lost");
+            self.moved.write().push(name.to_vec());
+        }
+    }
 }
 
 impl Find for Exports {
@@ -73,6 +91,12 @@ impl Find for Exports {
         let active = self.active.read();
         let found = active.iter().find(|a| a.export.name.as_bytes() == name)?;
         Some((found.store.clone(), found.export.read_only))
+    }
+
+    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+        let (store, read_only) = self.find(name)?;
+        let moved = self.moved.read().iter().any(|moved| moved == name);
+        (store.survives_restart() && !moved).then_some((store, read_only))
     }
 
     fn names(&self) -> Vec<u8> {

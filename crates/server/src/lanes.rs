@@ -15,9 +15,9 @@ use towline_net::address::is_same_host;
 use towline_net::{Link, LinkKind};
 use towline_session::Session;
 use towline_session::locks::Owner;
-use towline_wire::hello::{VERSION, want};
+use towline_wire::hello::{VERSION, resumed, want};
 use towline_wire::limits::{CLIENT_STALL_SECONDS, FAMILY_LEASE_SECONDS, SESSION_LEASE_SECONDS};
-use towline_wire::{Errno, Hello};
+use towline_wire::{Errno, Hello, Welcome};
 
 /// Lanes over shared memory on one core: each costs memory, and a look at it in every turn. Further
 /// clients that ask for it stay on their Unix socket.
@@ -108,25 +108,27 @@ impl Core {
             // The barrier against stragglers: the old lane ends before the new one is served.
             let old = served.lane.replace(index as u64);
             served.suspend_transfers();
-            welcome.resumed = 1;
+            welcome.resumed = resumed::JOINED;
             (welcome.session, welcome.secret) = (hello.session, hello.secret);
+            if served.session.reclaiming {
+                // The client begins anew to open and lock what it had.
+                served.session.restart_reclaiming();
+                welcome.resumed = resumed::REMEMBERED;
+            }
             if let Some(old) = old.filter(|old| *old != index as u64) {
                 self.drop_lane(old as usize);
             }
             hello.session
+        } else if let Some(session) = self.remembered(hello) {
+            welcome.resumed = resumed::REMEMBERED;
+            self.begin_session(session, hello, index, &mut welcome)
         } else {
             let number = self.shared.next_session.fetch_add(1, Ordering::Relaxed);
             let id = number * self.shared.mailboxes.len() as u64 + self.index as u64;
             let secret = random();
             let mut session = Session::new(id, secret, epoch);
-            if hello.family != 0 {
-                session.family = true;
-                session.files = self.shared.families.join(hello.family, id, epoch);
-            }
-            (welcome.session, welcome.secret) = (id, secret);
-            self.sessions.insert(id, Served::new(session, index as u64));
-            self.statistics.sessions.fetch_add(1, Ordering::Relaxed);
-            id
+            session.journal = self.shared.state.as_ref().and_then(|s| s.begin(id, secret));
+            self.begin_session(session, hello, index, &mut welcome)
         };
         let Some(lane) = self.lanes[index].as_mut() else { return };
         lane.session = Some(session);
@@ -150,6 +152,30 @@ impl Core {
         }
         lane.out.push(Aggregate::from_vec(handshake::message(&welcome)), 0, 0);
         self.dirty.push(index);
+    }
+
+    /// A session from before the server started again.
+    fn remembered(&self, hello: &Hello) -> Option<Session> {
+        let kept = self.shared.state.as_ref()?.claim(hello.session, hello.secret)?;
+        Some(Session::kept(hello.session, hello.secret, self.shared.boot_epoch, kept))
+    }
+
+    fn begin_session(
+        &mut self,
+        mut session: Session,
+        hello: &Hello,
+        index: usize,
+        welcome: &mut Welcome,
+    ) -> u64 {
+        let id = session.id;
+        if hello.family != 0 {
+            session.family = true;
+            session.files = self.shared.families.join(hello.family, id, self.shared.boot_epoch);
+        }
+        (welcome.session, welcome.secret) = (id, session.secret);
+        self.sessions.insert(id, Served::new(session, index as u64));
+        self.statistics.sessions.fetch_add(1, Ordering::Relaxed);
+        id
     }
 
     /// Watches a lane's new link in place of the old one.
@@ -213,6 +239,9 @@ impl Core {
             self.end_session(id);
         }
         self.ticking = self.sessions.values().any(|s| s.lane.is_none());
+        if self.index == 0 {
+            self.ticking |= self.end_unclaimed();
+        }
         for index in 0..self.lanes.len() {
             let Some(lane) = &self.lanes[index] else { continue };
             let waiting = lane.session.is_none() || lane.granted > 0;
@@ -223,9 +252,29 @@ impl Core {
         }
     }
 
+    /// Ends the waiting for clients from before the server started again. True: some may still
+    /// come.
+    fn end_unclaimed(&self) -> bool {
+        let lease = Duration::from_secs(SESSION_LEASE_SECONDS);
+        let Some(state) = &self.shared.state else { return false };
+        self.shared.ask_again(self.shared.grace.tick());
+        let unclaimed = state.unclaimed();
+        if self.shared.grace.age() <= lease {
+            return !unclaimed.is_empty();
+        }
+        for id in unclaimed {
+            state.end(id);
+        }
+        false
+    }
+
     pub(crate) fn end_session(&mut self, id: u64) {
         if let Some(served) = self.sessions.remove(&id) {
             self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
+            if let Some(state) = &self.shared.state {
+                state.end(id);
+                self.shared.reclaimed(id);
+            }
             // The last session of a family takes the locks of its open files along.
             let files = self.shared.families.leave(served.session.files);
             let gone = |owner: &Owner| owner.session == id || Some(owner.session) == files;

@@ -11,6 +11,7 @@ mod core;
 mod disks;
 mod exports;
 mod families;
+mod grace;
 mod grants;
 mod handshake;
 mod lane;
@@ -21,6 +22,7 @@ mod nbd;
 mod offload;
 mod server;
 mod serving;
+mod state_directory;
 mod stats;
 
 pub use config::{Config, DiskExport, DiskKind, EngineWish, Export, ExportKind};

@@ -28,6 +28,8 @@ pub(crate) enum Mail {
     Unblocked { session: u64, slot: u16, sequence: u32, result: BlockingResult, took: u64 },
     /// This waiting request has its lock.
     Granted(Waiter),
+    /// This request for a lock need not wait for clients from before a restart any longer.
+    AskAgain(Waiter),
     /// Tell clients, finish what runs, end.
     Shutdown,
 }

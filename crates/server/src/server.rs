@@ -5,13 +5,16 @@ use crate::core::{Core, Protocol, Shared};
 use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::families::Families;
+use crate::grace::Grace;
 use crate::lanes::random;
 use crate::mailbox::{Mail, Mailbox};
 use crate::offload::Offload;
+use crate::state_directory::StateDirectory;
 use crate::stats::Statistics;
 use parking_lot::Mutex;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
@@ -37,6 +40,8 @@ pub struct Server {
     nbd_addresses: Vec<Address>,
     threads: Vec<JoinHandle<()>>,
     engine: Engine,
+    /// Held, so that no other server uses it.
+    directory: Option<StateDirectory>,
 }
 
 /// Why a server did not start.
@@ -51,6 +56,8 @@ pub enum StartError {
     Insecure(Address),
     /// The event loop asked for cannot be had.
     Engine(io::Error),
+    /// The directory for the state cannot be used.
+    State(PathBuf, String),
     /// The machine refused something else.
     System(io::Error),
 }
@@ -68,6 +75,9 @@ impl fmt::Display for StartError {
             ),
             Self::Engine(error) => {
                 write!(f, "event loop: io_uring cannot be had: {error}; try --engine epoll")
+            }
+            Self::State(directory, what) => {
+                write!(f, "state directory {}: {what}", directory.display())
             }
             Self::System(error) => write!(f, "cannot start: {error}"),
         }
@@ -130,6 +140,22 @@ impl Server {
         let exports =
             Exports::new(&config.exports, statistics.clone()).map_err(StartError::Export)?;
         let disks = Disks::new(&config.disks).map_err(StartError::Export)?;
+        let boot_epoch = boot_epoch();
+        let directory = match &config.state {
+            Some(path) => {
+                let opened = StateDirectory::open(path, boot_epoch);
+                Some(opened.map_err(|what| StartError::State(path.clone(), what))?)
+            }
+            None => None,
+        };
+        let state = directory.as_ref().map(|directory| directory.state.clone());
+        let mut first_session = 1;
+        let mut lock_holders = Vec::new();
+        if let Some(state) = &state {
+            exports.note(state);
+            first_session = state.last_session() / cores as u64 + 1;
+            lock_holders = state.unclaimed_with_locks();
+        }
         let mailboxes: Result<Vec<Mailbox>, _> = (0..cores).map(|_| Mailbox::new()).collect();
         let shared = Arc::new(Shared {
             exports,
@@ -137,13 +163,15 @@ impl Server {
             locks: Mutex::new(Locks::default()),
             mailboxes: mailboxes.map_err(StartError::System)?,
             offload: Offload::default(),
-            boot_epoch: boot_epoch(),
+            boot_epoch,
             local_socket,
             next_core: AtomicUsize::new(0),
-            next_session: AtomicU64::new(1),
+            next_session: AtomicU64::new(first_session),
             families: Families::default(),
             identity: config.identity,
             squash_root: !config.no_root_squash,
+            state,
+            grace: Grace::new(lock_holders, config.lock_grace),
         });
         let share = config.buffer_limit / cores as u64;
         let buffers = (share / FRAGMENT_BYTES_MAX as u64).max(2);
@@ -154,6 +182,7 @@ impl Server {
             nbd_addresses,
             threads: Vec::new(),
             engine: Engine::Epoll,
+            directory,
         };
         let mut listeners = Some(listeners);
         for index in 0..cores {
@@ -246,7 +275,11 @@ impl Server {
     /// # Errors
     /// An export cannot be served; then nothing changed.
     pub fn replace_exports(&self, exports: &[Export]) -> io::Result<()> {
-        self.shared.exports.replace(exports)
+        self.shared.exports.replace(exports)?;
+        if let Some(state) = &self.shared.state {
+            self.shared.exports.note(state);
+        }
+        Ok(())
     }
 
     /// Counters and stage times as JSON.
@@ -274,6 +307,11 @@ impl Server {
             if thread.join().is_err() {
                 log::error!("a thread of the server had failed before it was stopped");
             }
+        }
+        if let Some(directory) = self.directory.take()
+            && let Err(error) = directory.state.sync()
+        {
+            log::warn!("cannot write the state to the disk: {error}");
         }
     }
 }

@@ -58,8 +58,14 @@ impl Serving<'_> {
                 }
             }
             Arrival::Execute => {
-                let compound =
+                let mut compound =
                     Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
+                let recorded = served.session.take_recorded(header.slot);
+                if let Some(journal) = &served.session.journal
+                    && compound.keep(journal, recorded)
+                {
+                    self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
+                }
                 let running = Running {
                     compound,
                     caller: self.core.callers.find(header.word_a, header.word_b, peer),
@@ -121,7 +127,9 @@ impl Serving<'_> {
     }
 
     fn cancel(&mut self, session: u64, header: &Header) {
-        let cancelled = self.core.shared.locks.lock().cancel(session, header.slot, header.sequence);
+        let shared = &self.core.shared;
+        let cancelled = shared.locks.lock().cancel(session, header.slot, header.sequence)
+            || shared.grace.cancel(session, header.slot, header.sequence);
         if cancelled
             && let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
         {

@@ -1,20 +1,30 @@
 //! Execution of one request: its operations in order, until one fails or has to wait.
 
+mod append;
+mod names;
+mod once;
+mod writing;
+
 use crate::Exports;
 use crate::files::{Files, Opened};
 use crate::locks::{FileKey, Owner, Range, Waiter};
+use names::{Change, Outcome};
+use once::Pen;
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_store::{
     Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction,
 };
+use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
 use towline_wire::codec::Field;
 use towline_wire::entry::Entry;
 use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::request::{
-    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, lock, parse_compound, sync_kind, valid, write_flag,
+    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, lock, open_flag, parse_compound, sync_kind, valid,
+    xattr_how,
 };
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
+use writing::Writing;
 
 const O_DIRECT: u32 = 0o40_000;
 
@@ -31,6 +41,8 @@ enum Value {
     Number(u64),
     Read(Aggregate),
     Wrote(usize, u64),
+    /// Nobody can know whether it was done before the server was killed.
+    Undecided,
 }
 
 /// What a compound needs before it can go on.
@@ -46,8 +58,10 @@ pub enum Step {
     Lock(FileKey, Waiter, bool),
     /// Look whether a lock is in the way, then [`Compound::tested`].
     TestLock(FileKey, Owner, Range),
-    /// Release the locks of this open file, then [`Compound::released`].
+    /// Release the locks of this open file, then run again.
     ReleaseLocks(Owner),
+    /// The client has opened and locked again all that it wants to, then run again.
+    Reclaimed,
 }
 
 /// What a compound runs against.
@@ -79,39 +93,14 @@ pub struct Compound {
     write: Option<Writing>,
     slot: u16,
     sequence: u32,
-}
-
-struct Writing {
-    opened: Opened,
-    offset: u64,
-    append: bool,
-    sync: bool,
-    length: u64,
-    done: u64,
-    started_at: Option<u64>,
-    stopped: Option<Errno>,
-}
-
-impl Writing {
-    /// Appends the first of several fragments, and zeros for those to come: the place of all is
-    /// taken at once, so that no other append can come between, nor be overwritten.
-    fn reserve(&mut self, first: &[u8]) {
-        let mut all = Vec::with_capacity(self.length as usize);
-        all.extend_from_slice(first);
-        all.resize(self.length as usize, 0);
-        match self.opened.file.write(0, &all, true) {
-            Ok((count, at)) => {
-                self.started_at = Some(at);
-                (self.offset, self.append) = (at, false);
-                // Less when space ran out: what has no place is not written.
-                self.length = count as u64;
-            }
-            Err(errno) => {
-                self.stopped = Some(errno);
-                self.length = 0;
-            }
-        }
-    }
+    /// Operations it consists of.
+    operations: usize,
+    /// Files that it opened and did not close.
+    left_open: usize,
+    /// Records what it does, where the session is kept.
+    pen: Option<Pen>,
+    /// It failed because nobody can know whether it was done before the server was killed.
+    undecided: bool,
 }
 
 impl Compound {
@@ -169,6 +158,10 @@ impl Compound {
             write: None,
             slot,
             sequence,
+            operations: requests.len(),
+            left_open: 0,
+            pen: None,
+            undecided: false,
         })
     }
 
@@ -176,6 +169,12 @@ impl Compound {
     #[must_use]
     pub fn modifies(&self) -> bool {
         self.modifies
+    }
+
+    /// True when it failed because nobody can know whether it was done before the server was killed.
+    #[must_use]
+    pub fn is_undecided(&self) -> bool {
+        self.undecided
     }
 
     /// Tag of its first operation, for statistics.
@@ -208,9 +207,14 @@ impl Compound {
         let requests = parse_compound(&body).unwrap_or_default();
         let step = loop {
             let Some(request) = requests.get(self.index).filter(|_| !self.failed) else {
+                self.record();
                 break Step::Finished;
             };
-            match self.execute(request, context) {
+            let step = match self.recalled() {
+                Some(known) => self.repeat(request, &known, context),
+                None => self.execute(request, context),
+            };
+            match step {
                 Ok(None) => {}
                 Ok(Some(step)) => break step,
                 Err(errno) => self.fail(errno),
@@ -228,9 +232,13 @@ impl Compound {
         context.files.find(self.handle(handle)?).cloned()
     }
 
-    fn writable_at(&self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
+    fn writable_at(&mut self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
         let opened = self.at(context, handle)?;
-        if opened.read_only { Err(Errno::EROFS) } else { Ok(opened) }
+        if opened.read_only {
+            return Err(Errno::EROFS);
+        }
+        self.changes(&*opened.store);
+        Ok(opened)
     }
 
     /// Adds an open file to the session's and makes it the current one.
@@ -255,6 +263,7 @@ impl Compound {
             None => context.files.insert(opened)?,
         };
         self.current = Some(handle);
+        self.left_open += 1;
         self.result(&Reply::Opened { handle, attr });
         Ok(())
     }
@@ -273,16 +282,27 @@ impl Compound {
                 self.opened(context, Opened { store, file, read_only, flags: 0 }, None, attr)?;
             }
             Request::Open { base, flags, mode, path } => {
-                let Opened { store, file, read_only, .. } = self.at(context, base)?;
-                refuse_changes(read_only, flags)?;
-                let (file, attr) = store.open(caller, (&*file, path), OpenHow { flags, mode })?;
+                let at = self.at(context, base)?;
+                refuse_changes(at.read_only, flags)?;
+                let how = OpenHow { flags, mode };
+                if open_flag::creates_exclusively(flags) {
+                    let change = Change::open(at, path, flags);
+                    return self.change(context, change, |store, (at, _)| {
+                        let (file, attr) = store.open(caller, at, how)?;
+                        Ok(Outcome::Opened(file, attr))
+                    });
+                }
+                if flags & (open_flag::CREATE | open_flag::TRUNCATE) != 0 {
+                    self.changes(&*at.store);
+                }
+                let Opened { store, file, read_only, .. } = at;
+                let (file, attr) = store.open(caller, (&*file, path), how)?;
                 self.opened(context, Opened { store, file, read_only, flags }, None, attr)?;
             }
             Request::Reclaim { handle, flags, inode, export, path } => {
-                let (store, read_only) = context.exports.find(export).ok_or(Errno::ESTALE)?;
+                let (store, read_only) = context.exports.find_again(export).ok_or(Errno::ESTALE)?;
                 let root = store.root()?;
-                const CREATE_EXCLUSIVE_TRUNCATE: u32 = 0o100 | 0o200 | 0o1000;
-                let flags = flags & !CREATE_EXCLUSIVE_TRUNCATE;
+                let flags = open_flag::without_changes(flags);
                 let (file, attr) = if path.is_empty() {
                     open_root(&*store, caller)?
                 } else {
@@ -296,8 +316,10 @@ impl Compound {
                 self.opened(context, Opened { store, file, read_only, flags }, Some(handle), attr)?;
             }
             Request::Close { handle } => {
+                let of_this = handle == CURRENT;
                 let handle = self.handle(handle)?;
                 context.files.remove(handle)?;
+                self.left_open -= usize::from(of_this);
                 self.result(&Reply::Done {});
                 return Ok(Some(Step::ReleaseLocks(Owner {
                     session: context.files.owner,
@@ -379,18 +401,25 @@ impl Compound {
             }
             Request::MakeDir { base, mode, path } => {
                 let opened = self.writable_at(context, base)?;
-                let attr = opened.store.make_directory(caller, (&*opened.file, path), mode)?;
-                self.result(&Reply::Attributes { attr });
+                let change = Change::create(opened, path, TYPE_DIRECTORY);
+                return self.change(context, change, |store, (at, _)| {
+                    store.make_directory(caller, at, mode).map(Outcome::Attributes)
+                });
             }
             Request::MakeNode { base, mode, rdev, path } => {
                 let opened = self.writable_at(context, base)?;
-                let attr = opened.store.make_node(caller, (&*opened.file, path), mode, rdev)?;
-                self.result(&Reply::Attributes { attr });
+                let kind = if mode & TYPE_MASK == 0 { TYPE_FILE } else { mode & TYPE_MASK };
+                let change = Change::create(opened, path, kind);
+                return self.change(context, change, |store, (at, _)| {
+                    store.make_node(caller, at, mode, rdev).map(Outcome::Attributes)
+                });
             }
             Request::Symlink { base, path, target } => {
                 let opened = self.writable_at(context, base)?;
-                let attr = opened.store.symlink(caller, (&*opened.file, path), target)?;
-                self.result(&Reply::Attributes { attr });
+                let change = Change::create(opened, path, TYPE_SYMLINK);
+                return self.change(context, change, |store, (at, _)| {
+                    store.symlink(caller, at, target).map(Outcome::Attributes)
+                });
             }
             Request::ReadLink { base, path } => {
                 let opened = self.at(context, base)?;
@@ -401,22 +430,30 @@ impl Compound {
                 let from = self.writable_at(context, base)?;
                 let to = self.writable_at(context, new_base)?;
                 same_store(&from, &to)?;
-                let target = (&*to.file, new_path);
-                let attr =
-                    from.store.link(caller, (&*from.file, path), flags & FOLLOW != 0, target)?;
-                self.result(&Reply::Attributes { attr });
+                let follow = flags & FOLLOW != 0;
+                let source = (from.file, path);
+                let change = Change::link(to, new_path, (source.clone(), follow));
+                return self.change(context, change, |store, (at, _)| {
+                    let source = (&*source.0, path);
+                    store.link(caller, source, follow, at).map(Outcome::Attributes)
+                });
             }
             Request::Unlink { base, flags, path } => {
                 let opened = self.writable_at(context, base)?;
-                opened.store.unlink(caller, (&*opened.file, path), flags & DIRECTORY != 0)?;
-                self.result(&Reply::Done {});
+                let change = Change::unlink(opened, path);
+                return self.change(context, change, |store, (at, _)| {
+                    store.unlink(caller, at, flags & DIRECTORY != 0).map(|()| Outcome::Done)
+                });
             }
             Request::Rename { base, flags, path, new_base, new_path } => {
                 let from = self.writable_at(context, base)?;
                 let to = self.writable_at(context, new_base)?;
                 same_store(&from, &to)?;
-                from.store.rename(caller, (&*from.file, path), (&*to.file, new_path), flags)?;
-                self.result(&Reply::Done {});
+                let change = Change::rename((from, path), (to.file, new_path), flags);
+                return self.change(context, change, |store, (at, to)| {
+                    let to = to.ok_or(Errno::EINVAL)?;
+                    store.rename(caller, at, to, flags).map(|()| Outcome::Done)
+                });
             }
             Request::StatFs { handle } => {
                 let statfs = self.at(context, handle)?.store.stat_fs()?;
@@ -465,12 +502,12 @@ impl Compound {
             }
             Request::SetXattr { base, flags, how, path, name, value } => {
                 let opened = self.writable_at(context, base)?;
-                opened.store.xattr(
-                    caller,
-                    (&*opened.file, path),
-                    flags & NO_FOLLOW == 0,
-                    XattrAction::Set(name, value, how),
-                )?;
+                let follow = flags & NO_FOLLOW == 0;
+                let action = XattrAction::Set(name, value, how);
+                if how == xattr_how::CREATE {
+                    return self.change_xattr(context, &opened, (path, follow), action);
+                }
+                opened.store.xattr(caller, (&*opened.file, path), follow, action)?;
                 self.result(&Reply::Done {});
             }
             Request::ListXattr { base, flags, path } => {
@@ -485,13 +522,8 @@ impl Compound {
             }
             Request::RemoveXattr { base, flags, path, name } => {
                 let opened = self.writable_at(context, base)?;
-                opened.store.xattr(
-                    caller,
-                    (&*opened.file, path),
-                    flags & NO_FOLLOW == 0,
-                    XattrAction::Remove(name),
-                )?;
-                self.result(&Reply::Done {});
+                let at = (path, flags & NO_FOLLOW == 0);
+                return self.change_xattr(context, &opened, at, XattrAction::Remove(name));
             }
             Request::Lock { handle, owner, family, kind, wait, start, length } => {
                 let (file, owner, range) =
@@ -521,6 +553,10 @@ impl Compound {
                 };
                 self.result(&Reply::Answer { length: answer.len() as u32 });
                 self.data = Aggregate::from_vec(answer);
+            }
+            Request::Reclaimed {} => {
+                self.result(&Reply::Done {});
+                return Ok(Some(Step::Reclaimed));
             }
             _ => return Err(Errno::ENOSYS),
         }
@@ -554,6 +590,10 @@ impl Compound {
             Ok(Value::Read(data)) => self.read(data),
             Ok(Value::Wrote(length, offset)) => {
                 self.result(&Reply::Wrote { length: length as u32, offset });
+            }
+            Ok(Value::Undecided) => {
+                self.undecided = true;
+                self.fail(Errno::EIO);
             }
             Err(errno) => self.fail(errno),
         }
@@ -620,94 +660,11 @@ impl Compound {
             range,
         ))
     }
-
-    fn begin_write(
-        &mut self,
-        context: &Context<'_>,
-        handle: u64,
-        offset: u64,
-        length: u32,
-        flags: u32,
-    ) -> Result<Option<Step>, Errno> {
-        let opened = self.writable_at(context, handle)?;
-        let append = flags & write_flag::APPEND != 0;
-        let sync = flags & write_flag::DATA_SYNC != 0;
-        if self.offered > 0 {
-            self.write = Some(Writing {
-                opened,
-                offset,
-                append,
-                sync,
-                length: self.offered,
-                done: 0,
-                started_at: None,
-                stopped: None,
-            });
-            return Ok(Some(Step::NeedsData));
-        }
-        const WAITS: u32 = O_DIRECT | 0o10000 | 0o4_000_000; // O_DIRECT, O_DSYNC, and O_SYNC's other bit
-        let may_block = opened.store.may_block() && (sync || opened.flags & WAITS != 0);
-        let data = std::mem::take(&mut self.payload);
-        debug_assert_eq!(data.len(), length as usize, "checked when the request came");
-        Ok(self.blocking(may_block, move || {
-            let (count, at) = opened.file.write(offset, &data, append)?;
-            if sync {
-                opened.file.sync(false)?;
-            }
-            Ok(Value::Wrote(count, at))
-        }))
-    }
-
-    /// Bytes of the write that are still to come, in order, or `None` when it needs none.
-    #[must_use]
-    pub fn missing(&self) -> Option<(u64, u64)> {
-        self.write.as_ref().filter(|w| w.done < w.length).map(|w| (w.done, w.length - w.done))
-    }
-
-    /// Writes the next fragment. True: it was the last, run again.
-    pub fn write_fragment(&mut self, bytes: &[u8]) -> bool {
-        let Some(writing) = &mut self.write else { return true };
-        if writing.stopped.is_none() && writing.append && writing.length > bytes.len() as u64 {
-            writing.reserve(bytes);
-        } else if writing.stopped.is_none() {
-            let at = writing.offset + writing.done;
-            let wanted = bytes.len().min((writing.length - writing.done) as usize);
-            match writing.opened.file.write(at, &bytes[..wanted], writing.append) {
-                Ok((count, at)) => {
-                    writing.started_at.get_or_insert(at);
-                    if count < wanted {
-                        writing.stopped = Some(Errno::ENOSPC);
-                        writing.length = writing.done + count as u64;
-                    }
-                }
-                Err(errno) => {
-                    writing.stopped = Some(errno);
-                    writing.length = writing.done;
-                }
-            }
-        }
-        writing.done += bytes.len() as u64;
-        if writing.done < writing.length {
-            return false;
-        }
-        let Some(writing) = self.write.take() else { return true };
-        let synced = if writing.sync { writing.opened.file.sync(false) } else { Ok(()) };
-        match (writing.length, writing.stopped, synced) {
-            (0, Some(errno), _) | (_, _, Err(errno)) => self.fail(errno),
-            (length, ..) => {
-                let offset = writing.started_at.unwrap_or(writing.offset);
-                self.result(&Reply::Wrote { length: length as u32, offset });
-            }
-        }
-        true
-    }
 }
 
 fn refuse_changes(read_only: bool, flags: u32) -> Result<(), Errno> {
-    const CREATE_OR_TRUNCATE: u32 = 0o100 | 0o1000;
-    const PATH: u32 = 0o10_000_000;
-    let writes = flags & 3 != 0 || flags & CREATE_OR_TRUNCATE != 0;
-    if read_only && writes && flags & PATH == 0 { Err(Errno::EROFS) } else { Ok(()) }
+    let writes = flags & 3 != 0 || flags & (open_flag::CREATE | open_flag::TRUNCATE) != 0;
+    if read_only && writes && flags & open_flag::PATH == 0 { Err(Errno::EROFS) } else { Ok(()) }
 }
 
 /// The root of a store, open for listing where the caller may, else only to start paths from.

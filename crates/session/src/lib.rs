@@ -1,7 +1,8 @@
 //! Sessions of the server side, without sockets or clocks.
 //!
 //! A [`Session`] is a client's identity and outlives its connections: slots with sequence numbers
-//! and remembered replies ([`slots`]), open files ([`files`]). A [`Compound`] executes one request
+//! and remembered replies ([`slots`]), open files ([`files`]), and, with a [`state`], a
+//! record that outlives the server. A [`Compound`] executes one request
 //! against the stores, and says when it has to wait: for data from the client, for a thread that
 //! may block, or for a lock ([`locks`]). Whoever drives it does the waiting.
 #![forbid(unsafe_code)]
@@ -9,8 +10,10 @@
 mod compound;
 pub mod files;
 pub mod locks;
+mod record;
 mod session;
 pub mod slots;
+pub mod state;
 
 pub use compound::{Blocking, BlockingResult, Compound, Context, Step};
 pub use session::{Exports, Session};

@@ -180,6 +180,9 @@ pub trait FileStore: Send + Sync {
     /// True when a call on this store may wait for a device, so that `sync` and waiting reads
     /// belong on threads that may block.
     fn may_block(&self) -> bool;
+
+    /// True when the files are still there after the server was killed and started again.
+    fn survives_restart(&self) -> bool;
 }
 
 /// An open file, directory or `O_PATH` handle. Access is checked when it is opened: reading one

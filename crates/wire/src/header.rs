@@ -62,6 +62,9 @@ pub mod reply_flag {
     pub const REPLAYED: u8 = 1;
     /// The payload is not in the message but lent: the body ends in a list of extents.
     pub const LENT: u8 = 2;
+    /// The request was under way when the server was killed, and nobody can know whether it took
+    /// effect.
+    pub const UNKNOWN: u8 = 4;
 }
 
 /// The fixed part of every message.

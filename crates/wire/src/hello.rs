@@ -26,6 +26,18 @@ pub mod authentication {
     pub const NONE: u16 = 0;
 }
 
+/// What became of the session that a lane asked for.
+pub mod resumed {
+    /// Not known, or none was asked for: a new one began.
+    pub const NEW: u16 = 0;
+    /// Joined: all is as it was.
+    pub const JOINED: u16 = 1;
+    /// Known from before a restart of the server. What it did is remembered, so that requests can
+    /// be sent again; what it had open and locked is not, and can be had again by
+    /// [`crate::Request::Reclaim`] and `Lock`, with [`crate::Request::Reclaimed`] at the end.
+    pub const REMEMBERED: u16 = 2;
+}
+
 macro_rules! structure {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $kind:ty,)* }) => {
         $(#[$meta])*
@@ -94,7 +106,7 @@ structure! {
         pub secret: u64,
         /// Changes with every start of the server.
         pub boot_epoch: u32,
-        /// One when the session asked for was known and is joined, zero when a new one began.
+        /// One of [`resumed`].
         pub resumed: u16,
         /// Slots of the session.
         pub slots: u16,

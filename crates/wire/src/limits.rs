@@ -35,10 +35,14 @@ pub const FAMILY_LEASE_SECONDS: u64 = 3;
 pub const CLIENT_STALL_SECONDS: u64 = 30;
 /// How long a client tries to replace a lost lane before an operation fails, in seconds.
 pub const RECONNECT_SECONDS: u64 = 60;
+/// After a restart of a server that remembers its sessions, new locks wait at most so many seconds
+/// for clients that had locks before.
+pub const LOCK_GRACE_SECONDS: u64 = 30;
 /// The port of a server where none is named.
 pub const DEFAULT_PORT: u16 = 7440;
 
 const _: () = assert!(INLINE_BYTES_MAX <= FRAGMENT_BYTES_MAX);
 const _: () = assert!(FRAGMENT_BYTES_MAX <= TRANSFER_BYTES_MAX);
 const _: () = assert!(2 * PATH_BYTES_MAX + XATTR_BYTES_MAX < BODY_BYTES_MAX);
-const _: () = assert!(SLOTS_MAX <= u16::MAX as usize);
+const _: () = assert!(SLOTS_MAX <= u64::BITS as usize, "sets of slots are words");
+const _: () = assert!(LOCK_GRACE_SECONDS < SESSION_LEASE_SECONDS);

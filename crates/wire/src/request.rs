@@ -18,6 +18,38 @@ pub const DIRECTORY: u32 = 2;
 /// In [`Request::Link`]: follow a symbolic link at the end of the source.
 pub const FOLLOW: u32 = 4;
 
+/// Bits of [`Request::Open`]'s flags that the protocol itself looks at: `O_*` of Linux on x86-64.
+pub mod open_flag {
+    /// `O_CREAT`.
+    pub const CREATE: u32 = 0o100;
+    /// `O_EXCL`.
+    pub const EXCLUSIVE: u32 = 0o200;
+    /// `O_TRUNC`.
+    pub const TRUNCATE: u32 = 0o1000;
+    /// `O_DIRECTORY`.
+    pub const DIRECTORY: u32 = 0o200_000;
+    /// `O_PATH`.
+    pub const PATH: u32 = 0o10_000_000;
+
+    /// True when opening makes a file or fails.
+    #[must_use]
+    pub fn creates_exclusively(flags: u32) -> bool {
+        flags & (CREATE | EXCLUSIVE) == CREATE | EXCLUSIVE && flags & PATH == 0
+    }
+
+    /// For opening again what was opened so: without making or shortening anything.
+    #[must_use]
+    pub fn without_changes(flags: u32) -> u32 {
+        flags & !(CREATE | EXCLUSIVE | TRUNCATE)
+    }
+}
+
+/// How [`Request::SetXattr`] sets.
+pub mod xattr_how {
+    /// `XATTR_CREATE`: fails when the attribute is there.
+    pub const CREATE: u32 = 1;
+}
+
 /// Bits of [`Request::SetAttr`]'s `valid`.
 pub mod valid {
     /// `mode` is to be set.
@@ -384,6 +416,9 @@ messages! {
             /// Path from the root of the export.
             path: &'a [u8],
         }
+        /// After a restart of a server that remembered the session: all is opened and locked again
+        /// that shall be. Comes before any request that was under way.
+        30 Reclaimed {}
     }
 }
 
@@ -411,7 +446,7 @@ impl Request<'_> {
                 false
             }
             Self::ListXattr { .. } | Self::TestLock { .. } | Self::Access { .. } => false,
-            Self::Inquire { .. } => false,
+            Self::Inquire { .. } | Self::Reclaimed {} => false,
         }
     }
 
@@ -419,16 +454,15 @@ impl Request<'_> {
     /// it twice ends like doing it once.
     #[must_use]
     pub fn repeatable(&self) -> bool {
-        const EXCLUSIVE: u32 = 0o200;
         match self {
-            Self::Open { flags, .. } => flags & EXCLUSIVE == 0,
+            Self::Open { flags, .. } => !open_flag::creates_exclusively(*flags),
             Self::Write { flags, .. } => flags & write_flag::APPEND == 0,
             Self::Close { .. }
             | Self::Attach { .. }
             | Self::Reclaim { .. }
             | Self::SetAttr { .. } => true,
             Self::Allocate { .. } | Self::CopyRange { .. } | Self::Lock { .. } => true,
-            Self::SetXattr { how, .. } => *how == 0,
+            Self::SetXattr { how, .. } => *how != xattr_how::CREATE,
             other => !other.modifies(),
         }
     }
@@ -460,7 +494,8 @@ impl Request<'_> {
             }
             Self::Allocate { handle, .. } | Self::Seek { handle, .. } => [handle, 0],
             Self::Lock { handle, .. } | Self::TestLock { handle, .. } => [handle, 0],
-            Self::Attach { .. } | Self::Inquire { .. } | Self::Reclaim { .. } => [0, 0],
+            Self::Attach { .. } | Self::Inquire { .. } => [0, 0],
+            Self::Reclaim { .. } | Self::Reclaimed {} => [0, 0],
         }
     }
 

@@ -23,6 +23,7 @@ pub(crate) struct FileSettings {
     pub(crate) no_root_squash: bool,
     pub(crate) insecure: bool,
     pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) state: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -42,6 +43,7 @@ struct Raw {
     #[serde(default)]
     insecure: bool,
     metrics: Option<SocketAddr>,
+    state: Option<PathBuf>,
     #[serde(default)]
     export: BTreeMap<String, RawExport>,
 }
@@ -92,18 +94,19 @@ fn parse(text: &str) -> Result<FileSettings, String> {
         no_root_squash: raw.no_root_squash,
         insecure: raw.insecure,
         metrics: raw.metrics,
+        state: raw.state,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::{Path, parse};
 
     #[test]
     fn a_file_says_all_that_flags_say() {
         let read = parse(
             "nbd = [\"127.0.0.1:2\"]\nlisten = [\"tcp://127.0.0.1:1\"]\nbuffer-limit = \"1M\"\ncores = 3\nengine = \"epoll\"\n\
-             identity = true\nno-root-squash = true\ninsecure = true\nmetrics = \"127.0.0.1:9\"\n\
+             identity = true\nno-root-squash = true\ninsecure = true\nmetrics = \"127.0.0.1:9\"\nstate = \"/s\"\n\
              [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\n\
              [export.d]\ndisk = \"/d:direct\"\n",
         )
@@ -114,6 +117,7 @@ mod tests {
         );
         assert!(read.disks.len() == 1 && read.nbd.len() == 1);
         assert!(read.identity && read.no_root_squash && read.insecure && read.metrics.is_some());
+        assert_eq!(read.state.as_deref(), Some(Path::new("/s")));
     }
 
     #[test]

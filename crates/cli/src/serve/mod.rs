@@ -39,6 +39,7 @@ Examples:
   towline serve --dir pub=/srv/pub:ro --mem scratch=2G --listen unix:///run/towline.sock
   towline serve --disk vm1=/dev/nvme0n1:direct --nbd 127.0.0.1:10809 --nbd unix:///run/nbd.sock
   nbdinfo [ towline serve --disk img=x.raw --nbd - ]
+  towline serve --dir data=/srv/data --state /var/lib/towline
   towline serve --config /etc/towline.toml --metrics 127.0.0.1:9440
 
 Configuration file (TOML), which says all that flags say; flags add to it:
@@ -53,6 +54,11 @@ Configuration file (TOML), which says all that flags say; flags add to it:
   disk = \"/dev/nvme0n1:direct\"
 
 NBD clients find each disk by its name, and the first one also by the empty name.
+
+State: with --state DIR (made if it is missing; one server at a time) the server records there what
+clients do. When it is killed and started again, they go on where they were: what was done is not
+done again, what was not is done once. New locks wait up to 30 s for clients that had locks before.
+After a restart of the machine nothing there is believed, and clients begin new sessions.
 
 Signals: TERM and INT end requests under way, tell clients and exit; HUP reads the exports of the
 configuration file again, and allows changes to a disk again whose flush had failed.
@@ -100,6 +106,9 @@ pub(crate) struct Args {
     /// Listen beyond loopback although nothing is encrypted or authenticated yet.
     #[arg(long)]
     insecure: bool,
+    /// Keep sessions in this directory, so that clients go on after the server was killed.
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
     /// Answer Prometheus on this address: HOST:PORT.
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<SocketAddr>,
@@ -166,6 +175,8 @@ fn settings(args: &Args) -> Result<Settings, String> {
         identity: args.identity || file.identity,
         no_root_squash: args.no_root_squash || file.no_root_squash,
         insecure: args.insecure || file.insecure,
+        state: args.state.clone().or(file.state),
+        lock_grace: defaults.lock_grace,
     };
     if config.identity && !rustix::process::geteuid().is_root() {
         return Err("--identity: only root can act as other users; start as root, or leave it out to serve as yourself".into());

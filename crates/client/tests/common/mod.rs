@@ -179,13 +179,17 @@ pub(crate) struct Process {
     child: Child,
     pub(crate) port: u16,
     directory: PathBuf,
+    keeps_state: bool,
+    lock_grace: Duration,
 }
 
 /// The body of such a child: serves until its standard input ends.
 pub(crate) fn child_server() {
     let Ok(text) = std::env::var(CHILD) else { return };
-    let (port, directory) = text.split_once(' ').unwrap();
-    let directory = Path::new(directory);
+    let mut words = text.splitn(4, ' ');
+    let mut word = || words.next().unwrap();
+    let (port, keeps_state, grace) = (word(), word() == "true", word().parse().unwrap());
+    let directory = Path::new(word());
     let export = |name: &str, kind| Export { name: name.into(), kind, read_only: false };
     let config = Config {
         exports: vec![
@@ -198,6 +202,8 @@ pub(crate) fn child_server() {
         ],
         cores: 2,
         buffer_limit: 16 << 20,
+        state: keeps_state.then(|| directory.join("state")),
+        lock_grace: Duration::from_millis(grace),
         ..Config::default()
     };
     let server = Server::start(&config).unwrap();
@@ -223,9 +229,15 @@ impl Process {
     /// Starts a server for `directory`: exports `dir` (its folder `data`) and `mem` (64 MiB), with
     /// 16 MiB of buffers.
     pub(crate) fn start(directory: &Path) -> Self {
+        Self::start_with(directory, false, Duration::ZERO)
+    }
+
+    /// As `start`, with `keeps_state` on a server that keeps its sessions in the folder `state`.
+    pub(crate) fn start_with(directory: &Path, keeps_state: bool, lock_grace: Duration) -> Self {
         std::fs::create_dir_all(directory.join("data")).unwrap();
         let port = free_port();
-        Self { child: spawn(directory, port), port, directory: directory.to_path_buf() }
+        let child = spawn(directory, port, keeps_state, lock_grace);
+        Self { child, port, directory: directory.to_path_buf(), keeps_state, lock_grace }
     }
 
     pub(crate) fn kill(&mut self) {
@@ -235,7 +247,7 @@ impl Process {
 
     /// Starts it again after [`Process::kill`].
     pub(crate) fn restart(&mut self) {
-        self.child = spawn(&self.directory, self.port);
+        self.child = spawn(&self.directory, self.port, self.keeps_state, self.lock_grace);
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
@@ -279,10 +291,13 @@ impl Drop for Process {
     }
 }
 
-fn spawn(directory: &Path, port: u16) -> Child {
+fn spawn(directory: &Path, port: u16, keeps_state: bool, lock_grace: Duration) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child_server", "--ignored", "--nocapture"])
-        .env(CHILD, format!("{port} {}", directory.display()))
+        .env(
+            CHILD,
+            format!("{port} {keeps_state} {} {}", lock_grace.as_millis(), directory.display()),
+        )
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -359,6 +359,10 @@ impl FileStore for DirectoryStore {
     fn may_block(&self) -> bool {
         true
     }
+
+    fn survives_restart(&self) -> bool {
+        true
+    }
 }
 
 /// Opens a file again that is open already, perhaps as a mere reference.

@@ -257,4 +257,8 @@ impl FileStore for MemoryStore {
     fn may_block(&self) -> bool {
         false
     }
+
+    fn survives_restart(&self) -> bool {
+        false
+    }
 }

@@ -1,0 +1,215 @@
+//! The directory in which a server keeps its sessions: a lock file and the state.
+
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use towline_mem::SharedMemory;
+use towline_session::state::{Boot, STATE_BYTES, State, Unusable};
+
+const LOCK: &str = "lock";
+const STATE: &str = "sessions";
+/// What cannot be used is kept under this name for whoever wants to know why.
+const ASIDE: &str = "sessions.damaged";
+
+/// A state directory in use.
+pub(crate) struct StateDirectory {
+    pub(crate) state: Arc<State>,
+    /// Locked as long as it is open.
+    _lock: OwnedFd,
+}
+
+impl StateDirectory {
+    /// Takes the directory, which is made if it is missing, for a start of the server that `epoch`
+    /// names. What cannot be gone on with is set aside, with a warning.
+    pub(crate) fn open(directory: &Path, epoch: u32) -> Result<Self, String> {
+        let made = std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+            .create(directory);
+        match made {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(format!("cannot be made: {error}"));
+            }
+            _ => {}
+        }
+        let lock = lock(&directory.join(LOCK))?;
+        let path = directory.join(STATE);
+        let boot = boot()?;
+        let wrong = |error: io::Error| format!("{}: {error}", path.display());
+        let found = match open_file(&path)? {
+            (file, Length::Right) => {
+                let memory = SharedMemory::of_file(file, STATE_BYTES).map_err(wrong)?;
+                State::open(memory, &boot, epoch)
+            }
+            (_, Length::None) => Err(Unusable::Empty),
+            (_, Length::Wrong) => Err(Unusable::Damaged("it has not the length of a state file")),
+        };
+        let state = match found {
+            Ok(state) => {
+                let sessions = state.unclaimed().len();
+                log::info!("state {}: {sessions} sessions may go on", path.display());
+                state
+            }
+            Err(unusable) => {
+                put_away(&path, &directory.join(ASIDE), &unusable)?;
+                let (file, _) = open_file(&path)?;
+                rustix::fs::ftruncate(&file, STATE_BYTES as u64).map_err(|e| wrong(e.into()))?;
+                let memory = SharedMemory::of_file(file, STATE_BYTES).map_err(wrong)?;
+                State::create(memory, &boot, epoch)
+                    .map_err(|error| format!("{}: cannot be written: {error}", path.display()))?
+            }
+        };
+        Ok(Self { state: Arc::new(state), _lock: lock })
+    }
+}
+
+/// Locks a file for as long as it is open.
+fn lock(path: &Path) -> Result<OwnedFd, String> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fd = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(0o600))
+        .map_err(|error| format!("{}: {error}", path.display()))?;
+    match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(fd),
+        Err(rustix::io::Errno::AGAIN) => {
+            Err("another server uses it; each server needs one of its own".into())
+        }
+        Err(error) => Err(format!("{}: cannot be locked: {error}", path.display())),
+    }
+}
+
+enum Length {
+    None,
+    Right,
+    Wrong,
+}
+
+/// Opens the state file, which is made if it is missing, and compares its length.
+fn open_file(path: &Path) -> Result<(OwnedFd, Length), String> {
+    let wrong = |error: rustix::io::Errno| format!("{}: {error}", path.display());
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let flags = flags | OFlags::NONBLOCK; // does not wait for the other end of a fifo
+    let mode = Mode::from_raw_mode(0o600);
+    let file = rustix::fs::openat(CWD, path, flags, mode).map_err(wrong)?;
+    let stat = rustix::fs::fstat(&file).map_err(wrong)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(format!("{}: is no regular file; remove it", path.display()));
+    }
+    let length = match usize::try_from(stat.st_size) {
+        Ok(0) => Length::None,
+        Ok(STATE_BYTES) => Length::Right,
+        _ => Length::Wrong,
+    };
+    Ok((file, length))
+}
+
+/// Makes room for a new state file.
+fn put_away(path: &Path, aside: &Path, why: &Unusable) -> Result<(), String> {
+    match why {
+        Unusable::Empty => return Ok(()),
+        Unusable::OtherBoot => {
+            log::warn!(
+                "{}: from before this machine started again: what was not on the disk is missing \
+                 there, so no session goes on",
+                path.display()
+            );
+            std::fs::remove_file(path)
+        }
+        Unusable::Damaged(what) => {
+            log::error!(
+                "{}: {what}; set aside as {}, no session goes on",
+                path.display(),
+                aside.display()
+            );
+            std::fs::rename(path, aside)
+        }
+    }
+    .map_err(|error| format!("{}: cannot be set aside: {error}", path.display()))
+}
+
+/// Names this boot of the machine.
+fn boot() -> Result<Boot, String> {
+    const PATH: &str = "/proc/sys/kernel/random/boot_id";
+    let text = std::fs::read_to_string(PATH).map_err(|error| format!("{PATH}: {error}"))?;
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let byte = |i: usize| {
+        u8::from_str_radix(std::str::from_utf8(digits.get(2 * i..2 * i + 2)?).ok()?, 16).ok()
+    };
+    let mut boot = [0; 16];
+    for (i, place) in boot.iter_mut().enumerate() {
+        *place = byte(i).ok_or_else(|| format!("{PATH}: does not name this boot"))?;
+    }
+    Ok(boot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    fn begin(directory: &Path, session: u64) {
+        let opened = StateDirectory::open(directory, 1).unwrap();
+        assert!(opened.state.begin(session, 2).is_some());
+    }
+
+    #[test]
+    fn sessions_are_there_again_and_one_server_at_a_time() {
+        let parent = TempDir::new().unwrap();
+        let directory = parent.path().join("state");
+        begin(&directory, 5);
+        let opened = StateDirectory::open(&directory, 2).unwrap();
+        assert_eq!(opened.state.unclaimed(), [5]);
+        let refused = StateDirectory::open(&directory, 3).err().unwrap();
+        assert!(refused.contains("another server"), "{refused}");
+        drop(opened);
+        assert!(StateDirectory::open(&directory, 4).is_ok());
+    }
+
+    type Damage = fn(&Path);
+
+    #[test]
+    fn what_is_no_state_is_set_aside() {
+        let damages: [(&str, Damage); 4] = [
+            ("foreign", |p| std::fs::write(p, b"something else").unwrap()),
+            ("cut", |p| {
+                std::fs::OpenOptions::new().write(true).open(p).unwrap().set_len(5000).unwrap();
+            }),
+            ("magic", |p| patch(p, 0, b"?")),
+            ("version", |p| patch(p, 8, b"?")),
+        ];
+        for (name, damage) in damages {
+            let directory = TempDir::new().unwrap();
+            begin(directory.path(), 5);
+            damage(&directory.path().join(STATE));
+            let before = std::fs::metadata(directory.path().join(STATE)).unwrap().len();
+            let opened = StateDirectory::open(directory.path(), 2).unwrap();
+            assert!(opened.state.unclaimed().is_empty(), "{name}");
+            let aside = std::fs::metadata(directory.path().join(ASIDE)).unwrap().len();
+            assert_eq!(aside, before, "{name}: what was there is not lost");
+        }
+    }
+
+    #[test]
+    fn nothing_is_believed_of_another_boot() {
+        let directory = TempDir::new().unwrap();
+        begin(directory.path(), 5);
+        patch(&directory.path().join(STATE), 24, b"?");
+        let opened = StateDirectory::open(directory.path(), 2).unwrap();
+        assert!(opened.state.unclaimed().is_empty());
+        assert!(!directory.path().join(ASIDE).exists());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let directory = TempDir::new().unwrap();
+        let error = |path: &Path| StateDirectory::open(path, 1).err().unwrap();
+        assert!(error(&directory.path().join("no/such")).contains("cannot be made"));
+        std::fs::create_dir(directory.path().join(STATE)).unwrap();
+        assert!(error(directory.path()).contains(STATE));
+    }
+
+    fn patch(path: &Path, at: u64, bytes: &[u8]) {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(bytes, at).unwrap();
+    }
+}

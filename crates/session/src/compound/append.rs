@@ -1,0 +1,134 @@
+//! Appends that are made once although the server was killed meanwhile.
+//!
+//! The kernel appends, so that programs beside the server, and truncations, are respected. What is
+//! recorded before is the length of the file. After a restart the file is as long (nothing was
+//! done), or what is at that offset is the beginning of the record (the rest is written there).
+
+use super::once::{Before, Draft, server};
+use crate::files::Opened;
+use crate::record::{Intent, Kind, Place};
+use crate::state::Verdict;
+use towline_store::{OpenFile, OpenHow, ReadOutcome, SetAttr};
+use towline_wire::Errno;
+
+/// Bytes compared at once.
+const COMPARE_BYTES: usize = 256 * 1024;
+
+/// How an append went.
+pub(super) enum Appended {
+    /// So many bytes were written, from this offset on.
+    Now(usize, u64),
+    /// It had begun before the restart: the bytes belong at this offset, see [`write_again`].
+    Before(u64),
+}
+
+/// Why an append could not be made.
+pub(super) enum Failure {
+    /// The operation failed.
+    Errno(Errno),
+    /// Nobody can know whether it was made before the restart.
+    Undecided,
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+/// Appends; `draft` records it.
+pub(super) fn append(
+    opened: &Opened,
+    data: &[u8],
+    draft: Option<Draft>,
+) -> Result<Appended, Failure> {
+    let Some(mut draft) = draft.filter(|_| opened.store.survives_restart()) else {
+        let (count, at) = opened.file.write(0, data, true)?;
+        return Ok(Appended::Now(count, at));
+    };
+    let place = Place::contents(opened.file.identity());
+    let journal = draft.journal.clone();
+    let _guard = journal.state().guard(&[place]);
+    journal.state().settle(&place, |intent| {
+        if intent.reserved {
+            return None;
+        }
+        Some(if began(opened, intent).ok()?? { Verdict::Reserved } else { Verdict::NotDone })
+    });
+    if let Before::Intended(intent) = draft.before() {
+        let same = intent.kind == Kind::Append && intent.places[0] == place;
+        if !same || intent.length != data.len() as u64 {
+            return Err(Failure::Undecided);
+        }
+        match began(opened, &intent)? {
+            Some(true) => return Ok(Appended::Before(intent.offset)),
+            Some(false) => {}
+            None => return Err(Failure::Undecided),
+        }
+    }
+    draft.intend_append(place, opened.file.stat()?.size, data.len() as u64);
+    let (count, at) = opened.file.write(0, data, true)?;
+    Ok(Appended::Now(count, at))
+}
+
+/// Whether an append began before the restart; then its range is made whole, so that nobody else
+/// appends there. `None`: the file was shortened since.
+fn began(opened: &Opened, intent: &Intent) -> Result<Option<bool>, Errno> {
+    let size = opened.file.stat()?.size;
+    if size <= intent.offset {
+        return Ok((size == intent.offset && !intent.reserved).then_some(false));
+    }
+    let end = intent.offset.checked_add(intent.length).ok_or(Errno::EFBIG)?;
+    if size < end {
+        let set = SetAttr { size: Some(end), ..SetAttr::default() };
+        opened.store.set_attr(&server(), (&*opened.file, b""), true, &set)?;
+    }
+    Ok(Some(true))
+}
+
+/// Writes what is missing of bytes that had begun to be written at `offset` before the restart.
+/// Fails when something else is there.
+pub(super) fn write_again(opened: &Opened, offset: u64, data: &[u8]) -> Result<(), Failure> {
+    let readable = match opened.flags & 3 {
+        1 => {
+            let how = OpenHow::default();
+            opened.store.open(&server(), (&*opened.file, b""), how).map(|(file, _)| file)
+        }
+        _ => Ok(opened.file.clone()),
+    };
+    let file = readable.map_err(|_| Failure::Undecided)?;
+    let mut same = 0;
+    let mut differs = false;
+    for (number, part) in data.chunks(COMPARE_BYTES).enumerate() {
+        let at = (number * COMPARE_BYTES) as u64;
+        let found = read(&*file, offset + at, part.len())?;
+        for (found, wanted) in found.iter().zip(part) {
+            differs |= found != wanted;
+            match (differs, found) {
+                (false, _) => same += 1,
+                (true, 0) => {}
+                (true, _) => return Err(Failure::Undecided),
+            }
+        }
+        differs |= found.len() < part.len();
+    }
+    let (mut done, end) = (same, data.len());
+    while done < end {
+        let (count, _) = opened.file.write(offset + done as u64, &data[done..], false)?;
+        if count == 0 {
+            return Err(Errno::ENOSPC.into());
+        }
+        done += count;
+    }
+    Ok(())
+}
+
+fn read(file: &dyn OpenFile, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
+    let ReadOutcome::Ready(data) = file.read(offset, length, true)? else {
+        return Err(Errno::EAGAIN);
+    };
+    let mut bytes = vec![0; data.len() as usize];
+    let count = data.copy_to(&mut bytes).map_err(|error| Errno::of(&error))?;
+    bytes.truncate(count);
+    Ok(bytes)
+}

@@ -1,0 +1,276 @@
+//! How a compound is carried out once although the server was killed in the midst of it: what it
+//! does is recorded, and what is recorded is not done again.
+
+use super::{Compound, Context, Step};
+use crate::files::Opened;
+use crate::record::{Intent, Kind, Record};
+use crate::state::Journal;
+use std::sync::Arc;
+use towline_store::{Caller, FileStore, OpenHow, SetAttr};
+use towline_wire::reply::parse_results;
+use towline_wire::request::{CURRENT, open_flag};
+use towline_wire::{Errno, Reply, Request};
+
+/// What records a request.
+pub(super) struct Pen {
+    pub(super) journal: Journal,
+    /// The record to be written next.
+    draft: Record,
+    /// Something was changed that is still there when the server starts again.
+    changes: bool,
+    /// What was written last.
+    written: Option<(usize, bool)>,
+    /// What a server before this one recorded of this very request.
+    known: Option<Arc<Record>>,
+}
+
+/// Records what one operation is about to do, also from a thread that may block.
+pub(super) struct Draft {
+    pub(super) journal: Journal,
+    pub(super) slot: u16,
+    record: Record,
+    /// The operation may have been under way when the server was killed.
+    pub(super) pending: bool,
+}
+
+impl Draft {
+    pub(super) fn intend(&mut self, intent: Intent) {
+        self.record.intent = Some(intent);
+        let results = std::mem::take(&mut self.record.results);
+        self.journal.write(self.slot, &mut self.record, &results);
+        self.record.results = results;
+    }
+}
+
+/// Of an operation that may have been under way when the server was killed.
+pub(super) enum Before {
+    /// It was not, or it had not begun.
+    NotBegun,
+    /// It was about to do this.
+    Intended(Intent),
+    /// Another client's request has found out that it was done; the record has its result.
+    Settled(Arc<Record>),
+}
+
+/// For a look at files on the server's own behalf.
+pub(super) fn server() -> Caller {
+    Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
+}
+
+impl Compound {
+    /// Records this request in its session's part of the server's state. With `recorded` there may
+    /// be a record from before a restart. True: there is one and it says all; the reply is ready.
+    #[must_use]
+    pub fn keep(&mut self, journal: &Journal, recorded: bool) -> bool {
+        if !self.modifies && !recorded {
+            return false;
+        }
+        let body_crc = crc32c::crc32c(&self.body);
+        let known = if recorded { journal.newest(self.slot) } else { None };
+        let known = known.filter(|r| r.sequence == self.sequence && r.body_crc == body_crc);
+        if known.as_ref().is_none_or(|record| record.intent.is_none()) && recorded {
+            journal.recall(self.slot);
+        }
+        let answered = known.as_ref().filter(|record| record.complete);
+        if let Some(record) = answered {
+            self.results.clone_from(&record.results);
+            self.index = self.operations;
+            return true;
+        }
+        if !self.modifies {
+            return false;
+        }
+        let draft = Record {
+            generation: 0,
+            session: 0,
+            sequence: self.sequence,
+            body_crc,
+            index: 0,
+            complete: false,
+            lost: false,
+            intent: None,
+            results: Vec::new(),
+        };
+        let changes = known.is_some();
+        let known = known.map(Arc::new);
+        self.pen = Some(Pen { journal: journal.clone(), draft, changes, written: None, known });
+        false
+    }
+
+    /// Notes that something in this store is about to be changed.
+    pub(super) fn changes(&mut self, store: &dyn FileStore) {
+        if let Some(pen) = &mut self.pen
+            && store.survives_restart()
+        {
+            pen.changes = true;
+        }
+    }
+
+    /// Records what was done so far.
+    pub(super) fn record(&mut self) {
+        let Some(pen) = self.pen.as_mut().filter(|pen| pen.changes) else { return };
+        let now = (self.index, self.failed);
+        if pen.written == Some(now) {
+            return;
+        }
+        let over = self.failed || self.index == self.operations;
+        pen.draft.index = self.index as u8;
+        pen.draft.complete = over && self.left_open == 0 && self.data.is_empty();
+        pen.draft.intent = None;
+        pen.journal.write(self.slot, &mut pen.draft, &self.results);
+        pen.written = Some(now);
+    }
+
+    /// Records what the next operation is about to do.
+    pub(super) fn intend(&mut self, intent: Intent) {
+        let Some(pen) = &mut self.pen else { return };
+        pen.draft.index = self.index as u8;
+        pen.draft.complete = false;
+        pen.draft.intent = Some(intent);
+        pen.journal.write(self.slot, &mut pen.draft, &self.results);
+    }
+
+    /// For an operation that is carried out elsewhere.
+    pub(super) fn draft(&self) -> Option<Draft> {
+        let pen = self.pen.as_ref()?;
+        let record = Record {
+            index: self.index as u8,
+            complete: false,
+            results: self.results.clone(),
+            ..pen.draft.clone()
+        };
+        let pending = self.is_pending();
+        Some(Draft { journal: pen.journal.clone(), slot: self.slot, record, pending })
+    }
+
+    /// True when the next operation was about to be done when the server was killed.
+    pub(super) fn is_pending(&self) -> bool {
+        let known = self.pen.as_ref().and_then(|pen| pen.known.as_ref());
+        known.is_some_and(|r| usize::from(r.index) == self.index && r.intent.is_some())
+    }
+
+    /// What an earlier server recorded of the next operation's result.
+    pub(super) fn recalled(&self) -> Option<Arc<Record>> {
+        let known = self.pen.as_ref()?.known.as_ref()?;
+        let results = if known.lost { usize::from(known.index) } else { known.results() };
+        (self.index < results).then(|| known.clone())
+    }
+
+    /// Does what there is to do of an operation that was done: nothing, but for open files.
+    pub(super) fn repeat(
+        &mut self,
+        request: &Request<'_>,
+        known: &Record,
+        context: &mut Context<'_>,
+    ) -> Result<Option<Step>, Errno> {
+        if known.lost {
+            if request.repeatable() {
+                return self.execute(request, context);
+            }
+            self.undecided = true;
+            return Err(Errno::EIO);
+        }
+        let replies = parse_results(&known.results).map_err(|_| Errno::EIO)?;
+        let reply = replies.get(self.index).ok_or(Errno::EIO)?;
+        match (*request, reply) {
+            (_, Reply::Failed { errno }) => return Err(Errno(*errno)),
+            (Request::Open { base, flags, path, .. }, Reply::Opened { attr, .. }) => {
+                let at = self.at(context, base)?;
+                self.open_again(context, at, path, flags, attr.inode)?;
+            }
+            (Request::Close { handle }, _) if handle != CURRENT => {
+                if self.execute(request, context).is_err() {
+                    self.result(&Reply::Done {});
+                }
+            }
+            (
+                Request::Attach { .. }
+                | Request::Reclaim { .. }
+                | Request::Reclaimed {}
+                | Request::Close { .. }
+                | Request::Read { .. }
+                | Request::ReadDir { .. }
+                | Request::Inquire { .. }
+                | Request::Lock { .. }
+                | Request::TestLock { .. },
+                _,
+            ) => return self.execute(request, context),
+            (_, reply) => self.result(reply),
+        }
+        Ok(None)
+    }
+
+    /// Opens what was opened before the restart, neither making nor shortening it.
+    pub(super) fn open_again(
+        &mut self,
+        context: &mut Context<'_>,
+        at: Opened,
+        path: &[u8],
+        flags: u32,
+        inode: u64,
+    ) -> Result<(), Errno> {
+        let caller = context.caller;
+        let Opened { store, file: base, read_only, .. } = at;
+        let how = OpenHow { flags: open_flag::without_changes(flags), mode: 0 };
+        let source = (&*base, path);
+        let (file, attr) = match store.open(caller, source, how) {
+            // Who makes a file may open it once, whatever its permissions.
+            Err(Errno::EACCES) if open_flag::creates_exclusively(flags) => {
+                let mode = store.stat(caller, source, false)?.mode & 0o7777;
+                let set = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
+                store.set_attr(caller, source, false, &set(mode | 0o600))?;
+                let opened = store.open(caller, source, how);
+                store.set_attr(caller, source, false, &set(mode))?;
+                opened?
+            }
+            Err(Errno::ENOENT) => return Err(Errno::ESTALE),
+            result => result?,
+        };
+        if attr.inode != inode {
+            return Err(Errno::ESTALE);
+        }
+        self.opened(context, Opened { store, file, read_only, flags }, None, attr)
+    }
+
+    /// What became of the next operation before the restart. Its places have to be guarded.
+    pub(super) fn before(&self) -> Before {
+        match &self.pen {
+            Some(pen) if self.is_pending() => {
+                before(&pen.journal, self.slot, self.sequence, self.index)
+            }
+            _ => Before::NotBegun,
+        }
+    }
+}
+
+/// What became of an operation that was under way when the server was killed. Its places have to
+/// be guarded.
+pub(super) fn before(journal: &Journal, slot: u16, sequence: u32, index: usize) -> Before {
+    match journal.recall(slot).filter(|record| record.sequence == sequence) {
+        Some(record) if usize::from(record.index) > index => Before::Settled(Arc::new(record)),
+        Some(Record { intent: Some(intent), .. }) => Before::Intended(intent),
+        _ => Before::NotBegun,
+    }
+}
+
+impl Draft {
+    /// As [`Compound::before`].
+    pub(super) fn before(&self) -> Before {
+        if !self.pending {
+            return Before::NotBegun;
+        }
+        before(&self.journal, self.slot, self.record.sequence, usize::from(self.record.index))
+    }
+
+    /// An append to a file of `size` bytes.
+    pub(super) fn intend_append(&mut self, place: crate::record::Place, size: u64, length: u64) {
+        self.intend(Intent {
+            kind: Kind::Append,
+            reserved: false,
+            places: [place, crate::record::Place::default()],
+            before: [0; 2],
+            offset: size,
+            length,
+        });
+    }
+}

@@ -1,0 +1,171 @@
+//! The write of a compound: from its request, or fragment by fragment from a transfer.
+
+use super::append::{Appended, Failure, append, write_again};
+use super::{Compound, Context, O_DIRECT, Step, Value};
+use crate::files::Opened;
+use towline_wire::request::write_flag;
+use towline_wire::{Errno, Reply};
+
+/// A write whose bytes come in fragments.
+pub(super) struct Writing {
+    opened: Opened,
+    offset: u64,
+    append: bool,
+    /// Part of it may have been written before the server was killed.
+    again: bool,
+    sync: bool,
+    length: u64,
+    done: u64,
+    started_at: Option<u64>,
+    stopped: Option<Failure>,
+}
+
+impl Writing {
+    /// Takes the place of an append: of its first fragment, and of zeros for those to come. So no
+    /// other append can come between, nor be overwritten. True: the first fragment is written.
+    fn take_place(&mut self, first: &[u8], draft: Option<super::once::Draft>) -> bool {
+        let mut all;
+        let mut data = first;
+        if self.length > first.len() as u64 {
+            all = Vec::with_capacity(self.length as usize);
+            all.extend_from_slice(first);
+            all.resize(self.length as usize, 0);
+            data = &all;
+        }
+        match append(&self.opened, data, draft) {
+            Ok(Appended::Now(count, at)) => {
+                (self.offset, self.append) = (at, false);
+                self.started_at = Some(at);
+                // Less when space ran out: what has no place is not written.
+                self.length = count as u64;
+                true
+            }
+            Ok(Appended::Before(at)) => {
+                (self.offset, self.append, self.again) = (at, false, true);
+                self.started_at = Some(at);
+                false
+            }
+            Err(failure) => {
+                self.stopped = Some(failure);
+                self.length = 0;
+                true
+            }
+        }
+    }
+
+    /// Writes a fragment to its place.
+    fn write(&mut self, bytes: &[u8]) {
+        let at = self.offset + self.done;
+        let wanted = bytes.len().min((self.length - self.done) as usize);
+        let bytes = &bytes[..wanted];
+        let written = if self.again {
+            write_again(&self.opened, at, bytes).map(|()| (wanted, at))
+        } else {
+            self.opened.file.write(at, bytes, false).map_err(Failure::from)
+        };
+        match written {
+            Ok((count, at)) => {
+                self.started_at.get_or_insert(at);
+                if count < wanted {
+                    self.stopped = Some(Errno::ENOSPC.into());
+                    self.length = self.done + count as u64;
+                }
+            }
+            Err(failure) => {
+                self.stopped = Some(failure);
+                self.length = self.done;
+            }
+        }
+    }
+}
+
+impl Compound {
+    pub(super) fn begin_write(
+        &mut self,
+        context: &Context<'_>,
+        handle: u64,
+        offset: u64,
+        length: u32,
+        flags: u32,
+    ) -> Result<Option<Step>, Errno> {
+        let opened = self.writable_at(context, handle)?;
+        let is_append = flags & write_flag::APPEND != 0;
+        let sync = flags & write_flag::DATA_SYNC != 0;
+        if self.offered > 0 {
+            self.write = Some(Writing {
+                opened,
+                offset,
+                append: is_append,
+                again: false,
+                sync,
+                length: self.offered,
+                done: 0,
+                started_at: None,
+                stopped: None,
+            });
+            return Ok(Some(Step::NeedsData));
+        }
+        const WAITS: u32 = O_DIRECT | 0o10000 | 0o4_000_000; // O_DIRECT, O_DSYNC, and O_SYNC's other bit
+        let may_block = opened.store.may_block() && (sync || opened.flags & WAITS != 0);
+        let data = std::mem::take(&mut self.payload);
+        debug_assert_eq!(data.len(), length as usize, "checked when the request came");
+        let draft = if is_append { self.draft() } else { None };
+        Ok(self.blocking(may_block, move || {
+            let written = if is_append {
+                append(&opened, &data, draft).and_then(|appended| match appended {
+                    Appended::Now(count, at) => Ok((count, at)),
+                    Appended::Before(at) => {
+                        write_again(&opened, at, &data).map(|()| (data.len(), at))
+                    }
+                })
+            } else {
+                opened.file.write(offset, &data, false).map_err(Failure::from)
+            };
+            let (count, at) = match written {
+                Ok(written) => written,
+                Err(Failure::Errno(errno)) => return Err(errno),
+                Err(Failure::Undecided) => return Ok(Value::Undecided),
+            };
+            if sync {
+                opened.file.sync(false)?;
+            }
+            Ok(Value::Wrote(count, at))
+        }))
+    }
+
+    /// Bytes of the write that are still to come, in order, or `None` when it needs none.
+    #[must_use]
+    pub fn missing(&self) -> Option<(u64, u64)> {
+        self.write.as_ref().filter(|w| w.done < w.length).map(|w| (w.done, w.length - w.done))
+    }
+
+    /// Writes the next fragment. True: it was the last, run again.
+    pub fn write_fragment(&mut self, bytes: &[u8]) -> bool {
+        let draft = match &self.write {
+            Some(Writing { append: true, .. }) => self.draft(),
+            _ => None,
+        };
+        let Some(writing) = &mut self.write else { return true };
+        if writing.stopped.is_none() && !(writing.append && writing.take_place(bytes, draft)) {
+            writing.write(bytes);
+        }
+        writing.done += bytes.len() as u64;
+        if writing.done < writing.length {
+            return false;
+        }
+        let Some(writing) = self.write.take() else { return true };
+        let synced = if writing.sync { writing.opened.file.sync(false) } else { Ok(()) };
+        match (writing.length, writing.stopped, synced) {
+            (_, Some(Failure::Undecided), _) => {
+                self.undecided = true;
+                self.fail(Errno::EIO);
+            }
+            (0, Some(Failure::Errno(errno)), _) | (_, _, Err(errno)) => self.fail(errno),
+            (length, ..) => {
+                let offset = writing.started_at.unwrap_or(writing.offset);
+                self.result(&Reply::Wrote { length: length as u32, offset });
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,468 @@
+//! What a server knows of its sessions after it was killed: a mapped file.
+//!
+//! It is written by storing to memory, without system calls. What was stored is in the file when
+//! the process is killed a moment later; only the loss of the machine's memory loses it, and then
+//! nothing in the file is believed ([`State::open`] compares the boots of the machine).
+//!
+//! | offset | bytes | what |
+//! |---|---|---|
+//! | 0 | 4096 | magic, version, sizes, boot of the machine; the exports and their roots |
+//! | 4096 | capacity x 64 | sessions: number, secret, epoch of the server that began it, checksum |
+//! | then | capacity x 80 KiB | for each slot of a session two records in turn, see [`crate::record`] |
+//!
+//! A record is written over the older one of its slot's two, and found torn by its checksum: the
+//! other one then counts.
+
+use crate::record::{GENERATION_AT, Intent, Place, RECORD_BYTES, Record};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use towline_mem::SharedMemory;
+use towline_wire::limits::SLOTS_MAX;
+
+/// "1TWSTATE" as little-endian bytes.
+const MAGIC: u64 = 0x4554_4154_5357_5431;
+/// Changes with every change of this layout, so that no build reads another's wrongly.
+const VERSION: u32 = 1;
+/// Sessions that can be kept; more are served, but not kept.
+pub const SESSIONS_MAX: usize = 4096;
+
+const HEAD_BYTES: usize = 4096;
+const HEAD_WORDS_END: usize = 40;
+const EXPORTS_AT: usize = 64;
+const EXPORT_BYTES: usize = 24;
+const EXPORTS_MAX: usize = (HEAD_BYTES - EXPORTS_AT - 8) / EXPORT_BYTES;
+const ENTRY_BYTES: usize = 64;
+const SLOT_BYTES: usize = 2 * RECORD_BYTES;
+const AREA_BYTES: usize = SLOTS_MAX * SLOT_BYTES;
+const AREAS_AT: usize = HEAD_BYTES + SESSIONS_MAX * ENTRY_BYTES;
+/// Bytes of the file. It is sparse: a session takes 80 KiB of the disk when it begins.
+pub const STATE_BYTES: usize = AREAS_AT + SESSIONS_MAX * AREA_BYTES;
+
+/// Locks that keep operations on one name, or appends to one file, from each other.
+const STRIPES: usize = 256;
+
+/// A name of a boot of this machine.
+pub type Boot = [u8; 16];
+
+/// Why what is in a file cannot be gone on with.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// There is nothing in it.
+    Empty,
+    /// It was written before the machine started again.
+    OtherBoot,
+    /// It is not what this version writes.
+    Damaged(&'static str),
+}
+
+/// The state of a server, in a mapped file.
+pub struct State {
+    memory: SharedMemory,
+    epoch: u32,
+    stripes: Box<[Mutex<()>]>,
+    table: Mutex<Table>,
+    unresolved: Mutex<Vec<Unresolved>>,
+    any_unresolved: AtomicBool,
+}
+
+#[derive(Default)]
+struct Table {
+    free: Vec<u32>,
+    /// Entries of sessions, by number.
+    entries: HashMap<u64, u32>,
+    /// Sessions from before the restart whose clients have not come back yet.
+    unclaimed: HashMap<u64, Unclaimed>,
+}
+
+struct Unclaimed {
+    secret: u64,
+    recorded: u64,
+    locks: bool,
+}
+
+/// An operation that was under way when the server was killed.
+struct Unresolved {
+    entry: u32,
+    slot: u16,
+    intent: Intent,
+}
+
+/// A session's part of the state. Cloning shares it.
+#[derive(Clone)]
+pub struct Journal {
+    state: Arc<State>,
+    entry: u32,
+    session: u64,
+}
+
+/// A session that was there before the server started again.
+pub struct Kept {
+    /// Where it is recorded.
+    pub journal: Journal,
+    /// Bit for each slot with a record.
+    pub recorded: u64,
+}
+
+/// What an operation found, of which it is not known whether it was done.
+pub(crate) enum Verdict {
+    /// It was: these are its results, behind those that are recorded already.
+    Done(Vec<u8>),
+    /// It was not.
+    NotDone,
+    /// Of an append: it began, or is done; its range is kept for it.
+    Reserved,
+}
+
+fn entry_at(entry: u32) -> usize {
+    HEAD_BYTES + entry as usize * ENTRY_BYTES
+}
+
+fn area_at(entry: u32) -> usize {
+    AREAS_AT + entry as usize * AREA_BYTES
+}
+
+fn head(boot: &Boot) -> [u8; HEAD_WORDS_END] {
+    let mut head = [0; HEAD_WORDS_END];
+    head[..8].copy_from_slice(&MAGIC.to_le_bytes());
+    head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    head[12..16].copy_from_slice(&(SESSIONS_MAX as u32).to_le_bytes());
+    head[16..20].copy_from_slice(&(SLOTS_MAX as u32).to_le_bytes());
+    head[20..24].copy_from_slice(&(RECORD_BYTES as u32).to_le_bytes());
+    head[24..40].copy_from_slice(boot);
+    head
+}
+
+impl State {
+    fn new(memory: SharedMemory, epoch: u32) -> Self {
+        Self {
+            memory,
+            epoch,
+            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            table: Mutex::default(),
+            unresolved: Mutex::default(),
+            any_unresolved: AtomicBool::new(false),
+        }
+    }
+
+    /// Begins anew in memory that is all zero, on a server whose start `epoch` names.
+    ///
+    /// # Errors
+    /// `ENOSPC` when the disk has no room for it.
+    ///
+    /// # Panics
+    /// When the memory is shorter than [`STATE_BYTES`].
+    pub fn create(memory: SharedMemory, boot: &Boot, epoch: u32) -> io::Result<Self> {
+        memory.allocate(0, AREAS_AT)?;
+        memory.copy_in(0, &head(boot));
+        let state = Self::new(memory, epoch);
+        state.table.lock().free = (0..SESSIONS_MAX as u32).rev().collect();
+        Ok(state)
+    }
+
+    /// Goes on with what a server before this one wrote.
+    ///
+    /// # Errors
+    /// What was written cannot be used; the memory is unchanged.
+    ///
+    /// # Panics
+    /// When the memory is shorter than [`STATE_BYTES`].
+    pub fn open(memory: SharedMemory, boot: &Boot, epoch: u32) -> Result<Self, Unusable> {
+        let mut found = [0; HEAD_WORDS_END];
+        memory.copy_out(0, &mut found);
+        let wanted = head(boot);
+        if found == [0; HEAD_WORDS_END] {
+            return Err(Unusable::Empty);
+        }
+        if found[..8] != wanted[..8] {
+            return Err(Unusable::Damaged("it does not begin like a state file"));
+        }
+        if found[8..24] != wanted[8..24] {
+            return Err(Unusable::Damaged("it was written by another version of the server"));
+        }
+        if found != wanted {
+            return Err(Unusable::OtherBoot);
+        }
+        let state = Self::new(memory, epoch);
+        state.load();
+        Ok(state)
+    }
+
+    /// Reads all sessions, and which of their requests were under way.
+    fn load(&self) {
+        let mut table = self.table.lock();
+        let mut unresolved = self.unresolved.lock();
+        for entry in (0..SESSIONS_MAX as u32).rev() {
+            let Some((session, secret, locks)) = self.read_entry(entry) else {
+                table.free.push(entry);
+                continue;
+            };
+            let has_room = self.memory.allocate(area_at(entry), AREA_BYTES).is_ok();
+            if !has_room || table.entries.contains_key(&session) {
+                // Never written by us; of two the one that was seen first is as good as the other.
+                self.memory.copy_in(entry_at(entry), &[0; ENTRY_BYTES]);
+                table.free.push(entry);
+                continue;
+            }
+            let mut recorded = 0;
+            for slot in 0..SLOTS_MAX as u16 {
+                self.clear_torn(entry, session, slot);
+                let Some(record) = self.newest(entry, session, slot) else { continue };
+                recorded |= 1 << slot;
+                if let Some(intent) = record.intent {
+                    unresolved.push(Unresolved { entry, slot, intent });
+                }
+            }
+            table.entries.insert(session, entry);
+            table.unclaimed.insert(session, Unclaimed { secret, recorded, locks });
+        }
+        self.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Empties what is no record of this session, so that all generations can be trusted.
+    fn clear_torn(&self, entry: u32, session: u64, slot: u16) {
+        for which in [0, 1] {
+            if self.read(entry, session, slot, which).is_none() {
+                self.memory.copy_in(Self::record_at(entry, slot, which), &[0; 8]);
+            }
+        }
+    }
+
+    fn read_entry(&self, entry: u32) -> Option<(u64, u64, bool)> {
+        let mut bytes = [0; 32];
+        self.memory.copy_out(entry_at(entry), &mut bytes);
+        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let live = word(24) == 1 && word(20) == crc32c::crc32c(&bytes[..20]) && long(0) != 0;
+        live.then(|| (long(0), long(8), word(28) != 0))
+    }
+
+    /// Keeps a new session; `None` when there is no room for it.
+    pub fn begin(self: &Arc<Self>, session: u64, secret: u64) -> Option<Journal> {
+        let entry = self.table.lock().free.pop()?;
+        if let Err(error) = self.memory.allocate(area_at(entry), AREA_BYTES) {
+            log::warn!("no room for the state of a session, which will not survive: {error}");
+            self.table.lock().free.push(entry);
+            return None;
+        }
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&session.to_le_bytes());
+        bytes[8..16].copy_from_slice(&secret.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.epoch.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[..20]);
+        bytes[20..24].copy_from_slice(&crc.to_le_bytes());
+        self.memory.copy_in(entry_at(entry), &bytes);
+        self.memory.word32(entry_at(entry) + 24).store(1, Ordering::Release);
+        self.table.lock().entries.insert(session, entry);
+        Some(Journal { state: self.clone(), entry, session })
+    }
+
+    /// A session from before the restart whose client has come back.
+    pub fn claim(self: &Arc<Self>, session: u64, secret: u64) -> Option<Kept> {
+        let mut table = self.table.lock();
+        if table.unclaimed.get(&session)?.secret != secret {
+            return None;
+        }
+        let Unclaimed { recorded, .. } = table.unclaimed.remove(&session)?;
+        let entry = *table.entries.get(&session)?;
+        Some(Kept { journal: Journal { state: self.clone(), entry, session }, recorded })
+    }
+
+    /// Forgets a session.
+    pub fn end(&self, session: u64) {
+        let mut table = self.table.lock();
+        table.unclaimed.remove(&session);
+        let Some(entry) = table.entries.remove(&session) else { return };
+        self.unresolved.lock().retain(|u| u.entry != entry);
+        self.memory.word32(entry_at(entry) + 24).store(0, Ordering::Release);
+        table.free.push(entry);
+    }
+
+    /// Sessions from before the restart whose clients have not come back yet.
+    #[must_use]
+    pub fn unclaimed(&self) -> Vec<u64> {
+        self.table.lock().unclaimed.keys().copied().collect()
+    }
+
+    /// Those of them that had locks.
+    #[must_use]
+    pub fn unclaimed_with_locks(&self) -> Vec<u64> {
+        let table = self.table.lock();
+        table.unclaimed.iter().filter(|(_, u)| u.locks).map(|(id, _)| *id).collect()
+    }
+
+    /// The highest number of a session.
+    #[must_use]
+    pub fn last_session(&self) -> u64 {
+        self.table.lock().entries.keys().copied().max().unwrap_or(0)
+    }
+
+    /// Notes the exports: name, and device and inode number of the root. Returns the names that
+    /// stood for another root before.
+    pub fn note_exports<'a>(&self, exports: &[(&'a [u8], (u64, u64))]) -> Vec<&'a [u8]> {
+        let mut old = [0; HEAD_BYTES - EXPORTS_AT];
+        self.memory.copy_out(EXPORTS_AT, &mut old);
+        let count = u32::from_le_bytes(std::array::from_fn(|i| old[4 + i])) as usize;
+        let end = 8 + count.min(EXPORTS_MAX) * EXPORT_BYTES;
+        let crc = u32::from_le_bytes(std::array::from_fn(|i| old[i]));
+        let rows = if crc == crc32c::crc32c(&old[4..end]) { &old[8..end] } else { &[] };
+        let mut new = Vec::with_capacity(old.len());
+        new.extend_from_slice(&(exports.len().min(EXPORTS_MAX) as u32).to_le_bytes());
+        let mut moved = Vec::new();
+        for (name, root) in exports.iter().take(EXPORTS_MAX) {
+            let row: [u64; 3] = [Place::named((0, 0), &[name]).name, root.0, root.1];
+            let row: Vec<u8> = row.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let before = rows.chunks_exact(EXPORT_BYTES).find(|old| old[..8] == row[..8]);
+            if before.is_some_and(|old| old != row) {
+                moved.push(*name);
+            }
+            new.extend_from_slice(&row);
+        }
+        let crc = crc32c::crc32c(&new);
+        self.memory.copy_in(EXPORTS_AT + 4, &new);
+        self.memory.copy_in(EXPORTS_AT, &crc.to_le_bytes());
+        moved
+    }
+
+    /// Writes all to the disk, for an orderly end.
+    ///
+    /// # Errors
+    /// What `fdatasync(2)` says.
+    pub fn sync(&self) -> io::Result<()> {
+        self.memory.sync()
+    }
+
+    fn record_at(entry: u32, slot: u16, which: usize) -> usize {
+        area_at(entry) + usize::from(slot) * SLOT_BYTES + which * RECORD_BYTES
+    }
+
+    fn read(&self, entry: u32, session: u64, slot: u16, which: usize) -> Option<Record> {
+        let mut bytes = [0; RECORD_BYTES];
+        self.memory.copy_out(Self::record_at(entry, slot, which), &mut bytes);
+        Record::parse(&bytes).filter(|record| record.session == session)
+    }
+
+    /// The record of a slot that counts.
+    fn newest(&self, entry: u32, session: u64, slot: u16) -> Option<Record> {
+        let records = [0, 1].map(|which| self.read(entry, session, slot, which));
+        match records {
+            [Some(a), Some(b)] => Some(if newer(a.generation, b.generation) { a } else { b }),
+            [a, b] => a.or(b),
+        }
+    }
+
+    /// Writes a record over the one of the slot that does not count.
+    fn write(&self, entry: u32, slot: u16, record: &mut Record, results: &[u8]) {
+        let generation = |which| {
+            let at = Self::record_at(entry, slot, which) + GENERATION_AT;
+            u32::from_le(self.memory.word32(at).load(Ordering::Relaxed))
+        };
+        let (a, b) = (generation(0), generation(1));
+        let (newest, target) = if newer(a, b) { (a, 1) } else { (b, 0) };
+        record.generation = newest.wrapping_add(1);
+        let (bytes, length) = record.image(results);
+        self.memory.copy_in(Self::record_at(entry, slot, target), &bytes[..length]);
+    }
+
+    /// Keeps other operations away from these places.
+    pub(crate) fn guard(&self, places: &[Place]) -> [Option<MutexGuard<'_, ()>>; 2] {
+        let stripe = |place: &Place| {
+            let mixed = (place.inode.0 ^ place.inode.1.rotate_left(32) ^ place.name)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            (mixed >> 56) as usize % STRIPES
+        };
+        match places {
+            [] => [None, None],
+            [one] => [Some(self.stripes[stripe(one)].lock()), None],
+            [a, b, ..] => {
+                let (a, b) = (stripe(a), stripe(b));
+                let first = self.stripes[a.min(b)].lock();
+                let second = (a != b).then(|| self.stripes[a.max(b)].lock());
+                [Some(first), second]
+            }
+        }
+    }
+
+    /// Finds out, before `place` is changed, what became of operations that were under way there
+    /// when the server was killed; for the clients that will ask.
+    pub(crate) fn settle(&self, place: &Place, mut look: impl FnMut(&Intent) -> Option<Verdict>) {
+        if !self.any_unresolved.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut unresolved = self.unresolved.lock();
+        unresolved.retain(|u| {
+            if !u.intent.places().contains(place) {
+                return true;
+            }
+            match look(&u.intent) {
+                Some(verdict) => {
+                    self.note_verdict(u, verdict);
+                    false
+                }
+                None => true,
+            }
+        });
+        self.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
+    }
+
+    fn note_verdict(&self, unresolved: &Unresolved, verdict: Verdict) {
+        let &Unresolved { entry, slot, intent } = unresolved;
+        let Some((session, ..)) = self.read_entry(entry) else { return };
+        let Some(mut record) = self.newest(entry, session, slot) else { return };
+        if record.intent != Some(intent) {
+            return;
+        }
+        let mut results = std::mem::take(&mut record.results);
+        record.intent = None;
+        match verdict {
+            Verdict::Done(more) => {
+                results.extend_from_slice(&more);
+                record.index += 1;
+            }
+            Verdict::NotDone => {}
+            Verdict::Reserved => record.intent = Some(Intent { reserved: true, ..intent }),
+        }
+        self.write(entry, slot, &mut record, &results);
+    }
+}
+
+/// Generations wrap.
+fn newer(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b) as i32 > 0
+}
+
+impl Journal {
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Notes that the session has locks, which others have to wait for after a restart.
+    pub fn note_locks(&self) {
+        let word = self.state.memory.word32(entry_at(self.entry) + 28);
+        if word.load(Ordering::Relaxed) == 0 {
+            word.store(1, Ordering::Release);
+        }
+    }
+
+    /// Writes the record of a slot.
+    pub(crate) fn write(&self, slot: u16, record: &mut Record, results: &[u8]) {
+        record.session = self.session;
+        self.state.write(self.entry, slot, record, results);
+    }
+
+    /// The record of a slot.
+    pub(crate) fn newest(&self, slot: u16) -> Option<Record> {
+        self.state.newest(self.entry, self.session, slot)
+    }
+
+    /// Takes the record of a slot whose request has come again, and answers for it from now on. To
+    /// be called while its places are guarded, if it has any.
+    pub(crate) fn recall(&self, slot: u16) -> Option<Record> {
+        let mut unresolved = self.state.unresolved.lock();
+        unresolved.retain(|u| (u.entry, u.slot) != (self.entry, slot));
+        self.state.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
+        self.state.newest(self.entry, self.session, slot)
+    }
+}
