@@ -1,5 +1,5 @@
 # Each target does all its own set-up on a Debian machine with the Rust toolchain.
-.PHONY: demo test check build fuzz bench install
+.PHONY: demo test check build fuzz bench goals install
 
 demo: ## build, then a guided tour with real timings
 	cargo run --release --quiet --bin towline -- demo
@@ -19,6 +19,9 @@ fuzz: ## a minute for each decoder; needs nightly Rust and cargo-fuzz
 
 bench: build ## the limits of this machine
 	./target/release/towline bench limits
+
+goals: build ## every goal beside its limit, about ten minutes; needs Python and two processors
+	python3 benches/goals.py
 
 install: build ## to PREFIX (default /usr/local)
 	install -D target/release/towline $(or $(PREFIX),/usr/local)/bin/towline

@@ -1,0 +1,338 @@
+#!/usr/bin/env python3
+"""Measures Towline against its goals: each figure beside the limit of the machine, in turns, medians.
+
+    benches/goals.py [--towline PROGRAM] [--rounds N] [--secs S] [--json FILE] [ROW ...]
+
+Needs two processors and about 2 GiB in /dev/shm and memory. Peers are measured by peers/ours.py and its harness.
+"""
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+FILES, PER_DIR, BIG = 20000, 100, 256 << 20
+FRAGMENT = 256 << 10
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Bench:
+    """A tree, a server for each need, and the load generator."""
+
+    def __init__(self, args):
+        self.towline, self.secs, self.rounds = args.towline, args.secs, args.rounds
+        self.tmp = tempfile.mkdtemp(prefix="towline-goals-", dir="/dev/shm")
+        self.root = os.path.join(self.tmp, "t")
+        self.servers = []
+        make_tree(self.root)
+
+    def close(self):
+        for server in self.servers:
+            server.stop()
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+    def server(self, *exports, cpu=None, options=()):
+        server = Server(self, exports, cpu, options)
+        self.servers.append(server)
+        return server
+
+    def run(self, *arguments):
+        """One run of the load generator: the JSON of its last line."""
+        done = subprocess.run([self.towline, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise RuntimeError(f"towline bench {' '.join(map(str, arguments))}: {done.stderr.strip()[-300:]}")
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def file(self, url, op, *more):
+        length = [] if "--secs" in more else ["--secs", self.secs]
+        return self.run("file", "--server", url, "--op", op, *length, "--bigsize", BIG, *more)
+
+    def net(self, *arguments):
+        return self.run("net", "--secs", self.secs, *arguments)
+
+    def medians(self, *measures):
+        """Runs the measures in turns; the median of each."""
+        rounds = [[measure() for measure in measures] for _ in range(self.rounds)]
+        return [statistics.median(column) for column in zip(*rounds)]
+
+
+class Server:
+    def __init__(self, bench, exports, cpu, options):
+        self.bench = bench
+        self.port = free_port()
+        self.sock = os.path.join(bench.tmp, f"{self.port}.sock")
+        pin = ["taskset", "-c", str(cpu)] if cpu is not None else []
+        cores = ["--cores", "1"] if cpu is not None else []
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [*pin, bench.towline, "serve", *exports, *cores, *options,
+             "--listen", f"tcp://127.0.0.1:{self.port}", "--listen", f"unix://{self.sock}"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port)).close()
+                break
+            except ConnectionRefusedError:
+                if self.process.poll() is not None:
+                    raise RuntimeError("the server did not start") from None
+                time.sleep(0.001)
+
+    def url(self, via="tcp", export="t"):
+        if via == "tcp":
+            return f"towline+tcp://127.0.0.1:{self.port}/{export}"
+        return f"towline+{via}:///{export}?socket={self.sock}"
+
+    def counters(self):
+        done = subprocess.run([self.bench.towline, "stats", "--json", self.url(export="")], capture_output=True, text=True)
+        return json.loads(done.stdout)["counters"]
+
+    def cpu_seconds(self):
+        fields = open(f"/proc/{self.process.pid}/stat").read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mib(self, key="VmRSS"):
+        for line in open(f"/proc/{self.process.pid}/status"):
+            if line.startswith(key):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(10)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def make_tree(root):
+    os.makedirs(os.path.join(root, "wr"))
+    data = os.urandom(4096)
+    for d in range(FILES // PER_DIR):
+        path = os.path.join(root, "tree", f"d{d:03}")
+        os.makedirs(path)
+        for i in range(PER_DIR):
+            with open(os.path.join(path, f"f{d * PER_DIR + i:05}"), "wb") as f:
+                f.write(data)
+    block = os.urandom(4 << 20)
+    with open(os.path.join(root, "big"), "wb") as f:
+        for _ in range(BIG // len(block)):
+            f.write(block)
+
+
+def copy_in(bench, server, export):
+    for name in sorted(os.listdir(bench.root)):
+        subprocess.run([bench.towline, "cp", "-r", os.path.join(bench.root, name), server.url("unix", export)],
+                       check=True, stdout=subprocess.DEVNULL)
+
+
+# ------------------------------------------------------------------------------------------------------- rows
+# Each yields (what, goal, reached, limit, good): texts, and whether the goal is met (None: only told).
+
+LATENCY = [("stat", "stat_same", 99, 180), ("open+read 4 KiB+close", "orc", 99, 4300), ("4 KiB random read", "randread", 56, 4150)]
+
+
+def tcp_latency(bench):
+    """One operation at a time over TCP, both ends on one processor and on two."""
+    for place, far in (("one CPU", 0), ("two CPUs", 1)):
+        server = bench.server("--dir", f"t={bench.root}", cpu=far)
+        local = {op: bench.medians(lambda op=op: bench.file(bench.root, op, "--pin", 0)["p50_us"])[0] for _, op, _, _ in LATENCY}
+        for name, op, request, reply in LATENCY:
+            raw, ours = bench.medians(
+                lambda: bench.net("--kind", "tcp", "--request", request, "--reply", reply, "--pin", f"0,{far}")["p50_us"],
+                lambda: bench.file(server.url(), op, "--pin", 0)["p50_us"])
+            bound = raw + local[op] + 3 if op == "orc" else 1.3 * raw
+            goal = "raw + local + 3 us" if op == "orc" else "1.3 x raw"
+            yield f"{name}, TCP, {place}", f"<= {bound:.1f} us ({goal})", f"{ours:.1f} us = {ours / raw:.2f} x", \
+                f"raw {raw:.1f}, local {local[op]:.1f} us", ours <= bound
+        server.stop()
+
+
+def shm_latency(bench):
+    """The same over shared memory, spinning and sleeping."""
+    server = bench.server("--dir", f"t={bench.root}", "--mem", "m=2G", cpu=1)
+    copy_in(bench, server, "m")
+    for store, export, bounds in (("mem", "m", (3, 3, 3)), ("dir", "t", (3, 6, 3))):
+        for (name, op, _, _), bound in zip(LATENCY, bounds):
+            ours, = bench.medians(lambda: bench.file(server.url("shm", export), op, "--pin", 0, "--spin-us", 1000)["p50_us"])
+            yield f"{name}, shm, {store}, spinning", f"<= {bound} us", f"{ours:.1f} us", "", ours <= bound
+    futex, ours = bench.medians(lambda: bench.net("--kind", "futex", "--pin", "0,1")["p50_us"],
+                                lambda: bench.file(server.url("shm", "m"), "stat_same", "--pin", 0, "--spin-us", 0)["p50_us"])
+    yield "stat, shm, mem, sleeping", f"<= {1.3 * futex:.1f} us (1.3 x futex)", f"{ours:.1f} us = {ours / futex:.2f} x", \
+        f"futex {futex:.1f} us", ours <= 1.3 * futex
+    server.stop()
+
+
+def scan(bench):
+    """Listing a tree of 20,000 files with their attributes."""
+    server = bench.server("--dir", f"t={bench.root}", "--mem", "m=2G")
+    copy_in(bench, server, "m")
+    rate = lambda url: bench.file(url, "scan_stat", "--again")["ops"] / bench.secs
+    local, ours, mem = bench.medians(lambda: rate(bench.root), lambda: rate(server.url()), lambda: rate(server.url(export="m")))
+    yield "scan with attributes, TCP, dir", ">= 85 % of local", f"{ours / 1e3:.0f} k/s = {100 * ours / local:.0f} %", \
+        f"local {local / 1e3:.0f} k/s", ours >= 0.85 * local
+    yield "scan with attributes, TCP, mem", ">= 2 x best peer", f"{mem / 1e3:.0f} k/s", "peer: see peers/", None
+    server.stop()
+
+
+def system_calls(bench):
+    """System calls of the server for each request, 16 outstanding."""
+    server = bench.server("--dir", f"t={bench.root}", "--mem", "m=2G", cpu=1)
+    copy_in(bench, server, "m")
+    for name, export, op, bound in (("4 KiB read, mem", "m", "randread", 0.5), ("stat, dir", "t", "stat_diff", 1.5)):
+        counted = []
+        for _ in range(bench.rounds):
+            load = subprocess.Popen([bench.towline, "bench", "file", "--server", server.url(export=export), "--op", op, "--qd", "16",
+                                     "--bigsize", str(BIG), "--secs", "3"], stdout=subprocess.DEVNULL)
+            time.sleep(1)
+            before = server.counters()
+            calls = traced_calls(server.process.pid, 1)
+            after = server.counters()
+            load.wait()
+            counted.append(calls / max(1, after["requests"] - before["requests"]))
+        calls = statistics.median(counted)
+        yield f"system calls a request, {name}, 16 outstanding", f"<= {bound}", f"{calls:.2f}", "", calls <= bound
+    server.stop()
+
+
+def traced_calls(pid, seconds):
+    """System calls of a process in so many seconds, by perf; strace where perf may not count them."""
+    perf = subprocess.run(["perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter", "-p", str(pid), "--", "sleep", str(seconds)],
+                          capture_output=True, text=True)
+    first = perf.stderr.strip().split(",")[0]
+    if first.isdigit():
+        return int(first)
+    traced = subprocess.run(["timeout", str(seconds), "strace", "-c", "-f", "-p", str(pid)], capture_output=True, text=True)
+    total = [line for line in traced.stderr.splitlines() if line.endswith("total")]
+    if not total:
+        raise RuntimeError("neither perf nor strace can count system calls here")
+    return int(total[0].split()[3])
+
+
+def small_files(bench):
+    """Reading 20,000 small files, and making and removing files, 16 in flight."""
+    server = bench.server("--dir", f"t={bench.root}")
+    read, = bench.medians(lambda: bench.file(server.url(), "scan_read", "--qd", 16, "--again")["ops"] / bench.secs)
+    yield "scan and read small files, TCP, 16 in flight", ">= 69 k/s (3 x best peer's 23 k/s)", f"{read / 1e3:.0f} k/s", "", read >= 69e3
+    local, ours = bench.medians(lambda: bench.file(bench.root, "create_unlink")["ops"] / bench.secs,
+                                lambda: bench.file(server.url(), "create_unlink", "--qd", 16)["ops"] / bench.secs)
+    yield "create+unlink, TCP, 16 in flight", ">= 3 x best peer", f"{ours / 1e3:.0f} k/s", f"local {local / 1e3:.0f} k/s; peer: see peers/", None
+    server.stop()
+
+
+def streams(bench):
+    """Sequential reads of 1 MiB."""
+    server = bench.server("--dir", f"t={bench.root}", "--mem", "m=2G")
+    copy_in(bench, server, "m")
+    big = os.path.join(bench.root, "big")
+    used = []
+
+    def read():
+        before = server.cpu_seconds()
+        result = bench.file(server.url(), "seqread", "--bs", 1 << 20)
+        used.append((server.cpu_seconds() - before) / (result["bytes"] / (1 << 30)))
+        return result["bytes"] / result["secs"]
+
+    raw, ours = bench.medians(lambda: (lambda r: r["bytes"] / r["secs"])(bench.net("--stream", "--sendfile", big)), read)
+    yield "sequential read 1 MiB, TCP, dir", ">= 85 % of sendfile", f"{ours / 1e9:.2f} GB/s = {100 * ours / raw:.0f} %", \
+        f"sendfile {raw / 1e9:.2f} GB/s", ours >= 0.85 * raw
+    yield "server CPU, the same", "<= half of best peer", f"{statistics.median(used):.2f} s/GiB", "peer: see peers/", None
+    memcpy, ours = bench.medians(lambda: bench.run("limits")["memcpy_bytes_per_s"],
+                                 lambda: (lambda r: r["bytes"] / r["secs"])(bench.file(server.url("shm", "m"), "seqread", "--bs", 1 << 20)))
+    yield "sequential read 1 MiB, shm, mem", ">= 85 % of memcpy", f"{ours / 1e9:.2f} GB/s = {100 * ours / memcpy:.0f} %", \
+        f"memcpy {memcpy / 1e9:.2f} GB/s", ours >= 0.85 * memcpy
+    server.stop()
+
+
+def many_clients(bench):
+    """8 and 184 clients at 64 KiB, reading and writing; a mix of 64."""
+    limit = 64
+    for name, op in (("reading", "clients"), ("writing", "seqwrite")):
+        server = bench.server("--dir", f"t={bench.root}", options=("--buffer-limit", f"{limit}M"))
+        fair = []
+
+        def run(procs, url):
+            # Long enough for every client to have its turn many times.
+            result = bench.file(url, op, "--bs", 65536, "--procs", procs, "--secs", max(2, bench.secs))
+            if procs == 184 and url != bench.root:
+                fair.append(result["fair_min"] / max(1e-9, result["fair_max"]))
+            return result["bytes"] / result["secs"]
+
+        few, many, local_few, local_many = bench.medians(
+            lambda: run(8, server.url()), lambda: run(184, server.url()), lambda: run(8, bench.root), lambda: run(184, bench.root))
+        bound = 0.9 * min(1.0, local_many / local_few)
+        yield f"184 clients {name} 64 KiB", f">= {100 * bound:.0f} % of 8 clients' (0.9 x local's ratio)", \
+            f"{many / 1e9:.2f} GB/s = {100 * many / few:.0f} %", f"8: {few / 1e9:.2f} GB/s", many >= bound * few
+        yield f"slowest of 184 clients {name}", ">= 60 % of fastest", f"{100 * statistics.median(fair):.0f} %", "", statistics.median(fair) >= 0.6
+        peak, counters = server.memory_mib("VmHWM"), server.counters()
+        buffers = counters["buffer_bytes_peak"] / (1 << 20)
+        yield f"server memory, 184 clients {name}", f"buffers <= {limit} MiB", f"buffers {buffers:.0f}, resident {peak:.0f} MiB", "", buffers <= limit
+        yield f"bytes sent twice, 184 clients {name}", "0", str(counters["payload_discarded"]), "", counters["payload_discarded"] == 0
+        server.stop()
+    server = bench.server("--dir", f"t={bench.root}")
+    mix, = bench.medians(lambda: (lambda r: r["bytes"] / r["secs"])(bench.file(server.url(), "rwmix", "--bs", 65536, "--procs", 64)))
+    yield "read/write mix, 64 clients", ">= 2 x best peer", f"{mix / 1e9:.2f} GB/s", "peer: see peers/", None
+    server.stop()
+
+
+def idle(bench):
+    """An idle server, and how soon it answers."""
+    first = []
+    for _ in range(bench.rounds):
+        server = bench.server("--dir", f"t={bench.root}")
+        subprocess.run([bench.towline, "stat", server.url()], check=True, stdout=subprocess.DEVNULL)
+        first.append(1000 * (time.monotonic() - server.started))
+        if len(first) < bench.rounds:
+            server.stop()
+    answer = statistics.median(first)
+    yield "start to first answer", "< 50 ms", f"{answer:.0f} ms", "with the start of `towline stat`", answer < 50
+    time.sleep(1)
+    before = server.cpu_seconds()
+    time.sleep(3)
+    used, memory = server.cpu_seconds() - before, server.memory_mib()
+    yield "idle server", "< 20 MiB, 0 % CPU", f"{memory:.1f} MiB, {100 * used / 3:.1f} %", "", memory < 20 and used == 0
+    server.stop()
+
+
+ROWS = {row.__name__: row for row in (tcp_latency, shm_latency, scan, system_calls, small_files, streams, many_clients, idle)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--towline", default=os.path.join(HERE, "../target/release/towline"))
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each measure; the median counts")
+    parser.add_argument("--secs", type=float, default=0.7, help="length of a run")
+    parser.add_argument("--json", help="write the results there too")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}; default: all")
+    args = parser.parse_args()
+    unknown = set(args.rows) - set(ROWS)
+    if unknown:
+        parser.error(f"no such row: {', '.join(sorted(unknown))}")
+    bench, results = Bench(args), []
+    print(f"| {'what':<50} | {'goal':<42} | {'reached':<28} | {'limit':<28} | met |")
+    print(f"|{'-' * 52}|{'-' * 44}|{'-' * 30}|{'-' * 30}|-----|")
+    try:
+        for name in args.rows or ROWS:
+            for what, goal, reached, limit, good in ROWS[name](bench):
+                met = {True: "yes", False: "NO", None: "-"}[good]
+                print(f"| {what:<50} | {goal:<42} | {reached:<28} | {limit:<28} | {met:<3} |", flush=True)
+                results.append({"what": what, "goal": goal, "reached": reached, "limit": limit, "met": good})
+    finally:
+        bench.close()
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(results, f, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
