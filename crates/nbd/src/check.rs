@@ -82,8 +82,7 @@ fn rules(
     if matches!(command, Command::Read | Command::Write)
         && request.length > u64::from(PAYLOAD_BYTES_MAX)
     {
-        let error = if command == Command::Read { Error::Overflow } else { Error::Inval };
-        return refuse(error, "length is beyond the largest payload");
+        return refuse(Error::Inval, "length is beyond the largest payload");
     }
     match command {
         Command::Flush => {

@@ -161,7 +161,7 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(true)?;
-                stream.set_nodelay(true)?;
+                tune(&stream)?;
                 Ok(Link::Socket(stream.into(), LinkKind::Tcp))
             }
             Self::Unix(listener, _) => {
@@ -196,6 +196,18 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address)
 }
 
+/// Small messages leave at once. Within a machine there is no congestion to be controlled, and the
+/// pacing of BBR, a default on many servers, costs half of the throughput there (3.3 against 1.3
+/// GB/s of large reads): `reno` has none and may always be chosen.
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    if stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
+        // Where it cannot be chosen the default stays.
+        let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
+    }
+    Ok(())
+}
+
 /// Connects over TCP, trying each address of the host.
 ///
 /// # Errors
@@ -210,7 +222,7 @@ pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
                 last = io::ErrorKind::ConnectionRefused.into();
             }
             Ok(stream) => {
-                stream.set_nodelay(true)?;
+                tune(&stream)?;
                 return Ok(Link::Socket(stream.into(), LinkKind::Tcp));
             }
             Err(error) => last = error,

@@ -29,6 +29,9 @@ const HELD_UP: Duration = Duration::from_millis(2);
 /// For how long other threads do the writes then.
 const HELD_UP_PAUSE: Duration = Duration::from_millis(200);
 
+/// `TMPFS_MAGIC` of `statfs(2)`.
+const TMPFS: i64 = 0x0102_1994;
+
 /// Which requests go through the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums)] // the three that the papers compare
@@ -51,6 +54,8 @@ pub struct FileDisk {
     geometry: Geometry,
     /// The file system answers `RWF_NOWAIT`.
     tells_residency: AtomicBool,
+    /// The file lives in memory.
+    in_memory: bool,
     started: Instant,
     /// Milliseconds since `started` until which writes are not tried at once.
     held_up_until: AtomicU64,
@@ -92,13 +97,14 @@ impl FileDisk {
             read_only,
         };
         Ok(Arc::new(Self {
-            cached: Arc::new(cached),
             direct,
             mode,
             geometry,
             tells_residency: AtomicBool::new(true),
+            in_memory: rustix::fs::fstatfs(&cached)?.f_type == TMPFS,
             started: Instant::now(),
             held_up_until: AtomicU64::new(0),
+            cached: Arc::new(cached),
         }))
     }
 
@@ -119,12 +125,18 @@ impl FileDisk {
 
     /// Every page of a range is in the page cache.
     fn is_resident(&self, offset: u64, length: u64) -> bool {
+        if self.in_memory {
+            return true;
+        }
         let page = system::page_bytes();
         let wanted = (offset + length).div_ceil(page) - offset / page;
         match system::cached_pages(&*self.cached, offset, length) {
             Ok(pages) => pages >= wanted,
             // Without it the first and the last page have to stand for those in between.
-            Err(_) => self.probe(offset) && self.probe(offset + length - 1),
+            Err(_) if self.tells_residency.load(Ordering::Relaxed) => {
+                self.probe(offset) && self.probe(offset + length - 1)
+            }
+            Err(_) => false,
         }
     }
 
@@ -170,8 +182,14 @@ impl BlockStore for FileDisk {
     }
 
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {
-        if self.around(Direction::Read).is_some() || !self.tells_residency.load(Ordering::Relaxed) {
+        if self.around(Direction::Read).is_some() {
             return Now::WouldBlock;
+        }
+        if self.in_memory || !self.tells_residency.load(Ordering::Relaxed) {
+            return match self.is_resident(offset, target.len() as u64) {
+                true => Now::Done(self.read(offset, target)),
+                false => Now::WouldBlock,
+            };
         }
         let mut done = 0;
         while done < target.len() {
@@ -224,6 +242,9 @@ impl BlockStore for FileDisk {
         // Whole pages only: a part of a page may have to be read first. A file system that cannot
         // promise not to wait (ext4) rarely does for so little; when it did, others wait for it.
         let whole_pages = (offset | data.len() as u64).is_multiple_of(system::page_bytes());
+        if self.in_memory {
+            return Now::Done(self.write(offset, data, false));
+        }
         if durable
             || !whole_pages
             || data.len() > WRITE_NOW_BYTES_MAX
