@@ -26,6 +26,7 @@ use towline_reactor::{Event, Finished, Reactor};
 use towline_session::locks::{Locked, Locks, Owner, Waiter};
 use towline_session::state::State;
 use towline_session::{Context, Step};
+use towline_store::directory::requests_arrived;
 use towline_wire::header::reply_flag;
 use towline_wire::{Header, Kind};
 
@@ -262,6 +263,8 @@ impl Core {
         match event.token {
             BELL_TOKEN => {
                 self.mailbox.bell.clear();
+                // What waited goes on, and others may have changed things meanwhile.
+                requests_arrived();
                 for mail in self.mailbox.take() {
                     self.mail(mail, scratch);
                 }
@@ -382,7 +385,7 @@ impl Core {
             if lane.hello.is_some() {
                 break;
             }
-            let mut sink = Serving { core: self, index };
+            let mut sink = Serving { core: self, index, news: false };
             match input.receive(&link, scratch, None, &mut sink, &statistics.counters) {
                 Ok(Incoming::Progress) => {}
                 Ok(Incoming::Drained) => break,

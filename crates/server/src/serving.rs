@@ -12,6 +12,7 @@ use towline_mem::Aggregate;
 use towline_net::Sink;
 use towline_session::Compound;
 use towline_session::slots::Arrival;
+use towline_store::directory::requests_arrived;
 use towline_wire::header::reply_flag;
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
@@ -21,6 +22,8 @@ const HELLO_BYTES_MAX: u32 = 1024;
 /// A core while it reads from one of its lanes.
 pub(crate) struct Serving<'a> {
     pub(crate) core: &'a mut Core,
+    /// A request was among what arrived: the stores have been told.
+    pub(crate) news: bool,
     pub(crate) index: usize,
 }
 
@@ -41,6 +44,9 @@ impl Serving<'_> {
         payload: &[u8],
     ) -> Result<(), ProtocolError> {
         let arrived = Instant::now();
+        if !std::mem::replace(&mut self.news, true) {
+            requests_arrived();
+        }
         let peer = self.core.lanes[self.index].as_ref().and_then(|lane| lane.peer);
         let Some(served) = self.core.sessions.get_mut(&session) else { return Ok(()) };
         match served.session.slots.arrive(header)? {

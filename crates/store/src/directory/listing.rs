@@ -71,7 +71,7 @@ impl DirectoryFile {
     fn parent(&self) -> Result<Statx, Errno> {
         let parent = match self.identity == self.tree.root_identity {
             true => None,
-            false => self.tree.open(self, b"..", PARENT, Mode::empty()).ok(),
+            false => self.tree.open(None, self, b"..", PARENT, Mode::empty()).ok(),
         };
         match parent {
             Some(parent) => stat_file(parent),

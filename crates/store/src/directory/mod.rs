@@ -24,6 +24,7 @@ mod attributes;
 mod changes;
 mod copy;
 mod identity;
+mod known;
 mod listing;
 mod open_file;
 mod open_flags;
@@ -33,4 +34,5 @@ pub(crate) mod system;
 #[cfg(test)]
 mod tests;
 
+pub use known::requests_arrived;
 pub use store::DirectoryStore;

@@ -1,11 +1,13 @@
 //! Paths to files, never out of the export.
 
 use super::attributes::{errno, identity_of, stat_file, stat_name};
-use super::identity::ServerIdentity;
+use super::identity::{Acting, ServerIdentity};
+use super::known::Known;
 use super::open_file::DirectoryFile;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno as Code;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use towline_wire::Errno;
 use towline_wire::limits::PATH_BYTES_MAX;
 
@@ -19,13 +21,15 @@ pub(super) const PARENT: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OF
 #[derive(Debug)]
 pub(super) struct Tree {
     /// The root of the export, a reference (`O_PATH`).
-    pub(super) root: std::sync::Arc<OwnedFd>,
+    pub(super) root: Arc<OwnedFd>,
     /// Device and inode of the root.
     pub(super) root_identity: (u64, u64),
     /// Who runs the server.
     pub(super) server: ServerIdentity,
     /// Nothing may be changed.
     pub(super) read_only: bool,
+    /// Directories whose place is known.
+    pub(super) known: Known,
 }
 
 /// A descriptor that is either an open file's own or was opened for one call.
@@ -35,6 +39,8 @@ pub(super) enum Found<'a> {
     Base(&'a DirectoryFile),
     /// Opened for this call, as a reference (`O_PATH`).
     Opened(OwnedFd),
+    /// Known to be there.
+    Known(Arc<OwnedFd>),
 }
 
 impl AsFd for Found<'_> {
@@ -42,6 +48,7 @@ impl AsFd for Found<'_> {
         match self {
             Self::Base(file) => file.fd.as_fd(),
             Self::Opened(fd) => fd.as_fd(),
+            Self::Known(fd) => fd.as_fd(),
         }
     }
 }
@@ -70,14 +77,43 @@ impl Tree {
         if self.read_only { Err(Errno::EROFS) } else { Ok(()) }
     }
 
+    /// The directory that holds the last component of `path`, if it is known to be at its place,
+    /// and that component. Only for the server's own identity: nothing asks whether another one may
+    /// go through the directories above.
+    pub(super) fn known<'a>(
+        &self,
+        acting: Option<&Acting<'_>>,
+        base: &DirectoryFile,
+        path: &'a [u8],
+    ) -> Option<(Arc<OwnedFd>, &'a [u8])> {
+        if acting.is_some() || base.identity != self.root_identity {
+            return None;
+        }
+        let slash = path.iter().rposition(|byte| *byte == b'/')?;
+        let name = &path[slash + 1..];
+        if !is_name(name) {
+            return None;
+        }
+        self.known.find(self, &path[..slash]).map(|directory| (directory, name))
+    }
+
     /// Opens `path` from `base`, beneath the root.
     pub(super) fn open(
         &self,
+        acting: Option<&Acting<'_>>,
         base: &DirectoryFile,
         path: &[u8],
         flags: OFlags,
         mode: Mode,
     ) -> Result<OwnedFd, Errno> {
+        if let Some((directory, name)) = self.known(acting, base, path) {
+            match open_beneath(directory.as_fd(), name, flags, mode) {
+                // A symbolic link that leads out of the directory, but perhaps not of the export;
+                // or the directory was removed.
+                Err(Code::XDEV | Code::NOENT) => {}
+                result => return result.map_err(errno),
+            }
+        }
         if path.starts_with(b"/") {
             return Err(Errno::EXDEV);
         }
@@ -97,6 +133,7 @@ impl Tree {
     /// The file that `path` names, or the base itself if it is empty.
     pub(super) fn find<'a>(
         &self,
+        acting: Option<&Acting<'_>>,
         base: &'a DirectoryFile,
         path: &[u8],
         follow: bool,
@@ -108,12 +145,13 @@ impl Tree {
         if !follow {
             flags |= OFlags::NOFOLLOW;
         }
-        self.open(base, path, flags, Mode::empty()).map(Found::Opened)
+        self.open(acting, base, path, flags, Mode::empty()).map(Found::Opened)
     }
 
     /// The directory and last component of `path`.
     pub(super) fn place<'a>(
         &self,
+        acting: Option<&Acting<'_>>,
         base: &'a DirectoryFile,
         path: &'a [u8],
     ) -> Result<Place<'a>, Errno> {
@@ -126,7 +164,12 @@ impl Tree {
         let Some(slash) = trim_slashes(path).iter().rposition(|byte| *byte == b'/') else {
             return Ok(Place { directory: Found::Base(base), name: path });
         };
-        let directory = self.open(base, &path[..slash], PARENT, Mode::empty())?;
+        if let Some((directory, name)) = self.known(acting, base, path)
+            && stat_file(&directory)?.stx_nlink > 0
+        {
+            return Ok(Place { directory: Found::Known(directory), name });
+        }
+        let directory = self.open(acting, base, &path[..slash], PARENT, Mode::empty())?;
         Ok(Place { directory: Found::Opened(directory), name: &path[slash + 1..] })
     }
 

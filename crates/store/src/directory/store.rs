@@ -3,7 +3,8 @@
 use super::attributes::{attr_of, errno, identity_of, stat_file, stat_name};
 use super::changes;
 use super::copy::copy_between;
-use super::identity::ServerIdentity;
+use super::identity::{Acting, ServerIdentity};
+use super::known::Known;
 use super::open_file::DirectoryFile;
 use super::open_flags::Opening;
 use super::resolve::{Found, PARENT, Tree, is_name, proc_path};
@@ -46,6 +47,7 @@ impl DirectoryStore {
             root_identity: identity_of(&stat),
             server: ServerIdentity::of_this_thread()?,
             read_only,
+            known: Known::default(),
         });
         let opening = Opening::of(OpenHow { flags: super::open_flags::PATH_ONLY, mode: 0 })?;
         let root = Arc::new(DirectoryFile::new(&tree, root, &opening, &stat, None));
@@ -61,6 +63,7 @@ impl DirectoryStore {
     /// Opens what `openat2(2)` or, for an empty path, the open file itself leads to.
     fn descriptor(
         &self,
+        acting: Option<&Acting<'_>>,
         base: &DirectoryFile,
         path: &[u8],
         opening: &Opening,
@@ -68,11 +71,11 @@ impl DirectoryStore {
         if path.is_empty() {
             return reopen(&Found::Base(base), base.kind, opening.flags, opening.mode);
         }
-        match self.tree.open(base, path, opening.flags, opening.mode) {
+        match self.tree.open(acting, base, path, opening.flags, opening.mode) {
             // Someone holds a lease on the file, which takes time to break.
             Err(Errno::EAGAIN) => {
                 let follow = !opening.flags.contains(OFlags::NOFOLLOW);
-                let found = self.tree.find(base, path, follow)?;
+                let found = self.tree.find(acting, base, path, follow)?;
                 let kind = u32::from(stat_file(&found)?.stx_mode) & TYPE_MASK;
                 if kind != TYPE_FILE {
                     return Err(Errno::ENXIO);
@@ -86,6 +89,7 @@ impl DirectoryStore {
     /// In a read-only export: the opening without what would change anything.
     fn restrict(
         &self,
+        acting: Option<&Acting<'_>>,
         base: &DirectoryFile,
         path: &[u8],
         mut opening: Opening,
@@ -96,7 +100,7 @@ impl DirectoryStore {
         }
         let exclusive = creates && opening.flags.contains(OFlags::EXCL);
         let follow = !exclusive && !opening.flags.contains(OFlags::NOFOLLOW);
-        match self.tree.find(base, path, follow) {
+        match self.tree.find(acting, base, path, follow) {
             Err(Errno::ENOENT) if creates => return Err(Errno::EROFS),
             Err(error) => return Err(error),
             Ok(_) if exclusive => return Err(Errno::EEXIST),
@@ -124,9 +128,9 @@ impl FileStore for DirectoryStore {
         let mut opening = Opening::of(how)?;
         let acting = self.tree.server.act_as(caller)?;
         if self.tree.read_only {
-            opening = self.restrict(base, path, opening)?;
+            opening = self.restrict(acting.as_ref(), base, path, opening)?;
         }
-        let fd = self.descriptor(base, path, &opening)?;
+        let fd = self.descriptor(acting.as_ref(), base, path, &opening)?;
         drop(acting);
         let stat = stat_file(&fd)?;
         let kind = u32::from(stat.stx_mode) & TYPE_MASK;
@@ -142,14 +146,21 @@ impl FileStore for DirectoryStore {
         if path.is_empty() {
             return base.stat();
         }
-        let _acting = self.tree.server.act_as(caller)?;
+        let acting = self.tree.server.act_as(caller)?;
         if is_name(path) {
             let stat = stat_name(&base.fd, path)?;
             if !follow || u32::from(stat.stx_mode) & TYPE_MASK != TYPE_SYMLINK {
                 return Ok(attr_of(&stat));
             }
         }
-        let found = self.tree.find(base, path, follow)?;
+        if let Some((directory, name)) = self.tree.known(acting.as_ref(), base, path) {
+            match stat_name(&directory, name) {
+                Err(Errno::ENOENT) => {}
+                Ok(stat) if follow && u32::from(stat.stx_mode) & TYPE_MASK == TYPE_SYMLINK => {}
+                result => return result.map(|stat| attr_of(&stat)),
+            }
+        }
+        let found = self.tree.find(acting.as_ref(), base, path, follow)?;
         stat_file(&found).map(|stat| attr_of(&stat))
     }
 
@@ -161,8 +172,8 @@ impl FileStore for DirectoryStore {
         set: &SetAttr,
     ) -> Result<Attr, Errno> {
         let base = self.file(base)?;
-        let _acting = self.tree.server.act_as(caller)?;
-        let found = self.tree.find(base, path, follow)?;
+        let acting = self.tree.server.act_as(caller)?;
+        let found = self.tree.find(acting.as_ref(), base, path, follow)?;
         self.tree.check_writable()?;
         changes::set_attributes(&found, set)
     }
@@ -170,8 +181,8 @@ impl FileStore for DirectoryStore {
     fn access(&self, caller: &Caller, (base, path): Source<'_>, mode: u32) -> Result<(), Errno> {
         let access = Access::from_bits(mode).ok_or(Errno::EINVAL)?;
         let base = self.file(base)?;
-        let _acting = self.tree.server.act_as(caller)?;
-        let found = self.tree.find(base, path, true)?;
+        let acting = self.tree.server.act_as(caller)?;
+        let found = self.tree.find(acting.as_ref(), base, path, true)?;
         rustix::fs::accessat(CWD, proc_path(&found), access, AtFlags::EACCESS).map_err(errno)?;
         if mode & WRITE_OK != 0 { self.tree.check_writable() } else { Ok(()) }
     }
@@ -183,9 +194,9 @@ impl FileStore for DirectoryStore {
         mode: u32,
     ) -> Result<Attr, Errno> {
         let base = self.file(base)?;
-        let _acting = self.tree.server.act_as(caller)?;
+        let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
-        let place = self.tree.place(base, path)?;
+        let place = self.tree.place(acting.as_ref(), base, path)?;
         let mode = Mode::from_raw_mode(mode & 0o7777);
         rustix::fs::mkdirat(&place.directory, place.name, mode).map_err(errno)?;
         place.stat().map(|stat| attr_of(&stat))
@@ -205,9 +216,9 @@ impl FileStore for DirectoryStore {
             kind => kind,
         };
         let base = self.file(base)?;
-        let _acting = self.tree.server.act_as(caller)?;
+        let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
-        let place = self.tree.place(base, path)?;
+        let place = self.tree.place(acting.as_ref(), base, path)?;
         let mode = Mode::from_raw_mode(mode & 0o7777);
         rustix::fs::mknodat(&place.directory, place.name, kind, mode, rdev).map_err(errno)?;
         place.stat().map(|stat| attr_of(&stat))
@@ -220,20 +231,20 @@ impl FileStore for DirectoryStore {
         target: &[u8],
     ) -> Result<Attr, Errno> {
         let base = self.file(base)?;
-        let _acting = self.tree.server.act_as(caller)?;
+        let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
-        let place = self.tree.place(base, path)?;
+        let place = self.tree.place(acting.as_ref(), base, path)?;
         rustix::fs::symlinkat(target, &place.directory, place.name).map_err(errno)?;
         place.stat().map(|stat| attr_of(&stat))
     }
 
     fn read_link(&self, caller: &Caller, (base, path): Source<'_>) -> Result<Vec<u8>, Errno> {
         let base = self.file(base)?;
-        let _acting = self.tree.server.act_as(caller)?;
+        let acting = self.tree.server.act_as(caller)?;
         let target = if is_name(path) {
             rustix::fs::readlinkat(&base.fd, path, Vec::new())
         } else {
-            let found = self.tree.find(base, path, false)?;
+            let found = self.tree.find(acting.as_ref(), base, path, false)?;
             // Linux says ENOENT here of what is no symbolic link.
             rustix::fs::readlinkat(&found, c"", Vec::new()).map_err(|error| match error {
                 rustix::io::Errno::NOENT => rustix::io::Errno::INVAL,
@@ -252,14 +263,14 @@ impl FileStore for DirectoryStore {
     ) -> Result<Attr, Errno> {
         let base = self.file(base)?;
         let new_base = self.file(new_base)?;
-        let _acting = self.tree.server.act_as(caller)?;
+        let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
-        let place = self.tree.place(new_base, new_path)?;
+        let place = self.tree.place(acting.as_ref(), new_base, new_path)?;
         if is_name(path) && !follow {
             let to = &place.directory;
             rustix::fs::linkat(&base.fd, path, to, place.name, AtFlags::empty()).map_err(errno)?;
         } else {
-            let found = self.tree.find(base, path, follow)?;
+            let found = self.tree.find(acting.as_ref(), base, path, follow)?;
             let from = proc_path(&found);
             let flags = AtFlags::SYMLINK_FOLLOW;
             rustix::fs::linkat(CWD, from, &place.directory, place.name, flags).map_err(errno)?;
@@ -274,9 +285,9 @@ impl FileStore for DirectoryStore {
         directory: bool,
     ) -> Result<(), Errno> {
         let base = self.file(base)?;
-        let _acting = self.tree.server.act_as(caller)?;
+        let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
-        let place = self.tree.place(base, path)?;
+        let place = self.tree.place(acting.as_ref(), base, path)?;
         let flags = if directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         rustix::fs::unlinkat(&place.directory, place.name, flags).map_err(errno)
     }
@@ -294,10 +305,10 @@ impl FileStore for DirectoryStore {
             .ok_or(Errno::EINVAL)?;
         let base = self.file(base)?;
         let new_base = self.file(new_base)?;
-        let _acting = self.tree.server.act_as(caller)?;
+        let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
-        let from = self.tree.place(base, path)?;
-        let to = self.tree.place(new_base, new_path)?;
+        let from = self.tree.place(acting.as_ref(), base, path)?;
+        let to = self.tree.place(acting.as_ref(), new_base, new_path)?;
         rustix::fs::renameat_with(&from.directory, from.name, &to.directory, to.name, flags)
             .map_err(errno)
     }
@@ -310,8 +321,8 @@ impl FileStore for DirectoryStore {
         action: XattrAction<'_>,
     ) -> Result<Vec<u8>, Errno> {
         let base = self.file(base)?;
-        let _acting = self.tree.server.act_as(caller)?;
-        let found = self.tree.find(base, path, follow)?;
+        let acting = self.tree.server.act_as(caller)?;
+        let found = self.tree.find(acting.as_ref(), base, path, follow)?;
         if matches!(action, XattrAction::Set(..) | XattrAction::Remove(_)) {
             self.tree.check_writable()?;
         }

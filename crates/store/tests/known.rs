@@ -1,0 +1,144 @@
+//! Directories whose place is known: whatever others change, the next request sees it.
+//!
+//! A program of its own, since from the first `requests_arrived` on every store of the process
+//! relies on being told.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+use proptest::prelude::*;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::Arc;
+use towline_store::directory::{DirectoryStore, requests_arrived};
+use towline_store::{Caller, FileStore, OpenHow};
+use towline_wire::Errno;
+
+fn caller() -> Caller {
+    Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
+}
+
+/// Inode and size that a request for `path` finds, as a server would execute it.
+fn look(store: &DirectoryStore, path: &str) -> Result<u64, Errno> {
+    requests_arrived();
+    let root = store.root()?;
+    store.stat(&caller(), (&*root, path.as_bytes()), true).map(|attr| attr.inode)
+}
+
+/// What a store finds that knows nothing yet.
+fn truth(root: &Path, path: &str) -> Result<u64, Errno> {
+    look(&DirectoryStore::new(root, false).unwrap(), path)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Look(usize, usize),
+    Open(usize, usize),
+    Move(usize, usize),
+    Remove(usize),
+    Make(usize),
+    Link(usize, usize),
+    File(usize, usize),
+}
+
+const DIRECTORIES: [&str; 6] = ["a", "b", "a/c", "a/d", "a/c/e", "b/f"];
+const NAMES: [&str; 2] = ["x", "y"];
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let directory = 0..DIRECTORIES.len();
+    let name = 0..NAMES.len();
+    let step = prop_oneof![
+        10 => (directory.clone(), name.clone()).prop_map(|(d, n)| Step::Look(d, n)),
+        5 => (directory.clone(), name.clone()).prop_map(|(d, n)| Step::Open(d, n)),
+        1 => (directory.clone(), directory.clone()).prop_map(|(d, e)| Step::Move(d, e)),
+        1 => directory.clone().prop_map(Step::Remove),
+        2 => directory.clone().prop_map(Step::Make),
+        1 => (directory.clone(), directory.clone()).prop_map(|(d, e)| Step::Link(d, e)),
+        3 => (directory, name).prop_map(|(d, n)| Step::File(d, n)),
+    ];
+    prop::collection::vec(step, 1..150)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_request_finds_what_is_there(steps in steps()) {
+        let temporary = tempfile::tempdir().unwrap();
+        let root = temporary.path();
+        let store = DirectoryStore::new(root, false).unwrap();
+        // Changes fail where something is missing or in the way; that is part of the play.
+        for step in steps {
+            match step {
+                Step::Look(d, n) => {
+                    let path = format!("{}/{}", DIRECTORIES[d], NAMES[n]);
+                    let found = look(&store, &path);
+                    prop_assert_eq!(found, truth(root, &path), "{}", path);
+                }
+                Step::Open(d, n) => {
+                    let path = format!("{}/{}", DIRECTORIES[d], NAMES[n]);
+                    requests_arrived();
+                    let top = store.root().unwrap();
+                    let how = OpenHow { flags: 0, mode: 0 };
+                    let found = store.open(&caller(), (&*top, path.as_bytes()), how);
+                    let found = found.map(|(_, attr)| attr.inode);
+                    prop_assert_eq!(found, truth(root, &path), "{}", path);
+                }
+                Step::Move(d, e) => {
+                    let _ = fs::rename(root.join(DIRECTORIES[d]), root.join(DIRECTORIES[e]));
+                }
+                Step::Remove(d) => {
+                    let _ = fs::remove_dir_all(root.join(DIRECTORIES[d]));
+                    let _ = fs::remove_file(root.join(DIRECTORIES[d]));
+                }
+                Step::Make(d) => {
+                    let _ = fs::create_dir_all(root.join(DIRECTORIES[d]));
+                }
+                Step::Link(d, e) => {
+                    // Relative, so that it stays inside.
+                    let up = "../".repeat(DIRECTORIES[d].matches('/').count());
+                    let _ = symlink(format!("{up}{}", DIRECTORIES[e]), root.join(DIRECTORIES[d]));
+                }
+                Step::File(d, n) => {
+                    let _ = fs::write(root.join(DIRECTORIES[d]).join(NAMES[n]), "x");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_known_directory_that_leaves_the_export_is_forgotten() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = temporary.path().join("export");
+    fs::create_dir_all(root.join("d")).unwrap();
+    fs::write(root.join("d/f"), "x").unwrap();
+    let store = DirectoryStore::new(&root, false).unwrap();
+    for _ in 0..10 {
+        look(&store, "d/f").unwrap();
+    }
+    fs::rename(root.join("d"), temporary.path().join("gone")).unwrap();
+    assert_eq!(look(&store, "d/f"), Err(Errno::ENOENT));
+    fs::create_dir(root.join("d")).unwrap();
+    for _ in 0..10 {
+        assert_eq!(look(&store, "d/f"), Err(Errno::ENOENT));
+    }
+    fs::write(root.join("d/f"), "y").unwrap();
+    assert_eq!(look(&store, "d/f"), truth(&root, "d/f"));
+}
+
+#[test]
+fn links_in_a_known_directory_never_lead_out() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = temporary.path().join("export");
+    fs::create_dir_all(root.join("d")).unwrap();
+    fs::write(temporary.path().join("secret"), "x").unwrap();
+    fs::write(root.join("inside"), "x").unwrap();
+    symlink("../../secret", root.join("d/out")).unwrap();
+    symlink("../inside", root.join("d/in")).unwrap();
+    let store = DirectoryStore::new(&root, false).unwrap();
+    for _ in 0..10 {
+        assert_eq!(look(&store, "d/out"), Err(Errno::EXDEV));
+        assert_eq!(look(&store, "d/in"), truth(&root, "inside"));
+    }
+}
