@@ -324,6 +324,7 @@ impl Core {
         handle: u64,
         data: &[u8],
         offset: u64,
+        flags: u32,
     ) -> Result<usize, Error> {
         let mut done = 0;
         loop {
@@ -332,7 +333,7 @@ impl Core {
                 handle,
                 offset: offset + done as u64,
                 length: length as u32,
-                flags: 0,
+                flags,
             };
             let outcome = self.call(&[request], &data[done..done + length], &mut []);
             let written = match outcome.as_ref().map(Outcome::single) {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use towline_wire::entry::Entries;
 use towline_wire::limits::{LISTING_BYTES_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, RECONNECT_SECONDS};
-use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, valid, write_flag};
+use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, open_flag, valid, write_flag};
 use towline_wire::{Attr, Errno, Reply, Request, StatFs, Timestamp};
 
 /// Bytes of entries asked for at once: some 800 with attributes. The buffer is cleared each time, so
@@ -51,6 +51,8 @@ pub struct File {
     core: Arc<Core>,
     handle: u64,
     attr: Attr,
+    /// What its writes say: [`write_flag::APPEND`] when it was opened with `O_APPEND`.
+    write_flags: u32,
 }
 
 /// One name of a listing.
@@ -100,6 +102,11 @@ fn unexpected() -> Error {
 
 fn flag(follow: bool) -> u32 {
     if follow { 0 } else { NO_FOLLOW }
+}
+
+/// What the writes of a file say that is opened with these flags.
+fn write_flags(open_flags: u32) -> u32 {
+    if open_flags & open_flag::APPEND != 0 { write_flag::APPEND } else { 0 }
 }
 
 /// Fails as a local call would for a path no kernel would take.
@@ -204,7 +211,7 @@ impl File {
     ) -> Result<Self, Error> {
         let Reply::Opened { handle, attr } = reply else { return Err(unexpected()) };
         core.remember(handle, base, export, flags, attr.inode);
-        Ok(Self { core: core.clone(), handle, attr })
+        Ok(Self { core: core.clone(), handle, attr, write_flags: write_flags(flags) })
     }
 
     fn one<T>(
@@ -260,7 +267,8 @@ impl File {
         Self::opened(&self.core, outcome.single()?, Some((self.handle, path)), b"", flags)
     }
 
-    /// Opens, reads from the start and closes, in one round trip; returns the bytes read.
+    /// Opens, reads from the start (at most 8 MiB) and closes, in one round trip; returns the bytes
+    /// read.
     ///
     /// # Errors
     /// As `open` and `read`.
@@ -304,7 +312,12 @@ impl File {
     pub fn write_path(&self, path: &[u8], flags: u32, mode: u32, data: &[u8]) -> Result<(), Error> {
         let requests = [
             Request::Open { base: self.handle, flags, mode, path: check(path)? },
-            Request::Write { handle: CURRENT, offset: 0, length: data.len() as u32, flags: 0 },
+            Request::Write {
+                handle: CURRENT,
+                offset: 0,
+                length: data.len() as u32,
+                flags: write_flags(flags),
+            },
             Request::Close { handle: CURRENT },
         ];
         let outcome = self.core.call(&requests, data, &mut [])?;
@@ -383,12 +396,14 @@ impl File {
         })
     }
 
-    /// `pwrite(2)`, of any length; returns the bytes written, fewer only when space runs out.
+    /// `pwrite(2)`, of any length; returns the bytes written, fewer only when space runs out. A file
+    /// opened with `O_APPEND` is written at its end, whatever the offset; more than 8 MiB are then
+    /// several appends.
     ///
     /// # Errors
     /// As the system call.
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Error> {
-        self.core.write(self.handle, data, offset)
+        self.core.write(self.handle, data, offset, self.write_flags)
     }
 
     /// [`File::write_at`] of at most 8 MiB, completed later; yields the bytes written and the buffer.
@@ -400,8 +415,12 @@ impl File {
         data: Vec<u8>,
         offset: u64,
     ) -> Result<Operation<(usize, Vec<u8>)>, Error> {
-        let request =
-            Request::Write { handle: self.handle, offset, length: data.len() as u32, flags: 0 };
+        let request = Request::Write {
+            handle: self.handle,
+            offset,
+            length: data.len() as u32,
+            flags: self.write_flags,
+        };
         self.core.start(&[request], data, Vec::new(), |outcome, data| match outcome.single()? {
             Reply::Wrote { length, .. } => Ok((length as usize, data)),
             _ => Err(unexpected()),

@@ -26,8 +26,6 @@ use towline_wire::request::{
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 use writing::Writing;
 
-const O_DIRECT: u32 = 0o40_000;
-
 /// Work for a thread that may block.
 pub type Blocking = Box<dyn FnOnce() -> BlockingResult + Send>;
 
@@ -484,6 +482,9 @@ impl Compound {
                 let from = self.at(context, handle)?;
                 let to = self.writable_at(context, new_handle)?;
                 same_store(&from, &to)?;
+                if to.flags & open_flag::APPEND != 0 {
+                    return Err(Errno::EBADF); // it cannot be written elsewhere than at its end
+                }
                 return Ok(self.blocking(true, move || {
                     from.store
                         .copy_range(&*from.file, offset, &*to.file, new_offset, length)
@@ -530,6 +531,7 @@ impl Compound {
                     self.lock_of(context, handle, owner, family, kind, start, length)?;
                 let (session, slot, sequence) = (context.session, self.slot, self.sequence);
                 let waiter = Waiter { owner, session, range, slot, sequence };
+                self.may_lock(context, handle, family, kind)?;
                 return Ok(Some(Step::Lock(file, waiter, wait != 0)));
             }
             Request::TestLock { handle, owner, family, kind, start, length } => {
@@ -643,10 +645,7 @@ impl Compound {
             lock::FLOCK => (false, handle, Range::new(kind, 0, 0)?),
             _ => return Err(Errno::EINVAL),
         };
-        let access = opened.flags & 3;
-        if family != lock::FLOCK
-            && ((kind == lock::SHARED && access == 1) || (kind == lock::EXCLUSIVE && access == 0))
-        {
+        if opened.flags & open_flag::PATH != 0 {
             return Err(Errno::EBADF);
         }
         let (device, inode) = opened.file.identity();
@@ -659,6 +658,19 @@ impl Compound {
             },
             range,
         ))
+    }
+
+    /// A range is locked by who may read it, or exclusively by who may write it, as by `fcntl(2)`.
+    fn may_lock(
+        &self,
+        context: &Context<'_>,
+        handle: u64,
+        family: u8,
+        kind: u8,
+    ) -> Result<(), Errno> {
+        let access = context.files.find(self.handle(handle)?)?.flags & 3;
+        let refused = matches!((kind, access), (lock::SHARED, 1) | (lock::EXCLUSIVE, 0));
+        if family != lock::FLOCK && refused { Err(Errno::EBADF) } else { Ok(()) }
     }
 }
 

@@ -21,7 +21,8 @@ pub struct Caller {
 /// How to open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenHow {
-    /// `O_*` of Linux; `O_CLOEXEC`, `O_NONBLOCK` and unknown bits are ignored.
+    /// `O_*` of Linux; `O_CLOEXEC`, `O_NONBLOCK` and unknown bits are ignored, and so is `O_APPEND`,
+    /// as each write says whether it appends.
     pub flags: u32,
     /// Permission bits of a new file, already masked by the client's umask.
     pub mode: u32,

@@ -26,6 +26,8 @@ pub mod open_flag {
     pub const EXCLUSIVE: u32 = 0o200;
     /// `O_TRUNC`.
     pub const TRUNCATE: u32 = 0o1000;
+    /// `O_APPEND`.
+    pub const APPEND: u32 = 0o2000;
     /// `O_DIRECTORY`.
     pub const DIRECTORY: u32 = 0o200_000;
     /// `O_PATH`.

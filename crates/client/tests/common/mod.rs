@@ -32,7 +32,12 @@ pub(crate) struct Setup {
 
 /// Exports `dir` and `mem`, the latter of so many bytes.
 pub(crate) fn setup_with(engine: EngineWish, memory: u64) -> Setup {
-    let directory = TempDir::new().unwrap();
+    setup_in(&std::env::temp_dir(), engine, memory)
+}
+
+/// The same with the directory and the socket at this place.
+pub(crate) fn setup_in(place: &Path, engine: EngineWish, memory: u64) -> Setup {
+    let directory = TempDir::new_in(place).unwrap();
     let data = directory.path().join("data");
     std::fs::create_dir(&data).unwrap();
     let socket = directory.path().join("socket");
@@ -92,9 +97,12 @@ pub(crate) fn remove(parent: &File, name: &[u8]) {
 
 /// Bytes that differ with the seed, and at different places.
 pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
-    (0..length)
-        .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8).wrapping_add(seed))
-        .collect()
+    const PERIOD: usize = 65536;
+    let byte = |i: usize| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8);
+    let period: Vec<u8> = (0..length.min(PERIOD)).map(|i| byte(i).wrapping_add(seed)).collect();
+    let mut bytes = period.repeat(length.div_ceil(PERIOD));
+    bytes.truncate(length);
+    bytes
 }
 
 /// Waits until something holds, and fails with `what` when it does not in time.
@@ -161,6 +169,11 @@ pub(crate) fn seed() -> u64 {
     };
     eprintln!("TOWLINE_SEED={seed}");
     seed
+}
+
+/// True when the tests shall take long and look at more.
+pub(crate) fn long() -> bool {
+    std::env::var_os("TOWLINE_LONG").is_some()
 }
 
 const CHILD: &str = "TOWLINE_TEST_SERVER";

@@ -46,8 +46,9 @@ pub(super) fn set_attributes(found: &Found<'_>, set: &SetAttr) -> Result<Attr, E
 
 fn set_size(found: &Found<'_>, size: u64) -> Result<(), Errno> {
     if let Found::Base(file) = found
-        && file.writable
+        && !file.path_only
     {
+        // Whether it may be, was decided when it was opened.
         return rustix::fs::ftruncate(&file.fd, size).map_err(errno);
     }
     // Only a regular file may be opened: opening others has effects.

@@ -1,6 +1,6 @@
 //! Copying between open files inside the server.
 
-use super::attributes::errno;
+use super::attributes::{errno, stat_file};
 use super::open_file::DirectoryFile;
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno as Code;
@@ -31,6 +31,11 @@ pub(super) fn copy_between(
     if from.kind != TYPE_FILE || to.kind != TYPE_FILE {
         return Err(Errno::EINVAL);
     }
+    if i64::try_from(offset).is_err() || i64::try_from(to_offset).is_err() {
+        return Err(Errno::EINVAL);
+    }
+    // What is behind the end is not copied, and may overlap.
+    let length = length.min(stat_file(&from.fd)?.stx_size.saturating_sub(offset));
     let ends = [offset.checked_add(length), to_offset.checked_add(length)];
     let [Some(end), Some(to_end)] = ends else { return Err(Errno::EOVERFLOW) };
     if from.identity == to.identity && offset < to_end && to_offset < end {

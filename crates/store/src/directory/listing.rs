@@ -21,11 +21,11 @@ impl DirectoryFile {
         attributes: bool,
         listing: &mut dyn Listing,
     ) -> Result<bool, Errno> {
+        if self.path_only {
+            return Err(Errno::EBADF);
+        }
         if self.kind != TYPE_DIRECTORY {
             return Err(Errno::ENOTDIR);
-        }
-        if !self.readable {
-            return Err(Errno::EBADF);
         }
         // Attributes of the entries are shown only to who may search the directory.
         let _acting = match &self.caller {

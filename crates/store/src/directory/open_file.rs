@@ -312,7 +312,7 @@ impl OpenFile for DirectoryFile {
             return self.write_at_end(data);
         }
         if offset.checked_add(data.len() as u64).is_none_or(|end| i64::try_from(end).is_err()) {
-            return Err(Errno::EFBIG);
+            return Err(Errno::EINVAL);
         }
         self.write_at(offset, data)
     }

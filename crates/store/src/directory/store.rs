@@ -301,7 +301,7 @@ impl FileStore for DirectoryStore {
     ) -> Result<(), Errno> {
         let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
         let flags = RenameFlags::from_bits(flags)
-            .filter(|flags| known.contains(*flags))
+            .filter(|flags| known.contains(*flags) && *flags != known)
             .ok_or(Errno::EINVAL)?;
         let base = self.file(base)?;
         let new_base = self.file(new_base)?;

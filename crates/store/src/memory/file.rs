@@ -15,7 +15,6 @@ use towline_wire::{Attr, Errno};
 
 /// No file is longer.
 const SIZE_MAX: u64 = i64::MAX as u64;
-const APPEND: u32 = libc::O_APPEND as u32;
 const KEEP_SIZE: u32 = libc::FALLOC_FL_KEEP_SIZE as u32;
 const PUNCH_HOLE: u32 = libc::FALLOC_FL_PUNCH_HOLE as u32;
 const ZERO_RANGE: u32 = libc::FALLOC_FL_ZERO_RANGE as u32;
@@ -86,9 +85,6 @@ impl MemoryFile {
     ) -> Result<u64, Errno> {
         let source = from.data_to_read()?;
         let data = self.data_to_write()?;
-        if self.flags & APPEND != 0 {
-            return Err(Errno::EBADF);
-        }
         if offset > SIZE_MAX || target > SIZE_MAX {
             return Err(Errno::EINVAL);
         }
@@ -128,7 +124,7 @@ impl OpenFile for MemoryFile {
 
     fn read(&self, offset: u64, length: usize, _wait: bool) -> Result<ReadOutcome, Errno> {
         let data = self.data_to_read()?;
-        if offset > SIZE_MAX {
+        if offset > SIZE_MAX || length as u64 > SIZE_MAX - offset {
             return Err(Errno::EINVAL);
         }
         let locked = data.read();
@@ -143,10 +139,10 @@ impl OpenFile for MemoryFile {
     fn write(&self, offset: u64, bytes: &[u8], append: bool) -> Result<(usize, u64), Errno> {
         let mut data = self.data_to_write()?.write();
         let size = self.inode.attr().size;
-        let start = if append || self.flags & APPEND != 0 { size } else { offset };
-        if start > SIZE_MAX {
+        if !append && (offset > SIZE_MAX || bytes.len() as u64 > SIZE_MAX - offset) {
             return Err(Errno::EINVAL);
         }
+        let start = if append { size } else { offset };
         if bytes.is_empty() {
             return Ok((0, start));
         }
@@ -167,7 +163,7 @@ impl OpenFile for MemoryFile {
         attributes: bool,
         listing: &mut dyn Listing,
     ) -> Result<bool, Errno> {
-        if !self.is_readable() {
+        if self.is_path() {
             return Err(Errno::EBADF);
         }
         let directory = self.inode.directory()?;

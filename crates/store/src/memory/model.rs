@@ -244,6 +244,12 @@ impl Real {
     }
 }
 
+/// Whether a file was opened with `O_APPEND`, which the caller of a store has to heed.
+fn appends(files: &[Option<(Arc<dyn OpenFile>, OwnedFd)>], at: usize) -> bool {
+    let fd = &files[at].as_ref().unwrap().1;
+    rustix::fs::fcntl_getfl(fd).unwrap().contains(OFlags::APPEND)
+}
+
 fn apply_to_memory(
     f: &Fixture,
     files: &[Option<(Arc<dyn OpenFile>, OwnedFd)>],
@@ -260,7 +266,9 @@ fn apply_to_memory(
     }
     Ok(match op {
         Op::Open(..) | Op::Close(_) => unreachable!("treated by the caller"),
-        Op::Write(f, o, l, b) => Said::Number(file(f).write(*o, &vec![*b; *l], false)?.0 as u64),
+        Op::Write(f, o, l, b) => {
+            Said::Number(file(f).write(*o, &vec![*b; *l], appends(files, *f))?.0 as u64)
+        }
         Op::Read(f, o, l) => match file(f).read(*o, *l, true)? {
             ReadOutcome::Ready(bytes) => Said::Bytes(bytes.to_vec().unwrap()),
             ReadOutcome::WouldBlock => panic!("a memory store never waits"),
@@ -369,7 +377,10 @@ impl Pair {
             }
             Op::Seek(at, ..) => !self.real.exact || path_only(at) || !regular(at),
             // The copies of tmpfs have no holes.
-            Op::Copy(from, _, to, ..) => self.real.exact || !regular(from) || !regular(to),
+            Op::Copy(from, _, to, ..) => {
+                let whole = regular(from) && regular(to);
+                self.real.exact || !whole || appends(&self.files, *to)
+            }
             _ => false,
         }
     }

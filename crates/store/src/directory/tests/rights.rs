@@ -22,7 +22,11 @@ fn attributes_are_set_by_name_and_by_file() {
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
     let result = store.set_attr(caller, f.at(b"link"), false, &mode);
     assert_eq!(result.unwrap_err(), Errno::EOPNOTSUPP);
-    for flags in [0, RDWR, PATH] {
+    let file = f.open(b"file", 0).unwrap();
+    let size = SetAttr { size: Some(1), ..SetAttr::default() };
+    let result = store.set_attr(caller, (&*file, b""), true, &size);
+    assert_eq!(result.unwrap_err(), Errno::EINVAL, "open for reading only");
+    for flags in [RDWR, PATH] {
         let file = f.open(b"file", flags).unwrap();
         let size = u64::from(flags);
         let set = SetAttr { mode: Some(0o640), size: Some(size), ..SetAttr::default() };

@@ -34,7 +34,7 @@ fn open_follows_its_flags() {
     assert_eq!(file.stat().unwrap().size, 0, "truncated");
     let append = f.open("a", READ_WRITE | libc::O_APPEND as u32).unwrap();
     file.write(0, b"12", false).unwrap();
-    assert_eq!(append.write(0, b"34", false), Ok((2, 2)));
+    assert_eq!(append.write(0, b"34", true), Ok((2, 2)));
     let again = f.store.open(&f.caller, (&*path, b""), OpenHow { flags: 0, mode: 0 }).unwrap().0;
     assert_eq!(read(&again, 0, 9), b"1234", "reopened");
     assert_eq!(again.identity(), file.identity());
