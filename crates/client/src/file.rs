@@ -248,7 +248,8 @@ impl File {
     ) -> Self {
         let core = client.core.clone();
         core.remember_path(handle, export, path, flags, inode);
-        Self { core, handle, attr: Attr { inode, ..Attr::default() } }
+        let attr = Attr { inode, ..Attr::default() };
+        Self { core, handle, attr, write_flags: write_flags(flags) }
     }
 
     /// Leaves it open on the server; whoever has the handle can go on with it.

@@ -171,6 +171,11 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
+/// Says, past the capture of a test's output, that something was not tested, and why.
+pub(crate) fn skipped(what: &str) {
+    let _ = writeln!(std::io::stderr(), "SKIPPED {what}");
+}
+
 /// True when the tests shall take long and look at more.
 pub(crate) fn long() -> bool {
     std::env::var_os("TOWLINE_LONG").is_some()

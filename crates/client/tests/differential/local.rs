@@ -23,6 +23,8 @@ pub(crate) struct Local {
     root: OwnedFd,
     top: OwnedFd,
     slots: [Option<OwnedFd>; SLOTS],
+    /// `O_DIRECT` is asked of the file system.
+    direct: bool,
 }
 
 /// The error number of a failed call.
@@ -66,8 +68,9 @@ fn read_at(fd: impl AsFd, offset: u64, length: usize) -> Answer {
 
 impl Local {
     /// A tree at `root/top`, where `root` stands for the root of the export.
-    pub(crate) fn new(root: &Path, top: &str) -> Self {
-        Self { root: directory(root), top: directory(&root.join(top)), slots: Default::default() }
+    pub(crate) fn new(root: &Path, top: &str, direct: bool) -> Self {
+        let top = directory(&root.join(top));
+        Self { root: directory(root), top, slots: Default::default(), direct }
     }
 
     pub(crate) fn slot(&self, slot: usize) -> Option<BorrowedFd<'_>> {
@@ -147,10 +150,14 @@ impl Local {
     }
 
     fn open(&self, at: &At, flags: u32, bits: u32) -> Result<(OwnedFd, Shown), Code> {
-        // The alignment that O_DIRECT asks of buffers is the server's business.
-        let flags = OFlags::from_bits_retain(flags & !(libc::O_DIRECT as u32));
-        let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let mut flags = OFlags::from_bits_retain(flags);
+        flags |= OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        flags.set(OFlags::DIRECT, flags.contains(OFlags::DIRECT) && self.direct);
         let fd = fs::openat(self.base(at), at.path.as_str(), flags, mode(bits))?;
+        if flags.contains(OFlags::DIRECT) && !flags.contains(OFlags::PATH) {
+            // The alignment that it asks of buffers is the server's business.
+            fs::fcntl_setfl(&fd, fs::fcntl_getfl(&fd)?.difference(OFlags::DIRECT))?;
+        }
         let shown = Shown::of_stat(&fs::fstat(&fd)?);
         let data = matches!(
             FileType::from_raw_mode(shown.mode),
@@ -203,7 +210,7 @@ impl Local {
             }
             Op::Unlink(at, directory) => {
                 let flags = if *directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-                done(fs::unlinkat(self.base(at), at.path.as_str(), flags)?)
+                fs::unlinkat(self.base(at), at.path.as_str(), flags).map(done)?
             }
             Op::Rename(from, to, flags) => done(fs::renameat_with(
                 self.base(from),
@@ -245,11 +252,12 @@ impl Local {
             Op::SetXattr(at, follow, name, length, how) => {
                 let value = pattern(*length, 7);
                 let how = XattrFlags::from_bits_retain(*how);
-                done(match (at.path.as_str(), follow) {
-                    ("", _) => fs::fsetxattr(self.base(at), name.as_str(), &value, how)?,
-                    (_, true) => fs::setxattr(self.proc(at), name.as_str(), &value, how)?,
-                    (_, false) => fs::lsetxattr(self.proc(at), name.as_str(), &value, how)?,
-                })
+                match (at.path.as_str(), follow) {
+                    ("", _) => fs::fsetxattr(self.base(at), name.as_str(), &value, how),
+                    (_, true) => fs::setxattr(self.proc(at), name.as_str(), &value, how),
+                    (_, false) => fs::lsetxattr(self.proc(at), name.as_str(), &value, how),
+                }
+                .map(done)?
             }
             Op::GetXattr(at, follow, name) => {
                 let mut value = vec![0; 65536];
@@ -271,11 +279,12 @@ impl Local {
                 let names = list[..count].split(|byte| *byte == 0).map(<[u8]>::to_vec);
                 Said::of_xattrs(names)
             }
-            Op::RemoveXattr(at, follow, name) => done(match (at.path.as_str(), follow) {
-                ("", _) => fs::fremovexattr(self.base(at), name.as_str())?,
-                (_, true) => fs::removexattr(self.proc(at), name.as_str())?,
-                (_, false) => fs::lremovexattr(self.proc(at), name.as_str())?,
-            }),
+            Op::RemoveXattr(at, follow, name) => match (at.path.as_str(), follow) {
+                ("", _) => fs::fremovexattr(self.base(at), name.as_str()),
+                (_, true) => fs::removexattr(self.proc(at), name.as_str()),
+                (_, false) => fs::lremovexattr(self.proc(at), name.as_str()),
+            }
+            .map(done)?,
             Op::Open(..) | Op::Close(_) => unreachable!("treated by the caller"),
             Op::Write(f, offset, length, byte) => {
                 let bytes = pattern(*length, *byte);
@@ -321,10 +330,11 @@ impl Local {
                 let stat = fs::fstatvfs(fd(f))?;
                 Said::Space([stat.f_frsize, stat.f_blocks, stat.f_files, stat.f_namemax])
             }
-            Op::Sync(f, kind) => done(match kind {
-                0 => fs::fdatasync(fd(f))?,
-                _ => fs::fsync(fd(f))?,
-            }),
+            Op::Sync(f, kind) => match kind {
+                0 => fs::fdatasync(fd(f)),
+                _ => fs::fsync(fd(f)),
+            }
+            .map(done)?,
             Op::Lock(f, lock::FLOCK, kind, ..) => {
                 use FlockOperation::{
                     NonBlockingLockExclusive, NonBlockingLockShared, NonBlockingUnlock,

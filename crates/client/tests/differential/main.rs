@@ -53,6 +53,9 @@ struct World {
     memory: bool,
     /// The local side is a `tmpfs`, which has holes just where `mem` has them.
     tmpfs: bool,
+    /// The local side has extended attributes, and files without a name.
+    xattrs: bool,
+    temporary: bool,
     trees: u32,
     /// How many operations were compared, and why others were not.
     compared: u64,
@@ -71,11 +74,23 @@ impl World {
         let root = TempDir::new_in(place).unwrap();
         rustix::fs::chmod(root.path(), rustix::fs::Mode::from_raw_mode(0o1777)).unwrap();
         let tmpfs = rustix::fs::statfs(root.path()).unwrap().f_type as u64 == TMPFS_MAGIC;
+        let set = rustix::fs::XattrFlags::empty();
+        let xattrs = rustix::fs::setxattr(root.path(), "user.x", b"", set).is_ok();
+        let flags = OFlags::TMPFILE | OFlags::RDWR;
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        let temporary = rustix::fs::open(root.path(), flags, mode).is_ok();
+        for (has, what) in [(xattrs, "extended attributes"), (temporary, "O_TMPFILE")] {
+            if !has {
+                common::skipped(&format!("{what}: {} has none to compare with", place.display()));
+            }
+        }
         Self {
             remote: Remote::new(transports, if memory { "mem" } else { "dir" }),
             root,
             memory,
             tmpfs,
+            xattrs,
+            temporary,
             trees: 0,
             compared: 0,
             skipped: BTreeMap::new(),
@@ -89,7 +104,7 @@ impl World {
         let path = self.root.path().join(&top);
         rustix::fs::mkdir(&path, rustix::fs::Mode::from_raw_mode(0o755)).unwrap();
         self.remote.begin(&top);
-        let mut local = Local::new(self.root.path(), &top);
+        let mut local = Local::new(self.root.path(), &top, !self.memory);
         let mut result = Ok(());
         for (number, step) in steps.iter().enumerate() {
             result = self.step(&mut local, step).map_err(|e| format!("step {number}: {e}"));
@@ -155,7 +170,18 @@ impl World {
             return Some("`..` of a removed directory is not looked for");
         }
         let exact = self.memory && self.tmpfs;
+        let temporary = libc::O_TMPFILE as u32;
         match op {
+            Op::SetXattr(..) | Op::GetXattr(..) | Op::ListXattrs(..) | Op::RemoveXattr(..)
+                if self.memory && !self.xattrs =>
+            {
+                Some("no extended attributes to compare with")
+            }
+            Op::Open(_, _, flags, _)
+                if flags & temporary == temporary && self.memory && !self.temporary =>
+            {
+                Some("no O_TMPFILE to compare with")
+            }
             Op::Truncate(At { base: Some(slot), path }, _)
             | Op::Chmod(At { base: Some(slot), path }, _)
             | Op::SetXattr(At { base: Some(slot), path }, ..)

@@ -53,7 +53,7 @@ impl Shown {
     }
 
     pub(crate) fn of_stat(stat: &rustix::fs::Stat) -> Self {
-        let modified = (stat.st_mtime as i64, stat.st_mtime_nsec as u32);
+        let modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
         let directory = stat.st_mode & 0o170_000 == 0o040_000;
         Self {
             mode: stat.st_mode,
