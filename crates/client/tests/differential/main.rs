@@ -76,6 +76,7 @@ impl World {
         let tmpfs = rustix::fs::statfs(root.path()).unwrap().f_type as u64 == TMPFS_MAGIC;
         let set = rustix::fs::XattrFlags::empty();
         let xattrs = rustix::fs::setxattr(root.path(), "user.x", b"", set).is_ok();
+        let _ = rustix::fs::removexattr(root.path(), "user.x");
         let flags = OFlags::TMPFILE | OFlags::RDWR;
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         let temporary = rustix::fs::open(root.path(), flags, mode).is_ok();
@@ -100,9 +101,17 @@ impl World {
     /// Runs a sequence on fresh trees.
     fn run(&mut self, steps: &[Step]) -> Result<(), String> {
         self.trees += 1;
-        let top = format!("t{}", self.trees);
-        let path = self.root.path().join(&top);
-        rustix::fs::mkdir(&path, rustix::fs::Mode::from_raw_mode(0o755)).unwrap();
+        // Deep enough that `..` rarely leads to what outlives this run.
+        let tree = format!("t{}", self.trees);
+        let top = format!("{tree}/u/v/top");
+        let path = self.root.path().join(&tree);
+        let mut made = PathBuf::new();
+        for name in top.split('/') {
+            made.push(name);
+            let mode = rustix::fs::Mode::from_raw_mode(0o755);
+            rustix::fs::mkdir(self.root.path().join(&made), mode).unwrap();
+            self.remote.make_directory(made.to_str().unwrap());
+        }
         self.remote.begin(&top);
         let mut local = Local::new(self.root.path(), &top, !self.memory);
         let mut result = Ok(());
@@ -113,10 +122,10 @@ impl World {
             }
         }
         if result.is_ok() {
-            result = tree::compare(&path, self.remote.top());
+            result = tree::compare(&path, &self.remote.open(&tree));
         }
         drop(local);
-        self.remote.end(&top);
+        self.remote.end(&tree);
         std::fs::remove_dir_all(&path).unwrap();
         result
     }
@@ -202,6 +211,11 @@ impl World {
             Op::Seek(..) if self.memory && !self.tmpfs => {
                 Some("holes are where the file system leaves them")
             }
+            Op::Write(slot, ..)
+                if op.goes_beyond() && local.flags(*slot).contains(OFlags::APPEND) =>
+            {
+                Some("an append does not look at the offset")
+            }
             Op::Seek(slot, ..) if !local.stat_slot(*slot).is_file() => {
                 Some("some file systems find data in directories")
             }
@@ -223,8 +237,9 @@ fn has_two_errors(local: &Local, op: &Op) -> bool {
             name.is_empty()
         }
         Op::Open(_, _, flags, _) => {
-            let contradiction = (libc::O_CREAT | libc::O_DIRECTORY) as u32;
-            flags & contradiction == contradiction
+            let both = |bits: i32| flags & bits as u32 == bits as u32;
+            let temporary = both(libc::O_TMPFILE) && (flags & 3 == 0 || both(libc::O_CREAT));
+            both(libc::O_CREAT | libc::O_DIRECTORY) || temporary
         }
         Op::Link(from, follow, to) => local.stat(from, *follow).is_err() && !local.has_parent(to),
         Op::Rename(from, to, _) => !local.has_parent(from) && !local.has_parent(to),

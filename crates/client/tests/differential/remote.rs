@@ -31,9 +31,12 @@ impl Remote {
         Self { clients, roots, tops: Vec::new(), slots: Default::default() }
     }
 
-    /// Makes an empty tree and opens it.
+    pub(crate) fn make_directory(&self, path: &str) {
+        self.roots[0].make_directory(path.as_bytes(), 0o755).unwrap();
+    }
+
+    /// Opens the top of a tree.
     pub(crate) fn begin(&mut self, top: &str) {
-        self.roots[0].make_directory(top.as_bytes(), 0o755).unwrap();
         self.tops = self.roots.iter().map(|r| r.open(top.as_bytes(), 0, 0).unwrap()).collect();
     }
 
@@ -48,8 +51,8 @@ impl Remote {
         self.clients.len()
     }
 
-    pub(crate) fn top(&self) -> &File {
-        &self.tops[0]
+    pub(crate) fn open(&self, path: &str) -> File {
+        self.roots[0].open(path.as_bytes(), 0, 0).unwrap()
     }
 
     /// Who does an operation on these slots: whoever has them open, or nobody if more than one.

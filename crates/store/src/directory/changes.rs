@@ -25,7 +25,8 @@ pub(super) fn set_attributes(found: &Found<'_>, set: &SetAttr) -> Result<Attr, E
     // All ones mean "leave it" to the system call.
     let uid = set.uid.filter(|uid| *uid != u32::MAX).map(Uid::from_raw);
     let gid = set.gid.filter(|gid| *gid != u32::MAX).map(Gid::from_raw);
-    if uid.is_some() || gid.is_some() {
+    // Also when both are left, since asking for it takes the set-id bits.
+    if set.uid.is_some() || set.gid.is_some() {
         rustix::fs::chownat(found, c"", uid, gid, AtFlags::EMPTY_PATH).map_err(errno)?;
     }
     if let Some(mode) = set.mode {

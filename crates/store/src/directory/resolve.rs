@@ -9,6 +9,7 @@ use rustix::io::Errno as Code;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use towline_wire::Errno;
+use towline_wire::attr::TYPE_DIRECTORY;
 use towline_wire::limits::PATH_BYTES_MAX;
 
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
@@ -124,6 +125,9 @@ impl Tree {
                 Err(Code::XDEV) if !is_root => {}
                 result => return result.map_err(errno),
             }
+        }
+        if base.kind != TYPE_DIRECTORY {
+            return Err(Errno::ENOTDIR);
         }
         // It leaves the base, but perhaps not the export.
         let path = self.path_from_root(base, path)?;
