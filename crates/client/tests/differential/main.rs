@@ -32,7 +32,7 @@ use towline_wire::request::lock;
 /// Operations of one sequence.
 const OPS: usize = 400;
 /// Sequences of one test.
-const SEQUENCES: u64 = 6;
+const SEQUENCES: u64 = 3;
 /// The same in a long run.
 const SEQUENCES_LONG: u64 = 600;
 /// Runs that a search for a shorter sequence may take.

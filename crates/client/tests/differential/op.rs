@@ -244,7 +244,7 @@ pub(crate) fn any_op(random: &mut Random, root: bool) -> Op {
             let mode = *r.pick(&[0, 1, 3, 3, 16, 17, 2]);
             Op::Allocate(slot(r), mode, offset(r), r.below(100_000))
         }
-        61..66 => Op::Seek(slot(r), offset(r), *r.pick(&[3, 4, 3, 4, 7])),
+        61..66 => Op::Seek(slot(r), offset(r), *r.pick(&[3, 4])),
         66..69 => {
             let (from, to) = (slot(r), slot(r));
             Op::Copy(from, offset(r), to, offset(r), length(r) as u64)
