@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 use towline_net::{Counters, Incoming, Input, Link, Sink};
+use towline_wire::codec::Field;
 use towline_wire::header::reply_flag;
 use towline_wire::hello::resumed;
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
@@ -835,8 +836,10 @@ impl Core {
                 self.complete(state, number, Err(Error::Unknown));
                 continue;
             }
-            if welcome.resumed != resumed::JOINED && is_stale(&state.files, &slot.message) {
-                self.complete(state, number, Err(Errno::ESTALE.into()));
+            if welcome.resumed != resumed::JOINED
+                && let Some(result) = after_restart(&state.files, &slot.message)
+            {
+                self.complete(state, number, result);
                 continue;
             }
             slot.received = 0;
@@ -847,12 +850,18 @@ impl Core {
     }
 }
 
-/// True when a request that was under way names a file that was lost.
-fn is_stale(files: &OpenFiles, message: &[u8]) -> bool {
-    let header = message.first_chunk().and_then(|head| Header::parse(head).ok());
-    let Some(header) = header else { return false };
-    let body = &message[HEADER_BYTES..][..header.body_bytes as usize];
-    parse_compound(body).is_ok_and(|requests| files.is_stale(&requests))
+/// What became, without sending it again, of a request that was under way when the server ended:
+/// files that were being closed are closed, and those that could not be had again are lost.
+fn after_restart(files: &OpenFiles, message: &[u8]) -> Option<Result<Outcome, Error>> {
+    let header = message.first_chunk().and_then(|head| Header::parse(head).ok())?;
+    let body = message.get(HEADER_BYTES..)?.get(..header.body_bytes as usize)?;
+    let requests = parse_compound(body).ok()?;
+    if let [Request::Close { .. }] = requests[..] {
+        let mut results = Vec::new();
+        Reply::Done {}.encode(&mut results);
+        return Some(Ok(Outcome { results, payload: 0 }));
+    }
+    files.is_stale(&requests).then_some(Err(Errno::ESTALE.into()))
 }
 
 fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Error {

@@ -791,10 +791,8 @@ impl File {
     pub fn close(mut self) -> Result<(), Error> {
         // CURRENT is no file's handle: it tells `drop` that there is nothing left to close.
         let handle = std::mem::replace(&mut self.handle, CURRENT);
-        let closed = self.one(Request::Close { handle }, done);
-        // Remembered until now: should the server restart meanwhile, it is opened again and closed.
         self.core.forget(handle);
-        closed
+        self.one(Request::Close { handle }, done)
     }
 }
 

@@ -12,6 +12,8 @@ pub mod files;
 pub mod locks;
 mod record;
 mod session;
+#[cfg(test)]
+mod simulation;
 pub mod slots;
 pub mod state;
 

@@ -363,7 +363,13 @@ impl State {
         let (newest, target) = if newer(a, b) { (a, 1) } else { (b, 0) };
         record.generation = newest.wrapping_add(1);
         let (bytes, length) = record.image(results);
-        self.memory.copy_in(Self::record_at(entry, slot, target), &bytes[..length]);
+        let at = Self::record_at(entry, slot, target);
+        #[cfg(test)]
+        if crate::simulation::fragile::burns() {
+            self.memory.copy_in(at, &bytes[..length / 2]);
+            crate::simulation::fragile::die();
+        }
+        self.memory.copy_in(at, &bytes[..length]);
     }
 
     /// Keeps other operations away from these places.

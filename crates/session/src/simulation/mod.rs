@@ -1,0 +1,240 @@
+//! Sessions, slots, compounds and the state without sockets, driven by a random schedule: requests
+//! arrive, are lost and come again, the server is killed anywhere and starts again. In the end
+//! every operation has taken effect once, as a model says. A seed gives a run again.
+
+mod clients;
+pub(crate) mod fragile;
+
+use crate::files::Files;
+use crate::slots::Arrival;
+use crate::state::{STATE_BYTES, State};
+use crate::{Compound, Context, Exports, Session, Step};
+use fragile::{Fragile, Killed, light};
+use rustix::fs::MemfdFlags;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use towline_mem::SharedMemory;
+use towline_store::memory::MemoryStore;
+use towline_store::{Caller, FileStore};
+use towline_wire::codec::Field;
+use towline_wire::{Header, Kind, Reply, Request};
+
+const BOOT: [u8; 16] = [7; 16];
+/// The slot in which clients open again what they had.
+const RECLAIM_SLOT: u16 = 63;
+
+/// A small generator of random numbers (xorshift64*).
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `end`.
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) % end
+    }
+}
+
+struct Names(Arc<dyn FileStore>);
+
+impl Exports for Names {
+    fn find(&self, _: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+        Some((self.0.clone(), false))
+    }
+
+    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+        self.find(name)
+    }
+
+    fn names(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    fn statistics(&self) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+pub(super) fn caller() -> Caller {
+    Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
+}
+
+/// A request as its client keeps it until it is answered.
+#[derive(Clone)]
+pub(super) struct Message {
+    pub(super) header: Header,
+    pub(super) body: Vec<u8>,
+    /// Sent along, or offered with `header.offset`.
+    pub(super) data: Vec<u8>,
+}
+
+/// A server that can be killed; the files and the state stay.
+pub(super) struct Server {
+    pub(super) store: Arc<dyn FileStore>,
+    file: OwnedFd,
+    state: Arc<State>,
+    sessions: HashMap<u64, Session>,
+    /// Requests that wait for more of their data, and what they have of it.
+    waiting: HashMap<(u64, u16), (Compound, usize)>,
+    pub(super) epoch: u32,
+    next_session: u64,
+    pub(super) kills: u64,
+    /// Answers that came from the state.
+    pub(super) recorded: u64,
+}
+
+fn memory(file: &OwnedFd) -> SharedMemory {
+    SharedMemory::of_file(file.try_clone().unwrap(), STATE_BYTES).unwrap()
+}
+
+impl Server {
+    pub(super) fn start() -> Self {
+        let file = rustix::fs::memfd_create("state", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, STATE_BYTES as u64).unwrap();
+        let state = Arc::new(State::create(memory(&file), &BOOT, 1).unwrap());
+        let store = Arc::new(Fragile(MemoryStore::new("m", 64 << 20).unwrap()));
+        let (sessions, waiting) = (HashMap::new(), HashMap::new());
+        let (epoch, next_session, kills, recorded) = (1, 1, 0, 0);
+        Self { store, file, state, sessions, waiting, epoch, next_session, kills, recorded }
+    }
+
+    /// Is killed and starts again.
+    pub(super) fn restart(&mut self) {
+        light(None);
+        self.kills += 1;
+        self.epoch += 1;
+        self.sessions.clear();
+        self.waiting.clear();
+        self.state = Arc::new(State::open(memory(&self.file), &BOOT, self.epoch).unwrap());
+    }
+
+    /// Runs a part of the server, which may be killed meanwhile: then it starts again.
+    pub(super) fn survive<T>(&mut self, part: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        match catch_unwind(AssertUnwindSafe(|| part(self))) {
+            Ok(result) => Some(result),
+            Err(panic) if panic.is::<Killed>() => {
+                self.restart();
+                None
+            }
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    /// Begins a session; yields its number.
+    pub(super) fn begin(&mut self) -> u64 {
+        let id = self.next_session;
+        self.next_session += 1;
+        let mut session = Session::new(id, id * 3, self.epoch);
+        session.journal = self.state.begin(id, id * 3);
+        assert!(session.journal.is_some());
+        self.sessions.insert(id, session);
+        id
+    }
+
+    /// A client comes back after a restart.
+    pub(super) fn join(&mut self, id: u64) {
+        assert!(self.state.claim(id, id * 3 + 1).is_none(), "joined with a wrong secret");
+        let kept = self.state.claim(id, id * 3).expect("a session was lost");
+        self.sessions.insert(id, Session::kept(id, id * 3, self.epoch, kept));
+    }
+
+    /// One request of a client that opens again what it had.
+    pub(super) fn reclaim(&mut self, id: u64, sequence: u32, request: &Request<'_>) -> Vec<u8> {
+        let mut body = Vec::new();
+        request.encode(&mut body);
+        let header = Header::new(Kind::Request, RECLAIM_SLOT, sequence);
+        self.arrive(id, &Message { header, body, data: Vec::new() }).expect("answered at once")
+    }
+
+    /// A request, or the next part of its data, arrives. Yields the results when they are all there.
+    pub(super) fn arrive(&mut self, id: u64, message: &Message) -> Option<Vec<u8>> {
+        let slot = message.header.slot;
+        if let Some((mut compound, done)) = self.waiting.remove(&(id, slot)) {
+            let end = message.data.len().min(done + message.data.len() / 3 + 1);
+            if compound.write_fragment(&message.data[done..end]) {
+                return self.drive(id, message, compound);
+            }
+            self.waiting.insert((id, slot), (compound, end));
+            return None;
+        }
+        let session = self.sessions.get_mut(&id).expect("its client has joined it");
+        match session.slots.arrive(&message.header).unwrap() {
+            Arrival::Replay(reply) => Some(reply),
+            Arrival::Running => panic!("nothing runs while nothing waits"),
+            Arrival::Execute => {
+                let offered = message.header.offset;
+                let inline = if offered == 0 { &message.data[..] } else { &[] };
+                let sequence = message.header.sequence;
+                let mut compound =
+                    Compound::new(slot, sequence, &message.body, inline, offered).unwrap();
+                let recorded = session.take_recorded(slot);
+                let journal = session.journal.as_ref().expect("every session is kept");
+                self.recorded += u64::from(compound.keep(journal, recorded));
+                self.drive(id, message, compound)
+            }
+        }
+    }
+
+    fn drive(&mut self, id: u64, message: &Message, mut compound: Compound) -> Option<Vec<u8>> {
+        let exports = Names(self.store.clone());
+        let session = self.sessions.get_mut(&id).expect("its client has joined it");
+        let slot = message.header.slot;
+        loop {
+            let mut files = session.files.lock();
+            let files: &mut Files = &mut files;
+            let caller = caller();
+            let context = &mut Context { files, exports: &exports, caller: &caller, session: id };
+            match compound.run(context) {
+                Step::Finished => break,
+                Step::NeedsData => {
+                    self.waiting.insert((id, slot), (compound, 0));
+                    return None;
+                }
+                Step::ReleaseLocks(_) | Step::Reclaimed => {}
+                Step::Block(..) | Step::Lock(..) | Step::TestLock(..) => panic!("none asked for"),
+            }
+        }
+        assert!(!compound.is_undecided(), "an operation could not be decided");
+        let (results, data, modifies, _) = compound.into_reply();
+        session.slots.answer(slot, &results, modifies && data.is_empty());
+        Some(results)
+    }
+}
+
+/// The first failure that a reply tells.
+pub(super) fn failure(results: &[u8]) -> Option<towline_wire::Errno> {
+    match towline_wire::reply::parse_results(results).unwrap().last() {
+        Some(Reply::Failed { errno }) => Some(towline_wire::Errno(*errno)),
+        _ => None,
+    }
+}
+
+#[test]
+fn operations_take_effect_once_whenever_the_server_is_killed() {
+    let seeds = match std::env::var("TOWLINE_SEED") {
+        Ok(seed) => {
+            let seed: u64 = seed.parse().expect("TOWLINE_SEED is no number");
+            seed..seed + 1
+        }
+        // More with TOWLINE_SEEDS.
+        Err(_) => 0..std::env::var("TOWLINE_SEEDS").map_or(60, |n| n.parse().expect("no number")),
+    };
+    let (mut kills, mut recorded, mut operations) = (0, 0, 0);
+    for seed in seeds {
+        let ran = catch_unwind(|| clients::run(seed));
+        let Ok((server, done)) = ran else {
+            panic!("run it again with TOWLINE_SEED={seed}");
+        };
+        kills += server.kills;
+        recorded += server.recorded;
+        operations += done;
+    }
+    eprintln!("{operations} operations, {kills} kills, {recorded} answered from the state");
+}
