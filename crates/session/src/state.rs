@@ -472,3 +472,6 @@ impl Journal {
         self.state.newest(self.entry, self.session, slot)
     }
 }
+
+#[cfg(test)]
+mod tests;
