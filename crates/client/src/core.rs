@@ -11,6 +11,7 @@ use crate::reclaim::{FirstUse, OpenFiles};
 use crate::times::{Stamps, Times};
 use crate::{Error, Lock, Options, Transport, Url};
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, parse_compound};
 use towline_wire::{Errno, Header, Kind, ProtocolError, Reply, Request};
 
+/// Parts of messages that one system call sends.
+const GATHER: usize = 64;
 /// Bytes read at once; bulk goes straight to its place.
 const SCRATCH_BYTES: usize = 96 * 1024;
 
@@ -154,6 +157,18 @@ enum Out {
     },
 }
 
+impl Out {
+    /// What is still to be sent, in order.
+    fn rest(&self) -> [&[u8]; 2] {
+        let (parts, done): ([&[u8]; 2], usize) = match self {
+            Self::Message { bytes, done } => ([bytes, &[]], *done),
+            Self::Data { source, head, done, .. } => ([head, shared(*source)], *done),
+        };
+        let first = done.min(parts[0].len());
+        [&parts[0][first..], &parts[1][done - first..]]
+    }
+}
+
 // SAFETY: the pointer is to a buffer that is `Send` and outlives the message, see `Out::Data`.
 #[allow(unsafe_code)]
 unsafe impl Send for Out {}
@@ -277,7 +292,7 @@ impl Core {
         // SAFETY: this function waits below until the request is over, also when it fails, and
         // uses neither buffer meanwhile.
         let (source, target) = unsafe { (Buffer::source(source), Buffer::target(target)) };
-        let slot = self.submit(requests, source, target)?;
+        let slot = self.submit(requests, source, target, 0)?;
         self.wait(&slot).map(|(outcome, _)| outcome)
     }
 
@@ -289,7 +304,8 @@ impl Core {
         target: Vec<u8>,
         convert: impl FnOnce(Outcome, Vec<u8>) -> Result<T, Error> + Send + 'static,
     ) -> Result<Operation<T>, Error> {
-        let slot = self.submit(requests, Buffer::Owned(source), Buffer::Owned(target))?;
+        let (source, target) = (Buffer::Owned(source), Buffer::Owned(target));
+        let slot = self.submit(requests, source, target, self.options.coalesce as usize)?;
         let convert: Convert<T> = Box::new(convert);
         Ok(Operation::new(self.clone(), slot, convert))
     }
@@ -438,11 +454,14 @@ impl Core {
         Some(SlotRef { slot: number, sequence: slot.sequence })
     }
 
+    /// Takes a slot and sends a request, unless fewer than `coalesce` messages wait to be sent: then
+    /// it waits with them until somebody waits for an answer.
     fn submit(
         self: &Arc<Self>,
         requests: &[Request<'_>],
         source: Buffer,
         target: Buffer,
+        coalesce: usize,
     ) -> Result<SlotRef, Error> {
         if source.len() > TRANSFER_BYTES_MAX || target.len() > TRANSFER_BYTES_MAX {
             return Err(Errno::EINVAL.into());
@@ -461,6 +480,13 @@ impl Core {
         let found = &state.slots[usize::from(slot.slot)];
         let (bytes, measured) = (found.message.clone(), found.stamps.is_some());
         drop(state);
+        if coalesce > 0 {
+            let mut out = self.out.lock();
+            if out.len() + 1 < coalesce {
+                out.push_back(Out::Message { bytes, done: 0 });
+                return Ok(slot);
+            }
+        }
         self.send(Out::Message { bytes, done: 0 });
         if measured
             && let Some(stamps) = &mut self.state.lock().slots[usize::from(slot.slot)].stamps
@@ -493,29 +519,36 @@ impl Core {
         // Looked up under the lock of the queue: what waits there belongs to the present link, and
         // would be lost on one that was replaced meanwhile.
         let link = self.link();
-        while let Some(next) = out.front_mut() {
-            let (parts, done): ([&[u8]; 2], &mut usize) = match next {
-                Out::Message { bytes, done } => ([bytes, &[]], done),
-                Out::Data { source, head, done, .. } => ([&*head, shared(*source)], done),
+        while !out.is_empty() {
+            let sent = {
+                let parts: SmallVec<[&[u8]; 8]> =
+                    out.iter().take(GATHER / 2).flat_map(Out::rest).collect();
+                link.send(&parts, &self.counters)
             };
-            let total = parts[0].len() + parts[1].len();
-            let first = &parts[0][(*done).min(parts[0].len())..];
-            let second = &parts[1][done.saturating_sub(parts[0].len())..];
-            match link.send(&[first, second], &self.counters) {
-                Ok(count) => {
-                    *done += count;
-                    if *done == total
-                        && let Some(Out::Data { slot, .. }) = out.pop_front()
-                    {
-                        self.sent_data(slot);
-                    }
-                }
+            match sent {
+                Ok(count) => self.sent(&mut out, count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(true)
+    }
+
+    /// So many bytes of the queue have left.
+    fn sent(&self, out: &mut VecDeque<Out>, mut count: usize) {
+        while let Some(front) = out.front_mut() {
+            let rest: usize = front.rest().iter().map(|part| part.len()).sum();
+            let (Out::Message { done, .. } | Out::Data { done, .. }) = &mut *front;
+            if count < rest {
+                *done += count;
+                return;
+            }
+            count -= rest;
+            if let Some(Out::Data { slot, .. }) = out.pop_front() {
+                self.sent_data(slot);
+            }
+        }
     }
 
     /// A granted part is sent; a request that was answered meanwhile is over now.
@@ -662,6 +695,15 @@ impl Core {
         match slots {
             None => self.slot_free.wait(&mut state),
             Some(slots) => {
+                if self.options.coalesce > 0 && !self.out.lock().is_empty() {
+                    // The leader sleeps until something comes.
+                    drop(state);
+                    let _ = self.flush(); // a broken link is the leader's business
+                    state = self.state.lock();
+                    if !state.leader || state.is_over(Some(slots)) {
+                        return state;
+                    }
+                }
                 let condvar = Arc::new(Condvar::new());
                 for slot in slots {
                     state.slots[usize::from(slot.slot)].waiter = Some(condvar.clone());

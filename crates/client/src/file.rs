@@ -27,6 +27,10 @@ pub struct Options {
     pub family: u64,
     /// Sockets get no smaller descriptor than this.
     pub descriptor_min: i32,
+    /// How many operations that were started may wait to be sent until somebody waits for an
+    /// answer, so that many leave by one system call. For programs that keep a pipeline full: half
+    /// of its depth is a good number. Zero: each is sent at once.
+    pub coalesce: u32,
 }
 
 impl Default for Options {
@@ -36,6 +40,7 @@ impl Default for Options {
             spin_us: 20,
             family: 0,
             descriptor_min: 0,
+            coalesce: 0,
         }
     }
 }

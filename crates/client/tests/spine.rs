@@ -182,3 +182,42 @@ fn more_clients_than_have_room_in_shared_memory_stay_on_their_socket() {
         client.attach(b"mem").unwrap().stat().unwrap();
     }
 }
+
+#[test]
+fn operations_that_leave_together_all_come_back() {
+    let setup = setup(EngineWish::Automatic);
+    for transport in &setup.transports {
+        let mut options = Options::default();
+        options.coalesce = 8;
+        let client = Client::connect(transport, options).unwrap();
+        let top = client.attach(b"mem").unwrap();
+        top.write_path(b"f", CREATE, 0o600, &pattern(200_000, 5)).unwrap();
+        let file = top.open(b"f", 2, 0).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..3u64 {
+                let file = &file;
+                scope.spawn(move || {
+                    let mut group = Group::new();
+                    for round in 0..200 {
+                        let at = (round * 997 + thread * 31) % 190_000;
+                        group.add(file.start_read_at(vec![0; 5000], at).unwrap(), at);
+                        if group.len() == 16 {
+                            let (at, bytes) = group.wait_any().unwrap();
+                            let whole = pattern(200_000, 5);
+                            assert!(bytes.unwrap().1 == whole[at as usize..at as usize + 5000]);
+                        }
+                        // One that somebody waits for goes at once, and takes the others along.
+                        if round % 50 == 0 {
+                            assert_eq!(file.stat().unwrap().size, 200_000);
+                        }
+                    }
+                    while let Some((_, bytes)) = group.wait_any() {
+                        assert_eq!(bytes.unwrap().0, 5000);
+                    }
+                });
+            }
+        });
+        file.close().unwrap();
+        top.unlink(b"f", false).unwrap();
+    }
+}

@@ -4,6 +4,7 @@ use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
 use crate::{Counters, ShmLink};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -131,12 +132,9 @@ impl Link {
     /// # Errors
     /// `WouldBlock` when it takes none, and what the socket says.
     pub fn send(&self, parts: &[&[u8]], counters: &Counters) -> io::Result<usize> {
-        let mut pieces = [Piece::of(&[]); 4];
-        let count = parts.len().min(pieces.len());
-        for (piece, part) in pieces.iter_mut().zip(parts) {
-            *piece = Piece::of(part);
-        }
-        self.send_pieces(&pieces[..count], false, counters)
+        let pieces: SmallVec<[Piece; 8]> =
+            parts.iter().filter(|part| !part.is_empty()).map(|part| Piece::of(part)).collect();
+        self.send_pieces(&pieces, false, counters)
     }
 
     /// Waits until the link can be read or written, at most about `limit`.

@@ -108,6 +108,9 @@ impl Process {
         ] {
             command.args([flag, &value]);
         }
+        if let Some(coalesce) = args.coalesce {
+            command.args(["--coalesce", &coalesce.to_string()]);
+        }
         if let Some(spin) = args.spin_us {
             command.args(["--spin-us", &spin.to_string()]);
         }

@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Microseconds to look for a reply in shared memory before sleeping; default: the library's.
     #[arg(long, value_name = "N")]
     pub(super) spin_us: Option<u32>,
+    /// Operations in flight that may wait to be sent together; default: half of --qd.
+    #[arg(long, value_name = "N")]
+    pub(super) coalesce: Option<u32>,
     /// Number of this client; for the processes that `--procs` starts.
     #[arg(long, hide = true)]
     pub(super) worker: Option<usize>,
@@ -69,6 +72,7 @@ impl Worker {
         let failed = |error: Error| format!("{url}: {error}");
         let mut options = Options::default();
         options.spin_us = args.spin_us.unwrap_or(options.spin_us);
+        options.coalesce = args.coalesce.unwrap_or(args.qd as u32 / 2);
         let client = Client::connect(&url.transport, options).map_err(failed)?;
         let export = client.attach(&url.export).map_err(failed)?;
         let root = if url.path.is_empty() {
