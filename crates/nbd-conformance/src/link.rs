@@ -1,12 +1,23 @@
 //! One connection to the server: bytes out, bytes in, each wait bounded.
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
 use crate::uri::Address;
+
+/// Bytes that are followed by a pause when sending slowly: every header, and some of what follows.
+const SLOW_BYTES: usize = 48;
+/// The pause.
+const SLOW_PAUSE: Duration = Duration::from_millis(2);
 
 /// Why a connection could not be used any further.
 #[derive(Debug)]
@@ -57,6 +68,10 @@ enum Stream {
 pub struct Link {
     stream: Stream,
     timeout: Duration,
+    /// Received while sending.
+    early: VecDeque<u8>,
+    /// While sending, the end of what the server sends was seen.
+    ended: bool,
 }
 
 impl Link {
@@ -69,28 +84,82 @@ impl Link {
             Address::Tcp { host, port } => {
                 let stream = TcpStream::connect((host.as_str(), *port))?;
                 stream.set_nodelay(true)?;
-                stream.set_write_timeout(Some(timeout))?;
                 Stream::Tcp(stream)
             }
-            Address::Unix(path) => {
-                let stream = UnixStream::connect(path)?;
-                stream.set_write_timeout(Some(timeout))?;
-                Stream::Unix(stream)
-            }
+            Address::Unix(path) => Stream::Unix(UnixStream::connect(path)?),
         };
-        Ok(Self { stream, timeout })
+        Ok(Self { stream, timeout, early: VecDeque::new(), ended: false })
     }
 
-    /// Sends all bytes.
+    /// Sends all bytes. A server that answers before it takes more is listened to meanwhile, so that
+    /// neither side waits for the other.
     ///
     /// # Errors
     /// [`Broken`], when the server has closed or takes nothing any more.
-    pub fn send(&mut self, bytes: &[u8]) -> Result<(), Broken> {
-        let sent = match &mut self.stream {
-            Stream::Tcp(stream) => stream.write_all(bytes),
-            Stream::Unix(stream) => stream.write_all(bytes),
+    pub fn send(&mut self, mut bytes: &[u8]) -> Result<(), Broken> {
+        let mut deadline = Instant::now() + self.timeout;
+        while !bytes.is_empty() {
+            match rustix::net::send(self.fd(), bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(count) => {
+                    bytes = &bytes[count..];
+                    deadline = Instant::now() + self.timeout;
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait_for_room(deadline)?,
+                Err(error) => return Err(broken(error.into(), 0, 0)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until more can be sent, and takes what comes meanwhile.
+    fn wait_for_room(&mut self, deadline: Instant) -> Result<(), Broken> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut wanted = PollFlags::OUT;
+        if !self.ended {
+            wanted |= PollFlags::IN;
+        }
+        let time = Timespec::try_from(left).ok();
+        let readable = {
+            let mut fds = [PollFd::from_borrowed_fd(self.fd(), wanted)];
+            match poll(&mut fds, time.as_ref()) {
+                Ok(0) => return Err(Broken::TimedOut { received: 0, awaited: 0 }),
+                Ok(_) => fds[0].revents().contains(PollFlags::IN),
+                Err(Errno::INTR) => false,
+                Err(error) => return Err(broken(error.into(), 0, 0)),
+            }
         };
-        sent.map_err(|error| self.broken(error, 0, 0))
+        if readable {
+            let mut piece = vec![0; 256 << 10];
+            match rustix::net::recv(self.fd(), &mut piece, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => self.ended = true,
+                Ok((count, _)) => self.early.extend(&piece[..count]),
+                // It shows again when something is awaited.
+                Err(_) => self.ended = true,
+            }
+        }
+        Ok(())
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
+        }
+    }
+
+    /// Sends byte by byte, with pauses between the first ones so that the server sees them alone.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn send_slowly(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        for (place, byte) in bytes.iter().enumerate() {
+            self.send(&[*byte])?;
+            if place < SLOW_BYTES {
+                std::thread::sleep(SLOW_PAUSE);
+            }
+        }
+        Ok(())
     }
 
     /// Receives exactly `length` bytes.
@@ -102,10 +171,10 @@ impl Link {
         let mut received = 0;
         let deadline = Instant::now() + self.timeout;
         while received < length {
-            match self.recv_some(&mut bytes[received..], deadline) {
+            match self.recv_next(&mut bytes[received..], deadline) {
                 Ok(0) => return Err(Broken::Closed { received, awaited: length }),
                 Ok(count) => received += count,
-                Err(error) => return Err(self.broken(error, received, length)),
+                Err(error) => return Err(broken(error, received, length)),
             }
         }
         Ok(bytes)
@@ -130,10 +199,10 @@ impl Link {
         let mut all = Vec::new();
         let mut piece = vec![0; 64 << 10];
         loop {
-            match self.recv_some(&mut piece, deadline) {
+            match self.recv_next(&mut piece, deadline) {
                 Ok(0) => return Ok(all),
                 Ok(count) => all.extend_from_slice(&piece[..count]),
-                Err(error) => match self.broken(error, all.len(), all.len()) {
+                Err(error) => match broken(error, all.len(), all.len()) {
                     Broken::Closed { .. } => return Ok(all),
                     other => return Err(other),
                 },
@@ -148,6 +217,14 @@ impl Link {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
         };
+    }
+
+    /// What came while sending, else what comes.
+    fn recv_next(&mut self, bytes: &mut [u8], deadline: Instant) -> io::Result<usize> {
+        if self.early.is_empty() {
+            return self.recv_some(bytes, deadline);
+        }
+        self.early.read(bytes)
     }
 
     fn recv_some(&mut self, bytes: &mut [u8], deadline: Instant) -> io::Result<usize> {
@@ -172,17 +249,17 @@ impl Link {
             }
         }
     }
+}
 
-    fn broken(&self, error: io::Error, received: usize, awaited: usize) -> Broken {
-        match error.kind() {
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-                Broken::TimedOut { received, awaited }
-            }
-            io::ErrorKind::ConnectionReset
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::BrokenPipe
-            | io::ErrorKind::UnexpectedEof => Broken::Closed { received, awaited },
-            _ => Broken::Io(error),
+fn broken(error: io::Error, received: usize, awaited: usize) -> Broken {
+    match error.kind() {
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+            Broken::TimedOut { received, awaited }
         }
+        io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::UnexpectedEof => Broken::Closed { received, awaited },
+        _ => Broken::Io(error),
     }
 }

@@ -289,7 +289,9 @@ impl Session {
     pub fn in_step(&mut self, target: &Target) -> Result<(), Problem> {
         let length = target.block().min(self.size);
         let after = |problem: Problem| problem.during("the connection is not in step afterwards");
-        self.read(0, length).map(drop).map_err(after)
+        let reply = self.transact(&Request::read(0, length)).map_err(after)?;
+        ensure!(!reply.simple || self.mode == Mode::Simple, "a simple reply, not {}", self.mode);
+        reply.data().map(drop).map_err(after)
     }
 
     fn recv_message(&mut self) -> Result<(), Problem> {

@@ -100,9 +100,7 @@ fn dropped(target: &Target, flags: u32) -> Result<(), crate::rule::Problem> {
 
 fn slow_client(target: &Target) -> Seen {
     let (mut link, server_flags) = Haggle::greet(target)?;
-    for byte in C_FIXED_NEWSTYLE.to_be_bytes() {
-        link.send(&[byte])?;
-    }
+    link.send_slowly(&C_FIXED_NEWSTYLE.to_be_bytes())?;
     Haggle { link, server_flags, no_zeroes: false }.in_step(target)?;
     Ok("served".to_owned())
 }

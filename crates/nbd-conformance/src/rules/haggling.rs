@@ -1,6 +1,6 @@
 //! Options in general: form of replies, unknown options, lengths, order.
 
-use crate::client::haggle::{check_string, option_message};
+use crate::client::haggle::{be32, check_string, option_message};
 use crate::client::{Haggle, Mode, Session, info_data};
 use crate::rule::{Level::*, Problem, Rule, Seen};
 use crate::target::{NOBODYS_NAME, Target};
@@ -194,16 +194,18 @@ fn order(target: &Target) -> Seen {
         (OPT_LIST, vec![]),
         (OPT_INFO, info_data(&target.export, &[])),
         (OPT_STRUCTURED_REPLY, vec![]),
-        (OPT_EXTENDED_HEADERS, vec![]),
         (OPT_UNKNOWN, vec![0; 3]),
+        (OPT_EXTENDED_HEADERS, vec![]),
     ];
     // What each option is answered when it comes alone.
     let mut alone = Vec::new();
     for (option, data) in &options {
         alone.push(Haggle::open(target)?.option(*option, data)?.last.kind);
     }
-    let extended = alone[3] == REP_ACK;
-    let orders = permutations(options.len());
+    let extended = alone[4] == REP_ACK;
+    // Extended headers win over structured replies: some of the orders do without them.
+    let mut orders = permutations(options.len());
+    orders.extend(permutations(options.len() - 1));
     for order in &orders {
         let names: Vec<_> = order.iter().map(|&index| options[index].0).collect();
         let during = |problem: Problem| problem.during(format_args!("options {names:?}, GO"));
@@ -266,9 +268,7 @@ fn many(target: &Target) -> Seen {
 
 fn byte_by_byte(target: &Target) -> Seen {
     let mut haggle = Haggle::open(target)?;
-    for byte in option_message(OPT_INFO, &info_data(&target.export, &[INFO_NAME])) {
-        haggle.link.send(&[byte])?;
-    }
+    haggle.link.send_slowly(&option_message(OPT_INFO, &info_data(&target.export, &[INFO_NAME])))?;
     haggle.answer(OPT_INFO)?.export()?;
     haggle.in_step(target)?;
     Ok("understood".to_owned())
@@ -295,8 +295,9 @@ fn bad_magic(target: &Target) -> Seen {
     haggle.link.send(&message)?;
     haggle.link.half_close();
     let answer = haggle.link.recv_until_closed()?;
-    let acted = answer.len() >= 16 && answer[12..16] == REP_ACK.to_be_bytes();
-    ensure!(!acted, "acknowledged");
+    let kind = answer.get(12..16).map(be32);
+    let acted = kind.is_some_and(|kind| kind & REP_ERROR == 0);
+    ensure!(!acted, "answered with {}", reply_name(kind.unwrap_or(0)));
     Haggle::open(target)?.in_step(target).map_err(|problem| problem.during("next client"))?;
     Ok(if answer.is_empty() { "disconnect" } else { "error, then disconnect" }.to_owned())
 }

@@ -135,9 +135,7 @@ fn byte_by_byte(target: &Target) -> Seen {
         let read = Request::read(0, target.clip(512));
         let message = session.encode(5, &read);
         session.expect_reply(5, &read);
-        for byte in message {
-            session.link.send(&[byte])?;
-        }
+        session.link.send_slowly(&message)?;
         session.wait(5)?.data()?;
         Ok("understood".to_owned())
     })

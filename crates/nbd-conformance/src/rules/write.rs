@@ -149,7 +149,7 @@ fn random(target: &Target) -> Seen {
     each_writable(target, |session| {
         let block = target.block();
         // A slot a request: those in flight together must not overlap, or their order would matter.
-        let slot = target.clip((target.usable() / IN_FLIGHT).min(256 << 10)) / block * block;
+        let slot = target.clip((target.usable() / IN_FLIGHT).min(128 << 10)) / block * block;
         if slot == 0 {
             skip!("export has less than {IN_FLIGHT} blocks");
         }
@@ -242,9 +242,7 @@ fn byte_by_byte(target: &Target) -> Seen {
         let write = Request::write(area.middle(), &new);
         let message = session.encode(11, &write);
         session.expect_reply(11, &write);
-        for byte in message {
-            session.link.send(&[byte])?;
-        }
+        session.link.send_slowly(&message)?;
         let reply = session.wait(11)?;
         ensure!(reply.error == 0, "{}", reply.outcome());
         area.check(session, Some(&new))?;

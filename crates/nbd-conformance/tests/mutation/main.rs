@@ -1,0 +1,97 @@
+//! The kit is tried on a server that keeps every rule, and on the same server with one fault at a time:
+//! each fault has to fail the rule it breaks.
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod faults;
+mod server;
+mod transmission;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use nbd_conformance::report::{Line, Verdict};
+use nbd_conformance::rules;
+use nbd_conformance::target::Target;
+use nbd_conformance::uri::{Address, Location};
+use server::{Running, Setup};
+
+/// Long enough for a loaded machine: it ends no check of a server that answers.
+const PATIENT: Duration = Duration::from_secs(20);
+/// For servers that are expected not to answer.
+const IMPATIENT: Duration = Duration::from_millis(500);
+
+fn target(server: &Running, timeout: Duration) -> (Target, bool) {
+    let address = Address::Unix(server.path.clone());
+    let mut target = Target::new(Location { address, export: "disk".to_owned() }, timeout, 7);
+    let probed = target.probe().is_ok();
+    (target, probed)
+}
+
+/// Rules that are kept, and those skipped, by a server without fault.
+fn keeps_all(setup: Setup) -> BTreeSet<&'static str> {
+    let server = Running::start(setup, "none");
+    let (target, probed) = target(&server, PATIENT);
+    assert!(probed || setup == Setup::Tls, "{setup:?}: cannot be probed");
+    let mut passed = BTreeSet::new();
+    for rule in rules::all() {
+        let line = Line::of(rule, &target, true);
+        assert_ne!(line.verdict, Verdict::Fail, "{setup:?}: {}: {}", rule.id, line.seen);
+        if line.verdict == Verdict::Pass {
+            passed.insert(rule.id);
+        }
+    }
+    passed
+}
+
+#[test]
+fn a_server_without_fault_keeps_every_rule() {
+    let setups = [Setup::Full, Setup::Plain, Setup::ReadOnly, Setup::Slow, Setup::Tls];
+    let mut tried = BTreeSet::new();
+    for setup in setups {
+        tried.extend(keeps_all(setup));
+    }
+    let untried: Vec<_> =
+        rules::all().map(|rule| rule.id).filter(|id| !tried.contains(id)).collect();
+    assert!(untried.is_empty(), "never tried: {untried:?}");
+}
+
+/// How often a fault is tried that did not show: some need the server's threads to be quick enough.
+const TRIES: usize = 5;
+
+/// Tries one fault; what was seen when its rule does not fail.
+fn undetected((setup, fault, rule): &(Setup, &'static str, &str)) -> Option<String> {
+    let found = rules::all().find(|known| known.id == *rule);
+    let found = found.unwrap_or_else(|| panic!("no rule is called {rule}"));
+    let mut seen = String::new();
+    for _ in 0..TRIES {
+        let server = Running::start(*setup, fault);
+        let (target, _) = target(&server, IMPATIENT);
+        let line = Line::of(found, &target, true);
+        if line.verdict == Verdict::Fail {
+            return None;
+        }
+        seen = format!("{fault}: {rule}: {:?}: {}", line.verdict, line.seen);
+    }
+    Some(seen)
+}
+
+#[test]
+fn each_fault_fails_its_rule() {
+    // Most of the time is waiting for servers that do not answer: many at once.
+    let undetected: Vec<_> = std::thread::scope(|scope| {
+        let parts = faults::FAULTS.chunks(16);
+        let threads: Vec<_> = parts
+            .map(|part| scope.spawn(|| part.iter().filter_map(undetected).collect::<Vec<_>>()))
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    assert!(undetected.is_empty(), "{} undetected:\n{}", undetected.len(), undetected.join("\n"));
+}
+
+#[test]
+fn each_rule_has_a_fault() {
+    let covered: BTreeSet<_> = faults::FAULTS.iter().map(|(_, _, rule)| *rule).collect();
+    let bare: Vec<_> =
+        rules::all().map(|rule| rule.id).filter(|id| !covered.contains(id)).collect();
+    assert!(bare.is_empty(), "rules without a fault: {bare:?}");
+}
