@@ -13,7 +13,7 @@ use towline_store::{Direction, Now};
 /// What one core may hold.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Buffers for fragments; their size is the largest fragment.
+    /// Buffers for fragments; their size is the longest fragment.
     pub fragments: Arc<Pool>,
     /// Buffers for requests that are smaller.
     pub small: Arc<Pool>,
@@ -186,7 +186,9 @@ impl<T: Copy> Engine<T> {
     pub fn pump(&mut self, driver: &mut dyn Driver) {
         while let Some(owner_key) = self.line.pop_front() {
             let Some(owner) = self.owners.get_mut(owner_key) else { continue };
-            let full = owner.in_flight + owner.unsent >= self.limits.owner_bytes_max;
+            let next = owner.in_flight + owner.unsent + self.limits.fragments.buffer_bytes() as u64;
+            // Whatever the limit, one fragment may always go.
+            let full = next > self.limits.owner_bytes_max && owner.in_flight + owner.unsent > 0;
             let Some(key) = owner.reads.front().copied().filter(|_| !full) else {
                 owner.in_line = false;
                 continue;

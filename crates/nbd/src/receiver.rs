@@ -22,8 +22,11 @@ pub trait Handler {
     /// A write that came with all of its payload; false: treat it like a longer one.
     fn write_now(&mut self, request: &Request, payload: &[u8]) -> bool;
 
-    /// A write whose payload follows.
-    fn write_begin(&mut self, request: &Request);
+    /// A write whose payload follows; it is skipped if this refuses.
+    ///
+    /// # Errors
+    /// What the client is told.
+    fn write_begin(&mut self, request: &Request) -> Result<(), Refusal>;
 
     /// Where the next of `rest` missing bytes of the write go; `None`: no room now, receive again
     /// later.
@@ -170,8 +173,10 @@ impl Receiver {
                 {
                     return Ok(bytes.len());
                 }
-                handler.write_begin(&request);
-                self.state = State::Payload(payload);
+                self.state = match handler.write_begin(&request) {
+                    Ok(()) => State::Payload(payload),
+                    Err(refusal) => State::Skip(payload, request, refusal),
+                };
             }
             Ok(Command::BlockStatus) if payload > 0 => {
                 debug_assert!(payload as usize <= STATUS_PAYLOAD_MAX, "checked");

@@ -54,6 +54,7 @@ impl Epoll {
                 token: event.data.u64(),
                 readable: flags.intersects(EventFlags::IN | hung),
                 writable: flags.intersects(EventFlags::OUT | hung),
+                hung: flags.intersects(hung),
             });
         }
         Ok(())

@@ -38,6 +38,8 @@ pub struct Event {
     pub readable: bool,
     /// Writing may succeed.
     pub writable: bool,
+    /// The peer sends nothing more: what can be read ends, and no further event will say so.
+    pub hung: bool,
 }
 
 /// An event loop. Belongs to the thread that made it.

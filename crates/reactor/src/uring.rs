@@ -203,7 +203,7 @@ impl Uring {
                 if -result == libc::ECANCELED {
                     continue;
                 }
-                events.push(Event { token, readable: true, writable: true });
+                events.push(Event { token, readable: true, writable: true, hung: true });
                 continue;
             }
             let hung = libc::POLLHUP | libc::POLLERR | libc::POLLRDHUP;
@@ -212,6 +212,7 @@ impl Uring {
                 token,
                 readable: flags & (libc::POLLIN | hung) != 0,
                 writable: flags & (libc::POLLOUT | hung) != 0,
+                hung: flags & hung != 0,
             });
         }
         Ok(true)

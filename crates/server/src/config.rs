@@ -1,8 +1,10 @@
 //! What a server is told to do.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use towline_net::address::Address;
+use towline_store::BlockStore;
 use towline_store::block::CacheMode;
 use towline_wire::limits::LOCK_GRACE_SECONDS;
 
@@ -21,6 +23,8 @@ pub struct Config {
     pub cores: usize,
     /// Bytes of all buffers for data on its way, whatever the number of clients.
     pub buffer_limit: u64,
+    /// Longest fragment of a disk's read, from 4096 bytes up to 256 KiB.
+    pub fragment_bytes: u64,
     /// Event loop to use.
     pub engine: EngineWish,
     /// Act as the user that a client names, not as the user who runs the server.
@@ -92,7 +96,21 @@ pub enum DiskKind {
     /// Memory of so many bytes that behaves like a device with a latency and a bandwidth (bytes a
     /// second, 0: unlimited). For experiments.
     Delay(u64, Duration, u64),
+    /// A back end of the caller's own.
+    Own(OwnStore),
 }
+
+/// A back end of the caller's own; equal only to itself.
+#[derive(Clone, Debug)]
+pub struct OwnStore(pub Arc<dyn BlockStore>);
+
+impl PartialEq for OwnStore {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for OwnStore {}
 
 impl Default for Config {
     fn default() -> Self {
@@ -103,6 +121,7 @@ impl Default for Config {
             nbd: Vec::new(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             buffer_limit: 256 << 20,
+            fragment_bytes: 128 << 10,
             engine: EngineWish::Automatic,
             identity: false,
             no_root_squash: false,

@@ -100,6 +100,7 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
             let description = format!("stripe of {} ({})", paths.len(), mode_name(*mode));
             (StripeDisk::new(members?, *chunk)?, description)
         }
+        DiskKind::Own(store) => (store.0.clone(), String::new()),
         DiskKind::Delay(size, latency, bandwidth) => {
             let memory = MemoryDisk::new(&export.name, *size)?;
             (DelayStore::new(memory, *latency, *bandwidth), "delayed memory".into())

@@ -25,6 +25,6 @@ mod serving;
 mod state_directory;
 mod stats;
 
-pub use config::{Config, DiskExport, DiskKind, EngineWish, Export, ExportKind};
+pub use config::{Config, DiskExport, DiskKind, EngineWish, Export, ExportKind, OwnStore};
 pub use server::{Server, StartError};
 pub use towline_store::block::CacheMode;

@@ -175,6 +175,8 @@ impl Server {
         });
         let share = config.buffer_limit / cores as u64;
         let buffers = (share / FRAGMENT_BYTES_MAX as u64).max(2);
+        let fragment = config.fragment_bytes.clamp(4096, FRAGMENT_BYTES_MAX as u64);
+        let fragment = fragment.next_multiple_of(4096) as usize;
         let mut server = Self {
             shared: shared.clone(),
             statistics: statistics.clone(),
@@ -191,7 +193,7 @@ impl Server {
             // The same bound once more for disks, an eighth of it in small pieces.
             let small = ((share / 8) / SMALL_BYTES as u64).max(16);
             let limits = Limits {
-                fragments: Pool::new(FRAGMENT_BYTES_MAX, buffers as usize),
+                fragments: Pool::new(fragment, (share / fragment as u64).max(2) as usize),
                 small: Pool::new(SMALL_BYTES, small as usize),
                 owner_bytes_max: OWNER_BYTES_MAX,
             };

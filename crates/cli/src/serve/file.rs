@@ -17,6 +17,7 @@ pub(crate) struct FileSettings {
     pub(crate) listen: Vec<Address>,
     pub(crate) nbd: Vec<String>,
     pub(crate) buffer_limit: Option<u64>,
+    pub(crate) fragment: Option<u64>,
     pub(crate) cores: Option<usize>,
     pub(crate) engine: Option<Engine>,
     pub(crate) identity: bool,
@@ -34,6 +35,7 @@ struct Raw {
     #[serde(default)]
     nbd: Vec<String>,
     buffer_limit: Option<String>,
+    fragment: Option<String>,
     cores: Option<usize>,
     engine: Option<Engine>,
     #[serde(default)]
@@ -88,6 +90,7 @@ fn parse(text: &str) -> Result<FileSettings, String> {
         nbd: raw.nbd,
         listen: raw.listen.iter().map(|a| Address::parse(a)).collect::<Result<_, _>>()?,
         buffer_limit: raw.buffer_limit.as_deref().map(parse_bytes).transpose()?,
+        fragment: raw.fragment.as_deref().map(parse_bytes).transpose()?,
         cores: raw.cores,
         engine: raw.engine,
         identity: raw.identity,

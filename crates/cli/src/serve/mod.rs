@@ -91,6 +91,9 @@ pub(crate) struct Args {
     /// Bytes of all buffers for data on its way, whatever the number of clients.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     buffer_limit: Option<u64>,
+    /// Longest fragment in which a disk is read, at most 256K; default: 128K.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    fragment: Option<u64>,
     /// Threads that serve; default: one for each processor.
     #[arg(long, value_name = "N")]
     cores: Option<usize>,
@@ -171,6 +174,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
         nbd: fronts.iter().filter_map(Front::address).collect(),
         cores: args.cores.or(file.cores).unwrap_or(defaults.cores),
         buffer_limit: args.buffer_limit.or(file.buffer_limit).unwrap_or(defaults.buffer_limit),
+        fragment_bytes: args.fragment.or(file.fragment).unwrap_or(defaults.fragment_bytes),
         engine,
         identity: args.identity || file.identity,
         no_root_squash: args.no_root_squash || file.no_root_squash,

@@ -22,6 +22,9 @@ struct Log {
     room: Option<usize>,
 }
 
+/// Long writes here are refused by the handler.
+const REFUSED: u64 = 8192;
+
 impl Handler for Log {
     fn is_full(&self) -> bool {
         self.room == Some(0)
@@ -48,9 +51,13 @@ impl Handler for Log {
         true
     }
 
-    fn write_begin(&mut self, request: &Request) {
+    fn write_begin(&mut self, request: &Request) -> Result<(), Refusal> {
+        if request.offset == REFUSED {
+            return Err(Refusal { error: Error::Perm, text: "" });
+        }
         let bytes = vec![0; request.length as usize];
         self.filling = Some((request.cookie, request.offset, bytes, 0));
+        Ok(())
     }
 
     fn place(&mut self, rest: usize) -> Option<&mut [u8]> {
@@ -177,6 +184,7 @@ fn payloads_are_placed_taken_or_skipped() {
     let with = flag::PAYLOAD_LEN;
     add(with, command::WRITE, 1, 0, 512, 512);
     add(with, command::WRITE, 2, 512, 1024, 1024);
+    add(with, command::WRITE, 8, REFUSED, 1024, 1024);
     add(0, command::WRITE, 3, 0, 512, 0);
     add(with, command::WRITE, 4, 1 << 20, 512, 512);
     add(with, command::READ, 5, 0, 40, 40);
@@ -187,6 +195,7 @@ fn payloads_are_placed_taken_or_skipped() {
         [
             Told::Write(1, 0, payload(512)),
             Told::Write(2, 512, payload(1024)),
+            Told::Refused(8, Error::Perm),
             Told::Refused(3, Error::Inval),
             Told::Refused(4, Error::NoSpc),
             Told::Refused(5, Error::Inval),

@@ -48,6 +48,10 @@ pub(super) struct NbdLane {
     pub(super) closing: bool,
     /// Input was left unread.
     pub(super) paused: bool,
+    /// In the list of those that wait for memory.
+    pub(super) is_starving: bool,
+    /// The client sends nothing more: what was read short ends there, without another event.
+    pub(super) hung: bool,
     /// In the list of lanes with something to send.
     pub(super) is_dirty: bool,
     /// When it connected, or last moved a byte.
@@ -68,6 +72,8 @@ impl NbdLane {
             filling: None,
             closing: false,
             paused: false,
+            is_starving: false,
+            hung: false,
             is_dirty: false,
             moved: Instant::now(),
             _over: over,

@@ -1,7 +1,7 @@
 //! Coming and going of NBD connections on a core, and the turns in which they are served.
 
 use super::driver::CoreDriver;
-use super::lane::{NbdLane, Phase};
+use super::lane::{NbdLane, Phase, REQUESTS_MAX};
 use super::serving::Serving;
 use crate::core::{Core, NBD_TOKENS};
 use std::io;
@@ -79,6 +79,9 @@ impl Core {
         {
             self.mark(index);
         }
+        if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
+            lane.hung |= event.hung;
+        }
         if event.readable {
             self.receive_nbd(index, scratch);
         }
@@ -123,19 +126,20 @@ impl Core {
             for index in std::mem::take(&mut self.nbd.dirty) {
                 self.flush_nbd(index);
             }
-            let starving = std::mem::take(&mut self.nbd.starving);
-            let resumable = std::mem::take(&mut self.nbd.resumable);
+            let mut woken = std::mem::take(&mut self.nbd.resumable);
             // Those that starve are tried again once a turn; memory comes with completions.
-            let starving = if round == 0 {
-                starving
-            } else {
-                self.nbd.starving.extend(starving);
-                Vec::new()
-            };
-            if resumable.is_empty() && starving.is_empty() {
+            if round == 0 {
+                for index in std::mem::take(&mut self.nbd.starving) {
+                    if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
+                        lane.is_starving = false;
+                    }
+                    woken.push(index);
+                }
+            }
+            if woken.is_empty() {
                 break;
             }
-            for index in resumable.into_iter().chain(starving) {
+            for index in woken {
                 self.receive_nbd(index, scratch);
             }
         }
@@ -150,13 +154,16 @@ impl Core {
 
     fn answer_nbd(&mut self, output: towline_block::Output<super::Tag>) {
         use towline_block::Output;
-        let index = match &output {
-            Output::Piece { tag, .. }
-            | Output::Failed { tag, .. }
-            | Output::Done { tag, .. }
-            | Output::Extents { tag, .. } => tag.lane,
-        };
+        let (Output::Piece { tag, .. }
+        | Output::Failed { tag, .. }
+        | Output::Done { tag, .. }
+        | Output::Extents { tag, .. }) = &output;
+        let (index, owner) = (tag.lane, tag.owner);
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
+        // Its lane may have ended in this turn, and another one may have its place already.
+        if lane.owner != owner {
+            return;
+        }
         match lane.answer(output, &self.statistics) {
             Ok(()) => self.mark(index),
             Err(error) => self.close_nbd(index, &error),
@@ -174,7 +181,8 @@ impl Core {
                 if lane.closing && flushed == Flushed::All && engine.requests_of(owner) == 0 {
                     return self.drop_nbd(index);
                 }
-                if lane.paused && unsent == 0 {
+                let has_room = unsent == 0 && engine.requests_of(owner) < REQUESTS_MAX;
+                if lane.paused && has_room && !lane.is_starving {
                     // No event will come for what is unread: it is no news.
                     self.nbd.resumable.push(index);
                 }
@@ -314,7 +322,7 @@ impl Core {
                 Some(place) => {
                     let wanted = place.len();
                     let count = receive_from(&link, place, counters)?.unwrap_or(0);
-                    drained = count < wanted;
+                    drained = count < wanted && !serving.lane.hung;
                     if count > 0 {
                         serving.lane.moved = Instant::now();
                         Counters::add(&counters.bytes_received_placed, count as u64);
@@ -325,7 +333,7 @@ impl Core {
             }
         } else {
             let count = Self::receive_some(serving.lane, scratch, counters)?.unwrap_or(0);
-            drained = count < scratch.len();
+            drained = count < scratch.len() && !serving.lane.hung;
             let input: &[u8] = if held.is_empty() {
                 &scratch[..count]
             } else {
@@ -344,7 +352,7 @@ impl Core {
         }
         if received.blocked {
             lane.paused = true;
-            if starves {
+            if starves && !std::mem::replace(&mut lane.is_starving, true) {
                 nbd.starving.push(index);
             }
             return Ok(Reading::Paused);

@@ -6,7 +6,7 @@ use crate::stats::{CoreStatistics, NBD_TAGS, Stages};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_block::{Disk, Engine, GRAIN, Status};
+use towline_block::{Disk, Engine, GRAIN, OwnerKey, Status};
 use towline_nbd::constants::{EXTENTS_MAX, command_flag as flag};
 use towline_nbd::reply::Replying;
 use towline_nbd::{Command, Context, Error, Form, Handler, Refusal, Request};
@@ -19,6 +19,7 @@ const READ_NOW_BYTES_MAX: u64 = 32 * 1024;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tag {
     pub(super) lane: usize,
+    pub(super) owner: OwnerKey,
     pub(super) replying: Replying,
     pub(super) command: Command,
     pub(super) length: u64,
@@ -45,6 +46,7 @@ impl Serving<'_> {
     fn tag(&self, command: Command, request: &Request) -> Tag {
         Tag {
             lane: self.index,
+            owner: self.lane.owner,
             replying: Replying::to(request, self.form),
             command,
             length: request.length,
@@ -139,18 +141,16 @@ impl Serving<'_> {
         });
     }
 
-    /// Refuses what cannot be done now, whatever it is.
-    fn refused_now(&mut self, command: Command, request: &Request) -> bool {
+    /// Why a command cannot be done now, whatever it is about.
+    fn refusal(&self, command: Command) -> Option<Refusal> {
         let changes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
-        let refusal = if self.shutting_down {
-            Refusal { error: Error::Shutdown, text: Error::Shutdown.text() }
+        if self.shutting_down {
+            Some(Refusal { error: Error::Shutdown, text: Error::Shutdown.text() })
         } else if changes && self.disk.has_failed() {
-            Refusal { error: Error::Perm, text: "read-only since a flush failed" }
+            Some(Refusal { error: Error::Perm, text: "read-only since a flush failed" })
         } else {
-            return false;
-        };
-        self.refuse(request, refusal);
-        true
+            None
+        }
     }
 }
 
@@ -161,8 +161,8 @@ impl Handler for Serving<'_> {
     }
 
     fn command(&mut self, command: Command, request: &Request, contexts: &[Context]) {
-        if self.refused_now(command, request) {
-            return;
+        if let Some(refusal) = self.refusal(command) {
+            return self.refuse(request, refusal);
         }
         let tag = self.tag(command, request);
         match command {
@@ -185,7 +185,8 @@ impl Handler for Serving<'_> {
     }
 
     fn write_now(&mut self, request: &Request, payload: &[u8]) -> bool {
-        if self.refused_now(Command::Write, request) {
+        if let Some(refusal) = self.refusal(Command::Write) {
+            self.refuse(request, refusal);
             return true;
         }
         let durable = request.has(flag::FUA);
@@ -207,13 +208,17 @@ impl Handler for Serving<'_> {
         true
     }
 
-    fn write_begin(&mut self, request: &Request) {
+    fn write_begin(&mut self, request: &Request) -> Result<(), Refusal> {
+        if let Some(refusal) = self.refusal(Command::Write) {
+            return Err(refusal);
+        }
         let tag = self.tag(Command::Write, request);
         let range = request.offset..request.offset + request.length;
         let durable = request.has(flag::FUA);
         let owner = self.lane.owner;
         let key = self.engine.write(owner, tag, self.disk, range, durable, self.arrived);
         self.lane.filling = key.map(|key| Filling { key, buffer: None, length: 0, filled: 0 });
+        Ok(())
     }
 
     fn place(&mut self, _rest: usize) -> Option<&mut [u8]> {

@@ -1,0 +1,210 @@
+//! A small NBD client that sends what it is told and shows each reply.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// Form of replies to agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Simple,
+    Structured,
+    Extended,
+}
+
+pub(crate) const READ: u16 = 0;
+pub(crate) const WRITE: u16 = 1;
+pub(crate) const FLUSH: u16 = 3;
+pub(crate) const WRITE_ZEROES: u16 = 6;
+pub(crate) const FUA: u16 = 1;
+pub(crate) const DF: u16 = 4;
+const PAYLOAD_LEN: u16 = 32;
+
+/// A chunk of a reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Chunk {
+    Data(u64, Vec<u8>),
+    Hole(u64, u32),
+    Error(u32, Option<u64>),
+    End,
+}
+
+pub(crate) struct Client {
+    pub(crate) socket: UnixStream,
+    pub(crate) form: Form,
+}
+
+impl Client {
+    pub(crate) fn connect(path: &Path, form: Form) -> Self {
+        let socket = UnixStream::connect(path).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut this = Self { socket, form };
+        this.bytes(18).unwrap();
+        this.send(&3u32.to_be_bytes());
+        match form {
+            Form::Simple => {}
+            Form::Structured => drop(this.option(8, &[])),
+            Form::Extended => drop(this.option(11, &[])),
+        }
+        this.option(7, &[0, 0, 0, 0, 0, 0]);
+        this
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        self.socket.write_all(bytes).unwrap();
+    }
+
+    pub(crate) fn bytes(&mut self, count: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        self.socket.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Sends an option and takes its replies until the last, which must not be an error.
+    fn option(&mut self, option: u32, payload: &[u8]) -> usize {
+        let mut bytes = b"IHAVEOPT".to_vec();
+        bytes.extend_from_slice(&option.to_be_bytes());
+        bytes.extend_from_slice(&(payload.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(payload);
+        self.send(&bytes);
+        for replies in 0.. {
+            let header = self.bytes(20).unwrap();
+            let kind = number(&header[12..16]);
+            self.bytes(number(&header[16..20]) as usize).unwrap();
+            assert!(kind < 1 << 31, "option {option} is refused: {kind:#x}");
+            if kind == 1 {
+                return replies;
+            }
+        }
+        unreachable!()
+    }
+
+    /// The header of a request, and its payload.
+    pub(crate) fn request_bytes(
+        &self,
+        kind: u16,
+        flags: u16,
+        cookie: u64,
+        offset: u64,
+        length: u64,
+        payload: &[u8],
+    ) -> Vec<u8> {
+        let extended = self.form == Form::Extended;
+        let magic: u32 = if extended { 0x21e4_1c71 } else { 0x2560_9513 };
+        let flags = if extended && !payload.is_empty() { flags | PAYLOAD_LEN } else { flags };
+        let mut bytes = magic.to_be_bytes().to_vec();
+        bytes.extend_from_slice(&flags.to_be_bytes());
+        bytes.extend_from_slice(&kind.to_be_bytes());
+        bytes.extend_from_slice(&cookie.to_be_bytes());
+        bytes.extend_from_slice(&offset.to_be_bytes());
+        let length = length.to_be_bytes();
+        bytes.extend_from_slice(if extended { &length } else { &length[4..] });
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
+    pub(crate) fn request(&mut self, kind: u16, flags: u16, cookie: u64, offset: u64, length: u64) {
+        let bytes = self.request_bytes(kind, flags, cookie, offset, length, &[]);
+        self.send(&bytes);
+    }
+
+    /// The next reply in the simple form: error and cookie.
+    pub(crate) fn simple(&mut self) -> io::Result<(u32, u64)> {
+        let header = self.bytes(16)?;
+        assert_eq!(number(&header[..4]), 0x6744_6698);
+        Ok((number(&header[4..8]) as u32, number(&header[8..])))
+    }
+
+    /// The next chunk, with its cookie, and whether it is the last of its reply.
+    pub(crate) fn chunk(&mut self) -> io::Result<(u64, Chunk, bool)> {
+        let extended = self.form == Form::Extended;
+        let header = self.bytes(if extended { 32 } else { 20 })?;
+        let magic = if extended { 0x6e8a_278c } else { 0x668e_33ef };
+        assert_eq!(number(&header[..4]), magic);
+        let (done, kind, cookie) =
+            (header[5] & 1 != 0, number(&header[6..8]), number(&header[8..16]));
+        let length = number(if extended { &header[24..] } else { &header[16..] });
+        let payload = self.bytes(length as usize)?;
+        let chunk = match kind {
+            0 => Chunk::End,
+            1 => Chunk::Data(number(&payload[..8]), payload[8..].to_vec()),
+            2 => Chunk::Hole(number(&payload[..8]), number(&payload[8..]) as u32),
+            0x8001 => Chunk::Error(number(&payload[..4]) as u32, None),
+            0x8002 => {
+                let at = number(&payload[payload.len() - 8..]);
+                Chunk::Error(number(&payload[..4]) as u32, Some(at))
+            }
+            other => panic!("chunk of type {other}"),
+        };
+        Ok((cookie, chunk, done))
+    }
+
+    /// All chunks of the next reply.
+    pub(crate) fn chunks(&mut self) -> io::Result<Vec<Chunk>> {
+        let mut chunks = Vec::new();
+        loop {
+            let (_, chunk, done) = self.chunk()?;
+            chunks.push(chunk);
+            if done {
+                return Ok(chunks);
+            }
+        }
+    }
+
+    /// The error of the next reply, which has no data; 0 for none.
+    pub(crate) fn outcome(&mut self) -> io::Result<u32> {
+        if self.form == Form::Simple {
+            return Ok(self.simple()?.0);
+        }
+        let errors = self.chunks()?.into_iter().find_map(|chunk| match chunk {
+            Chunk::Error(error, _) => Some(error),
+            _ => None,
+        });
+        Ok(errors.unwrap_or(0))
+    }
+
+    pub(crate) fn write(&mut self, flags: u16, offset: u64, data: &[u8]) -> u32 {
+        let bytes = self.request_bytes(WRITE, flags, 1, offset, data.len() as u64, data);
+        self.send(&bytes);
+        self.outcome().unwrap()
+    }
+
+    pub(crate) fn flush(&mut self) -> u32 {
+        self.request(FLUSH, 0, 2, 0, 0);
+        self.outcome().unwrap()
+    }
+
+    /// Reads, whatever the form.
+    pub(crate) fn read(&mut self, offset: u64, length: u64) -> Result<Vec<u8>, u32> {
+        self.request(READ, 0, 3, offset, length);
+        if self.form == Form::Simple {
+            let (error, _) = self.simple().unwrap();
+            return if error == 0 { Ok(self.bytes(length as usize).unwrap()) } else { Err(error) };
+        }
+        let mut data = vec![0xee; length as usize];
+        let mut covered = 0;
+        for chunk in self.chunks().unwrap() {
+            match chunk {
+                Chunk::Data(at, bytes) => {
+                    let at = (at - offset) as usize;
+                    covered += bytes.len() as u64;
+                    data[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+                Chunk::Hole(at, count) => {
+                    let at = (at - offset) as usize;
+                    covered += u64::from(count);
+                    data[at..at + count as usize].fill(0);
+                }
+                Chunk::Error(error, _) => return Err(error),
+                Chunk::End => {}
+            }
+        }
+        assert_eq!(covered, length, "each byte came once");
+        Ok(data)
+    }
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}

@@ -1,0 +1,124 @@
+//! Errors of devices become errors of requests, by the rules, and never wrong data.
+
+use crate::client::{Chunk, DF, FUA, Form, READ, WRITE_ZEROES};
+use crate::stores::Gated;
+use crate::{World, pattern};
+use towline_server::{CacheMode, DiskKind};
+
+const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];
+const MIB: u64 = 1 << 20;
+const EPERM: u32 = 1;
+const EIO: u32 = 5;
+const ENOSPC: u32 = 28;
+
+#[test]
+fn a_read_that_fails_in_its_midst() {
+    let disk = Gated::new(4 * MIB);
+    let data = pattern(0, 4 << 20, 1);
+    disk.fill(&data);
+    disk.fail(MIB / 2 + 5, 5);
+    let world = World::new(disk);
+    for form in [Form::Structured, Form::Extended] {
+        let mut client = world.client(form);
+        client.request(READ, 0, 1, 0, MIB);
+        let mut told = false;
+        for chunk in client.chunks().unwrap() {
+            match chunk {
+                Chunk::Data(at, bytes) => {
+                    assert!(bytes == data[at as usize..][..bytes.len()], "data at {at}");
+                }
+                Chunk::Error(EIO, Some(at)) => {
+                    assert!(at <= MIB / 2 + 5);
+                    told = true;
+                }
+                Chunk::End => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(told, "{form:?}");
+        // In one piece: padded, then condemned.
+        client.request(READ, DF, 2, 0, MIB);
+        let chunks = client.chunks().unwrap();
+        assert!(matches!(&chunks[0], Chunk::Data(0, bytes) if bytes.len() as u64 == MIB));
+        assert!(matches!(chunks[1], Chunk::Error(EIO, Some(at)) if at <= MIB / 2 + 5));
+        assert_eq!(client.read(MIB, MIB).unwrap(), data[MIB as usize..][..MIB as usize]);
+    }
+    // Behind the header of a simple reply nothing is left but to hang up.
+    let mut client = world.client(Form::Simple);
+    client.request(READ, 0, 1, 0, MIB);
+    let outcome = client.simple().and_then(|(error, _)| {
+        assert_eq!(error, 0);
+        client.bytes(MIB as usize)
+    });
+    assert!(outcome.is_err(), "wrong data was passed off as right");
+    // Before it the error can be told.
+    let mut client = world.client(Form::Simple);
+    assert_eq!(client.read(MIB / 2, 4096), Err(EIO));
+    assert_eq!(client.read(0, 4096).unwrap(), data[..4096]);
+}
+
+#[test]
+fn writes_that_fail() {
+    for form in FORMS {
+        let disk = Gated::new(4 * MIB);
+        disk.fail(5000, 28);
+        disk.fail(2 * MIB, 122);
+        let world = World::new(disk);
+        let mut client = world.client(form);
+        assert_eq!(client.write(0, 4096, &[1; 4096]), ENOSPC);
+        assert_eq!(client.write(0, 0, &vec![1; 1 << 20]), ENOSPC, "one fragment of several");
+        assert_eq!(client.write(0, 2 * MIB, &[1; 512]), ENOSPC, "the quota");
+        client.request(WRITE_ZEROES, 0, 1, 4096, 4096);
+        assert_eq!(client.outcome().unwrap(), ENOSPC);
+        assert_eq!(client.write(0, MIB, &[1; 4096]), 0, "the connection goes on");
+    }
+}
+
+#[test]
+fn a_flush_that_fails_stops_all_changes_until_an_operator_acts() {
+    let disk = Gated::new(4 * MIB);
+    let world = World::new(disk.clone());
+    let (mut one, mut other) = (world.client(Form::Structured), world.client(Form::Simple));
+    assert_eq!(one.write(0, 0, &[7; 512]), 0);
+    disk.fail_flush(true);
+    assert_eq!(one.flush(), EIO);
+    disk.fail_flush(false);
+    assert_eq!(one.flush(), EIO, "a second flush must not say that all is well");
+    assert_eq!(other.write(0, 0, &[8; 512]), EPERM);
+    assert_eq!(other.write(0, 0, &vec![8; 1 << 20]), EPERM, "and stays in step");
+    other.request(WRITE_ZEROES, 0, 1, 0, 512);
+    assert_eq!(other.outcome().unwrap(), EPERM);
+    assert_eq!(other.read(0, 512).unwrap(), [7; 512], "reads go on");
+    world.server.replace_disks(&world.disks).unwrap();
+    assert_eq!(other.write(0, 0, &[8; 512]), 0);
+    assert_eq!(one.flush(), 0);
+}
+
+#[test]
+fn a_durable_write_that_fails_is_a_failed_flush() {
+    let disk = Gated::new(4 * MIB);
+    disk.fail(0, 5);
+    let world = World::new(disk);
+    let mut client = world.client(Form::Structured);
+    assert_eq!(client.write(FUA, 0, &[1; 512]), EIO);
+    assert_eq!(client.write(0, MIB, &[1; 512]), EPERM);
+}
+
+#[test]
+fn a_file_that_shrinks_under_its_readers() {
+    for mode in [CacheMode::Cached, CacheMode::Direct] {
+        let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let data = pattern(0, 4 << 20, 3);
+        std::fs::write(file.path(), &data).unwrap();
+        let world = World::with(DiskKind::File(file.path().into(), mode), |_| {});
+        for form in FORMS {
+            let mut client = world.client(form);
+            assert!(client.read(0, 4 * MIB).unwrap() == data);
+            file.as_file().set_len(MIB).unwrap();
+            assert_eq!(client.read(2 * MIB, 4096), Err(EIO), "{form:?} {mode:?}");
+            assert_eq!(client.read(2 * MIB, MIB), Err(EIO), "{form:?} {mode:?}");
+            assert!(client.read(0, MIB).unwrap() == data[..MIB as usize]);
+            std::fs::write(file.path(), &data).unwrap();
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! Disks over NBD against back ends that fail, wait, forget and shrink, and clients that vanish.
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod client;
+mod durability;
+mod failures;
+mod memory;
+mod order;
+mod stores;
+mod vanish;
+
+use client::{Client, Form};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use towline_net::address::Address;
+use towline_server::{Config, DiskExport, DiskKind, OwnStore, Server};
+use towline_store::BlockStore;
+
+/// A server with one disk.
+struct World {
+    server: Server,
+    disks: Vec<DiskExport>,
+}
+
+impl World {
+    fn new(store: Arc<dyn BlockStore>) -> Self {
+        Self::with(DiskKind::Own(OwnStore(store)), |_| {})
+    }
+
+    fn with(kind: DiskKind, change: impl FnOnce(&mut Config)) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("towline-nbd-{}-{count}", std::process::id());
+        let disks = vec![DiskExport { name: "disk".into(), kind, read_only: false }];
+        let mut config = Config {
+            disks: disks.clone(),
+            nbd: vec![Address::Unix(std::env::temp_dir().join(name))],
+            cores: 2,
+            ..Config::default()
+        };
+        change(&mut config);
+        Self { server: Server::start(&config).unwrap(), disks }
+    }
+
+    fn client(&self, form: Form) -> Client {
+        let Address::Unix(path) = &self.server.nbd_addresses()[0] else { panic!("no socket") };
+        Client::connect(path, form)
+    }
+
+    /// A counter of the server.
+    fn counter(&self, name: &str) -> u64 {
+        let json: serde_json::Value = serde_json::from_str(&self.server.statistics_json()).unwrap();
+        json["counters"][name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
+    }
+}
+
+/// Waits until something is so; a test that waits too long fails.
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..2000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("waited too long until {what}");
+}
+
+/// Bytes that differ from block to block and with the seed.
+fn pattern(offset: u64, length: usize, seed: u64) -> Vec<u8> {
+    (offset..offset + length as u64).map(|at| (at / 512 * 31 + at + seed * 7) as u8 | 1).collect()
+}

@@ -1,0 +1,69 @@
+#![no_main]
+
+use towline_nbd::{Agreement, Command, Context, Form, Handler, Offer, Receiver, Refusal, Request};
+
+/// Checks that whatever reaches it keeps the rules.
+struct Strict {
+    missing: u64,
+    buffer: Vec<u8>,
+}
+
+const SIZE: u64 = 1 << 20;
+
+impl Handler for Strict {
+    fn is_full(&self) -> bool {
+        false
+    }
+
+    fn command(&mut self, command: Command, request: &Request, _contexts: &[Context]) {
+        if command != Command::Flush {
+            assert!(request.length > 0 && request.offset + request.length <= SIZE);
+        }
+    }
+
+    fn refuse(&mut self, _request: &Request, _refusal: Refusal) {}
+
+    fn write_now(&mut self, request: &Request, payload: &[u8]) -> bool {
+        assert_eq!(request.length, payload.len() as u64);
+        payload.len() < 64
+    }
+
+    fn write_begin(&mut self, request: &Request) -> Result<(), Refusal> {
+        assert!(request.length > 0 && request.offset + request.length <= SIZE);
+        assert_eq!(self.missing, 0, "the write before is complete");
+        self.missing = request.length;
+        Ok(())
+    }
+
+    fn place(&mut self, rest: usize) -> Option<&mut [u8]> {
+        assert_eq!(rest as u64, self.missing);
+        let count = rest.min(self.buffer.len());
+        Some(&mut self.buffer[..count])
+    }
+
+    fn placed(&mut self, count: usize) {
+        self.missing -= count as u64;
+    }
+}
+
+libfuzzer_sys::fuzz_target!(|data: (u8, Vec<u8>)| {
+    let form = [Form::Simple, Form::Structured, Form::Extended][usize::from(data.0 % 3)];
+    let export = Offer {
+        name: "d".into(),
+        description: String::new(),
+        size: SIZE,
+        block_minimum: 1,
+        block_preferred: 4096,
+        read_only: data.0 & 4 != 0,
+        rotational: false,
+        zeroes_fast: true,
+        contexts: vec!["base:allocation".into()],
+    };
+    let contexts = vec![Context { number: 0 }];
+    let agreed = Agreement { export, form, contexts, keeps_block_sizes: false };
+    let mut receiver = Receiver::new(agreed);
+    let mut handler = Strict { missing: 0, buffer: vec![0; 100] };
+    if let Ok(received) = receiver.receive(&data.1, &mut handler) {
+        assert!(received.used <= data.1.len());
+    }
+});
