@@ -1,7 +1,7 @@
 //! The engine.
 
 use crate::Disk;
-use crate::request::{Driver, Output, Piece, Read, Status, Times, Waiting, Work, Write};
+use crate::request::{Driver, How, Output, Piece, Read, Status, Times, Waiting, Work, Write};
 use crate::slab::{Key, Slab};
 use std::collections::VecDeque;
 use std::io;
@@ -45,6 +45,10 @@ struct Owner {
     unsent: u64,
     /// Requests under way.
     requests: usize,
+    /// Those of them that are reads in order, the oldest first.
+    ordered: VecDeque<Key>,
+    /// The one of these that was told in part and has to be told to its end before another.
+    speaking: Option<Key>,
 }
 
 #[derive(Debug)]
@@ -81,6 +85,8 @@ pub struct Engine<T> {
     requests: Slab<Request<T>>,
     fragments: Slab<Fragment>,
     line: VecDeque<Key>,
+    /// The first in line found no memory when it was last looked at.
+    starved: bool,
     outputs: VecDeque<Output<T>>,
 }
 
@@ -94,6 +100,7 @@ impl<T: Copy> Engine<T> {
             requests: Slab::default(),
             fragments: Slab::default(),
             line: VecDeque::new(),
+            starved: false,
             outputs: VecDeque::new(),
         }
     }
@@ -107,7 +114,7 @@ impl<T: Copy> Engine<T> {
     /// ends by itself.
     pub fn remove_owner(&mut self, owner: OwnerKey) {
         if let Some(owner) = self.owners.remove(owner.0) {
-            for key in owner.reads {
+            for key in owner.reads.into_iter().chain(owner.ordered) {
                 self.forget_if_idle(key);
             }
         }
@@ -127,6 +134,12 @@ impl<T: Copy> Engine<T> {
         }
     }
 
+    /// Longest read in one piece.
+    #[must_use]
+    pub fn whole_bytes_max(&self) -> u64 {
+        self.limits.fragments.buffer_bytes() as u64
+    }
+
     /// The next thing to be told.
     pub fn next_output(&mut self) -> Option<Output<T>> {
         self.outputs.pop_front()
@@ -134,8 +147,14 @@ impl<T: Copy> Engine<T> {
 
     /// True when reads wait for memory.
     #[must_use]
-    pub fn is_waiting(&self) -> bool {
-        !self.line.is_empty()
+    pub fn is_starved(&self) -> bool {
+        self.starved
+    }
+
+    /// True when [`Engine::pump`] would begin something.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        !self.line.is_empty() && !self.starved
     }
 
     fn add(&mut self, owner: OwnerKey, tag: T, kind: Kind, arrived: Instant) -> Option<Key> {
@@ -160,14 +179,14 @@ impl<T: Copy> Engine<T> {
         tag: T,
         disk: &Arc<Disk>,
         range: std::ops::Range<u64>,
-        ordered: bool,
+        how: How,
         arrived: Instant,
     ) {
         let read = Read {
             disk: disk.clone(),
             next: range.start,
             end: range.end,
-            ordered,
+            how,
             in_flight: 0,
             told: false,
             failed: false,
@@ -178,12 +197,16 @@ impl<T: Copy> Engine<T> {
             && let Some(found) = self.owners.get_mut(owner.0)
         {
             found.reads.push_back(key);
+            if how == How::Ordered {
+                found.ordered.push_back(key);
+            }
             self.get_in_line(owner.0);
         }
     }
 
     /// Begins what may be begun: connections take turns, a fragment at a time.
     pub fn pump(&mut self, driver: &mut dyn Driver) {
+        self.starved = false;
         while let Some(owner_key) = self.line.pop_front() {
             let Some(owner) = self.owners.get_mut(owner_key) else { continue };
             let next = owner.in_flight + owner.unsent + self.limits.fragments.buffer_bytes() as u64;
@@ -202,6 +225,7 @@ impl<T: Copy> Engine<T> {
                 }
                 Step::NoMemory => {
                     self.line.push_front(owner_key);
+                    self.starved = true;
                     return;
                 }
             }
@@ -212,13 +236,22 @@ impl<T: Copy> Engine<T> {
     /// Begins the next fragment of a read.
     fn step(&mut self, key: Key, driver: &mut dyn Driver) -> Step {
         let Some(request) = self.requests.get_mut(key) else { return Step::AllBegun };
-        let owner = request.owner;
         let Kind::Read(read) = &mut request.kind else { return Step::AllBegun };
         if read.next >= read.end || read.failed {
             return Step::AllBegun;
         }
         let (offset, rest) = (read.next, read.end - read.next);
         let store = &read.disk.store;
+        if read.how == How::Whole {
+            let Some(mut buffer) = self.limits.take(rest) else { return Step::NoMemory };
+            let disk = read.disk.clone();
+            let call = move || {
+                let result = disk.store.read(offset, &mut buffer.bytes_mut()[..rest as usize]);
+                (result.map(|()| rest as usize), buffer)
+            };
+            self.begin(key, offset, rest, Work::Call(Box::new(call)), driver);
+            return Step::AllBegun;
+        }
         if let Some(piece) = at_once(&**store, offset, rest) {
             read.next += piece.len();
             let all = read.next >= read.end;
@@ -228,48 +261,89 @@ impl<T: Copy> Engine<T> {
         let Some((work, length)) = read_work(&self.limits, &read.disk, offset, rest) else {
             return Step::NoMemory;
         };
-        read.next += length;
-        let work = match work {
+        let all = read.next + length >= read.end;
+        match work {
             ReadWork::Done(landed) => {
-                let all = read.next >= read.end;
+                read.next += length;
                 self.land(key, offset, landed);
-                return if all { Step::AllBegun } else { Step::Goes };
             }
-            ReadWork::Begin(work) => work,
-        };
+            ReadWork::Begin(work) => self.begin(key, offset, length, work, driver),
+        }
+        if all { Step::AllBegun } else { Step::Goes }
+    }
+
+    /// Begins a fragment.
+    fn begin(&mut self, key: Key, offset: u64, length: u64, work: Work, driver: &mut dyn Driver) {
+        let Some(request) = self.requests.get_mut(key) else { return };
+        let Kind::Read(read) = &mut request.kind else { return };
+        read.next += length;
         read.in_flight += 1;
-        if read.ordered {
+        if read.how == How::Ordered {
             read.waiting.push_back(Waiting { offset, landed: None });
         }
-        let all = read.next >= read.end;
         request.disk_since.get_or_insert_with(Instant::now);
-        if let Some(owner) = self.owners.get_mut(owner) {
+        if let Some(owner) = self.owners.get_mut(request.owner) {
             owner.in_flight += length;
         }
         let token = self.fragments.insert(Fragment { request: key, offset, length, done: 0 });
         driver.begin(token.to_bits(), work);
-        if all { Step::AllBegun } else { Step::Goes }
     }
 
     /// A piece of a read is there, or is known not to be had.
     fn land(&mut self, key: Key, offset: u64, landed: io::Result<Piece>) {
         let Some(request) = self.requests.get_mut(key) else { return };
         let Kind::Read(read) = &mut request.kind else { return };
-        if !read.ordered {
+        if self.owners.get(request.owner).is_none() {
+            // Nobody listens to a connection that is gone.
+            read.waiting.clear();
+            return self.forget_if_idle(key);
+        }
+        if read.how != How::Ordered {
             return self.tell(key, offset, landed);
         }
         match read.waiting.iter_mut().find(|w| w.offset == offset && w.landed.is_none()) {
             Some(place) => place.landed = Some(landed),
             None => read.waiting.push_back(Waiting { offset, landed: Some(landed) }),
         }
-        loop {
-            let Some(request) = self.requests.get_mut(key) else { return };
-            let Kind::Read(read) = &mut request.kind else { return };
-            if read.waiting.front().is_none_or(|w| w.landed.is_none()) {
-                return;
-            }
+        let owner = request.owner;
+        while let Some(key) = self.next_speaker(owner) {
+            self.speak(key);
+        }
+    }
+
+    /// The ordered read of this owner that has something to tell and may: the one that began to be
+    /// told; else the oldest, or one that needs no more memory to get to its end, since those that
+    /// wait for their turn hold some.
+    fn next_speaker(&self, owner: Key) -> Option<Key> {
+        let owner = self.owners.get(owner)?;
+        let may = |key: &Key| {
+            let Kind::Read(read) = &self.requests.get(*key)?.kind else { return None };
+            let lands = read.waiting.front().is_some_and(|w| w.landed.is_some());
+            let first = owner.ordered.front() == Some(key);
+            (lands && (first || read.next >= read.end)).then_some(*key)
+        };
+        match owner.speaking {
+            Some(key) => may(&key),
+            None => owner.ordered.iter().find_map(may),
+        }
+    }
+
+    /// Tells what has landed of an ordered read, in order.
+    fn speak(&mut self, key: Key) {
+        while let Some(request) = self.requests.get_mut(key)
+            && let Kind::Read(read) = &mut request.kind
+            && read.waiting.front().is_some_and(|w| w.landed.is_some())
+        {
+            let owner = request.owner;
             if let Some(Waiting { offset, landed: Some(landed) }) = read.waiting.pop_front() {
                 self.tell(key, offset, landed);
+            }
+            let over = self.requests.get(key).is_none();
+            if let Some(owner) = self.owners.get_mut(owner) {
+                owner.speaking = Some(key).filter(|_| !over);
+                if over {
+                    owner.ordered.retain(|other| *other != key);
+                }
             }
         }
     }
@@ -279,8 +353,8 @@ impl<T: Copy> Engine<T> {
         let Kind::Read(read) = &mut request.kind else { return };
         let landed = match landed {
             // In order, what comes behind a failure has no use, and the failure is told last.
-            _ if read.failed && read.ordered => None,
-            Err(error) if read.ordered => {
+            _ if read.failed && read.how == How::Ordered => None,
+            Err(error) if read.how == How::Ordered => {
                 read.failure = Some((offset, error));
                 None
             }

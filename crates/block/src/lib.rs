@@ -18,4 +18,4 @@ mod slab;
 pub use changes::{Changes, GRAIN};
 pub use disk::Disk;
 pub use engine::{Engine, Limits, OwnerKey, RequestKey};
-pub use request::{Driver, Output, Piece, Status, Times, Work};
+pub use request::{Driver, How, Output, Piece, Status, Times, Work};

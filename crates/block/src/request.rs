@@ -130,6 +130,19 @@ pub enum Output<T> {
     },
 }
 
+/// How a read is to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // fronts choose
+pub enum How {
+    /// Each piece when it lands, between those of others.
+    Pieces,
+    /// In ascending order, each byte, and no other read in order before it is told to its end; the
+    /// front keeps back what else it has to say meanwhile.
+    Ordered,
+    /// In one piece; at most a fragment long.
+    Whole,
+}
+
 /// A read to be done.
 #[derive(Debug)]
 pub(crate) struct Read {
@@ -137,8 +150,7 @@ pub(crate) struct Read {
     /// Next byte that nothing was begun for.
     pub(crate) next: u64,
     pub(crate) end: u64,
-    /// Hand over in ascending order, each byte.
-    pub(crate) ordered: bool,
+    pub(crate) how: How,
     /// Fragments that the disk works on.
     pub(crate) in_flight: usize,
     pub(crate) told: bool,

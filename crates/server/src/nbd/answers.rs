@@ -17,7 +17,7 @@ const COPY_BYTES_MAX: u64 = 16 * 1024;
 const ZEROES_BYTES: u64 = 256 * 1024;
 
 impl NbdLane {
-    /// Answers.
+    /// Answers. All but pieces of reads is kept back while a simple reply is told in part.
     ///
     /// # Errors
     /// The rules leave nothing but to hang up.
@@ -34,8 +34,8 @@ impl NbdLane {
         };
         match output {
             Output::Piece { tag, offset, piece, first, last } => {
-                if tag.whole || tag.replying.form == Form::Simple {
-                    self.whole(tag, piece, first, last.is_some());
+                if tag.replying.form == Form::Simple {
+                    self.simple(tag, piece, first, last.is_some());
                 } else {
                     self.chunk(tag, offset, piece, last.is_some());
                 }
@@ -48,10 +48,10 @@ impl NbdLane {
             }
             Output::Done { tag, result, times } => {
                 match result {
-                    Ok(()) => tag.replying.done(&mut self.batch),
+                    Ok(()) => tag.replying.done(self.replies()),
                     Err(error) => {
                         let error = protocol_error(&error);
-                        tag.replying.error(&mut self.batch, error, error.text());
+                        tag.replying.error(self.replies(), error, error.text());
                     }
                 }
                 record(tag, times);
@@ -97,18 +97,19 @@ impl NbdLane {
         }
     }
 
-    /// A piece of a read all of whose data stands behind one header, in order.
-    fn whole(&mut self, tag: Tag, piece: Piece, first: bool, last: bool) {
+    /// A piece of a simple reply, all of whose data stands behind one header, in order.
+    fn simple(&mut self, tag: Tag, piece: Piece, first: bool, last: bool) {
         if first {
             tag.replying.data(&mut self.batch, tag.replying.offset, tag.length as u32, false);
+            self.set_speaking(true);
         }
         match piece {
             Piece::Hole(length) => self.append_zeroes(length),
             // Missing bytes cannot be told behind a header that promised them.
             Piece::Data(bytes) | Piece::Lent(bytes) => self.append(bytes, Box::new(|_| None)),
         }
-        if last && tag.replying.form != Form::Simple {
-            tag.replying.done(&mut self.batch);
+        if last {
+            self.set_speaking(false);
         }
     }
 
@@ -121,17 +122,13 @@ impl NbdLane {
         last: bool,
     ) -> io::Result<()> {
         let (replying, error) = (tag.replying, protocol_error(error));
-        let whole = tag.whole || replying.form == Form::Simple;
-        if whole && first {
-            // Nothing was promised yet.
-            replying.error(&mut self.batch, error, error.text());
-            return Ok(());
-        }
         if replying.form == Form::Simple {
+            if first {
+                // Nothing was promised yet.
+                replying.error(self.replies(), error, error.text());
+                return Ok(());
+            }
             return Err(io::Error::other("a read failed behind the header of its reply"));
-        }
-        if whole {
-            self.append_zeroes(tag.replying.offset + tag.length - offset);
         }
         replying.error_at(&mut self.batch, error, offset);
         if last {

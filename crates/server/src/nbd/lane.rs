@@ -42,6 +42,9 @@ pub(super) struct NbdLane {
     pub(super) held: Vec<u8>,
     /// Replies of this turn, with small data between them.
     pub(super) batch: Vec<u8>,
+    /// A simple reply is told in part; what else is to be said waits in `later`.
+    pub(super) speaking: bool,
+    pub(super) later: Vec<u8>,
     pub(super) out: SendQueue,
     pub(super) filling: Option<Filling>,
     /// Nothing more is read: the client is done.
@@ -68,6 +71,8 @@ impl NbdLane {
             phase: Phase::Haggling(Box::default()),
             held: Vec::new(),
             batch: Haggle::greeting().to_vec(),
+            speaking: false,
+            later: Vec::new(),
             out: SendQueue::default(),
             filling: None,
             closing: false,
@@ -81,11 +86,24 @@ impl NbdLane {
     }
 
     pub(super) fn unsent(&self) -> u64 {
-        self.out.bytes() + self.batch.len() as u64
+        self.out.bytes() + (self.batch.len() + self.later.len()) as u64
+    }
+
+    /// Where a whole reply goes.
+    pub(super) fn replies(&mut self) -> &mut Vec<u8> {
+        if self.speaking { &mut self.later } else { &mut self.batch }
+    }
+
+    /// A simple reply that comes in pieces begins or ends.
+    pub(super) fn set_speaking(&mut self, speaking: bool) {
+        self.speaking = speaking;
+        if !speaking {
+            self.batch.append(&mut self.later);
+        }
     }
 
     pub(super) fn is_drained(&self) -> bool {
-        self.out.is_empty() && self.batch.is_empty()
+        self.out.is_empty() && self.batch.is_empty() && self.later.is_empty()
     }
 
     /// Puts what was collected behind what is queued, so that something can follow it by

@@ -136,7 +136,7 @@ impl Core {
                     woken.push(index);
                 }
             }
-            if woken.is_empty() {
+            if woken.is_empty() && !self.nbd.engine.has_work() {
                 break;
             }
             for index in woken {

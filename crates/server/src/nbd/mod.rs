@@ -43,12 +43,12 @@ impl Nbd {
 
     /// There is something to do without waiting for an event.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.resumable.is_empty()
+        !self.resumable.is_empty() || self.engine.has_work()
     }
 
     /// Somebody waits for memory: those who hold it without using it have to be found.
     pub(crate) fn is_starving(&self) -> bool {
-        !self.starving.is_empty() || self.engine.is_waiting()
+        !self.starving.is_empty() || self.engine.is_starved()
     }
 
     /// Requests are under way, or answers are not sent yet.

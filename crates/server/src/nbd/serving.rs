@@ -6,7 +6,7 @@ use crate::stats::{CoreStatistics, NBD_TAGS, Stages};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_block::{Disk, Engine, GRAIN, OwnerKey, Status};
+use towline_block::{Disk, Engine, GRAIN, How, OwnerKey, Status};
 use towline_nbd::constants::{EXTENTS_MAX, command_flag as flag};
 use towline_nbd::reply::Replying;
 use towline_nbd::{Command, Context, Error, Form, Handler, Refusal, Request};
@@ -23,8 +23,6 @@ pub(crate) struct Tag {
     pub(super) replying: Replying,
     pub(super) command: Command,
     pub(super) length: u64,
-    /// Data is to be sent in one piece.
-    pub(super) whole: bool,
     /// The contexts of a BLOCK_STATUS, as a set of bits.
     pub(super) contexts: u32,
 }
@@ -50,7 +48,6 @@ impl Serving<'_> {
             replying: Replying::to(request, self.form),
             command,
             length: request.length,
-            whole: request.has(flag::DF),
             contexts: 0,
         }
     }
@@ -67,7 +64,7 @@ impl Serving<'_> {
     fn read(&mut self, request: &Request) {
         if request.length <= READ_NOW_BYTES_MAX {
             let replying = Replying::to(request, self.form);
-            let batch = &mut self.lane.batch;
+            let batch = self.lane.replies();
             let before = batch.len();
             replying.data(batch, request.offset, request.length as u32, true);
             let data = batch.len();
@@ -85,8 +82,16 @@ impl Serving<'_> {
         }
         let tag = self.tag(Command::Read, request);
         let range = request.offset..request.offset + request.length;
-        let ordered = tag.whole || self.form == Form::Simple;
-        self.engine.read(self.lane.owner, tag, self.disk, range, ordered, self.arrived);
+        let how = match self.form {
+            Form::Simple => How::Ordered,
+            _ if !request.has(flag::DF) => How::Pieces,
+            _ if request.length <= self.engine.whole_bytes_max() => How::Whole,
+            _ => {
+                let text = "too long to be read in one piece";
+                return self.refuse(request, Refusal { error: Error::Overflow, text });
+            }
+        };
+        self.engine.read(self.lane.owner, tag, self.disk, range, how, self.arrived);
     }
 
     fn ask(
@@ -181,7 +186,7 @@ impl Handler for Serving<'_> {
 
     fn refuse(&mut self, request: &Request, refusal: Refusal) {
         let replying = Replying::to(request, self.form);
-        replying.error(&mut self.lane.batch, refusal.error, refusal.text);
+        replying.error(self.lane.replies(), refusal.error, refusal.text);
     }
 
     fn write_now(&mut self, request: &Request, payload: &[u8]) -> bool {
@@ -197,12 +202,12 @@ impl Handler for Serving<'_> {
         let replying = Replying::to(request, self.form);
         match result {
             Ok(()) => {
-                replying.done(&mut self.lane.batch);
+                replying.done(self.lane.replies());
                 self.record(Command::Write);
             }
             Err(error) => {
                 let error = protocol_error(&error);
-                replying.error(&mut self.lane.batch, error, error.text());
+                replying.error(self.lane.replies(), error, error.text());
             }
         }
         true

@@ -41,21 +41,64 @@ fn who_needs_order_gets_it() {
     let disk = Gated::new(1 << 20);
     let data = pattern(0, 1 << 20, 1);
     disk.fill(&data);
-    for (form, flags) in [(Form::Simple, 0), (Form::Structured, DF)] {
-        disk.close((0..4).map(|quarter| quarter * QUARTER));
+    disk.close((0..4).map(|quarter| quarter * QUARTER));
+    let world = quarters(disk.clone());
+    let mut client = world.client(Form::Simple);
+    client.request(READ, 0, 9, 0, 1 << 20);
+    wait_until("all fragments are asked for together", || disk.waiting() == 4);
+    for quarter in [2, 0, 3, 1] {
+        disk.open(quarter * QUARTER);
+    }
+    assert_eq!(client.simple().unwrap(), (0, 9));
+    assert!(client.bytes(1 << 20).unwrap() == data);
+    // In one piece.
+    let mut client = world.client(Form::Structured);
+    client.request(READ, DF, 9, 0, QUARTER);
+    let bytes = data[..QUARTER as usize].to_vec();
+    assert!(client.chunks().unwrap() == [Chunk::Data(0, bytes)]);
+    client.request(READ, DF, 9, 0, 1 << 20);
+    const EOVERFLOW: u32 = 75;
+    assert_eq!(client.chunks().unwrap(), [Chunk::Error(EOVERFLOW, None)]);
+}
+
+/// Replies in the simple form never mix, whatever lands when and whatever else is answered.
+#[test]
+fn simple_replies_do_not_mix() {
+    let disk = Gated::new(4 << 20);
+    let data = pattern(0, 4 << 20, 1);
+    disk.fill(&data);
+    let gates: Vec<u64> = (0..16).map(|gate| gate * QUARTER).collect();
+    for seed in 0..20u64 {
+        disk.close(gates.iter().copied());
         let world = quarters(disk.clone());
-        let mut client = world.client(form);
-        client.request(READ, flags, 9, 0, 1 << 20);
-        wait_until("all fragments are asked for together", || disk.waiting() == 4);
-        for quarter in [2, 0, 3, 1] {
-            disk.open(quarter * QUARTER);
+        let mut client = world.client(Form::Simple);
+        let ranges = [(0u64, 2u64), (2, 3), (5, 1), (6, 6), (12, 1)];
+        for (cookie, (from, count)) in ranges.iter().enumerate() {
+            client.request(READ, 0, cookie as u64, from * QUARTER, count * QUARTER);
+            // Answered at once: it is refused.
+            client.request(READ, 0, 100, 4 << 20, 512);
         }
-        if form == Form::Simple {
-            assert_eq!(client.simple().unwrap(), (0, 9));
-            assert!(client.bytes(1 << 20).unwrap() == data);
-        } else {
-            assert!(client.chunks().unwrap() == [Chunk::Data(0, data.clone()), Chunk::End]);
+        wait_until("the disk works", || disk.waiting() == 4);
+        let opener = std::thread::spawn({
+            let (disk, mut gates) = (disk.clone(), gates.clone());
+            move || {
+                for step in 0..gates.len() {
+                    let at = (seed as usize * 7 + step * 5) % gates.len();
+                    disk.open(gates.swap_remove(at));
+                    std::thread::sleep(std::time::Duration::from_micros(300));
+                }
+            }
+        });
+        for _ in 0..2 * ranges.len() {
+            let (error, cookie) = client.simple().unwrap();
+            assert_eq!(error != 0, cookie == 100);
+            if cookie != 100 {
+                let (from, count) = ranges[cookie as usize];
+                let range = (from * QUARTER) as usize..((from + count) * QUARTER) as usize;
+                assert!(client.bytes(range.len()).unwrap() == data[range], "reply {cookie}");
+            }
         }
+        opener.join().unwrap();
     }
 }
 
