@@ -24,6 +24,7 @@ fn child_server() {
 
 const GRACE: Duration = Duration::from_secs(60);
 const CLIENTS: u64 = 8;
+const DATA_SYNC: u32 = 0o10_000;
 const RENAME_NO_REPLACE: u32 = 1;
 const RENAME_EXCHANGE: u32 = 2;
 
@@ -292,6 +293,8 @@ fn operations_take_effect_once_though_the_server_is_killed() {
                     let home = root.open(name.as_bytes(), 0, 0).unwrap();
                     // Not all may read what they write.
                     let flags = if number % 2 == 0 { CREATE } else { 0o100 | 1 };
+                    // Some wait for the device, and so are written by other threads.
+                    let flags = if number % 4 == 3 { flags | DATA_SYNC } else { flags };
                     let log = root.open(b"log", flags, 0o600).unwrap();
                     let mut load = Load {
                         number,

@@ -75,14 +75,6 @@ impl SharedMemory {
         Ok(rustix::fs::fallocate(&self.fd, flags, offset as u64, length as u64)?)
     }
 
-    /// Writes what was stored to the disk, and waits for it.
-    ///
-    /// # Errors
-    /// What `fdatasync(2)` says.
-    pub fn sync(&self) -> io::Result<()> {
-        Ok(rustix::fs::fdatasync(&self.fd)?)
-    }
-
     fn map(fd: OwnedFd, length: usize, writable: bool) -> io::Result<Self> {
         let protection =
             if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };

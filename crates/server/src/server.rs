@@ -41,7 +41,7 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
     engine: Engine,
     /// Held, so that no other server uses it.
-    directory: Option<StateDirectory>,
+    _directory: Option<StateDirectory>,
 }
 
 /// Why a server did not start.
@@ -184,7 +184,7 @@ impl Server {
             nbd_addresses,
             threads: Vec::new(),
             engine: Engine::Epoll,
-            directory,
+            _directory: directory,
         };
         let mut listeners = Some(listeners);
         for index in 0..cores {
@@ -309,11 +309,6 @@ impl Server {
             if thread.join().is_err() {
                 log::error!("a thread of the server had failed before it was stopped");
             }
-        }
-        if let Some(directory) = self.directory.take()
-            && let Err(error) = directory.state.sync()
-        {
-            log::warn!("cannot write the state to the disk: {error}");
         }
     }
 }

@@ -241,7 +241,10 @@ impl State {
 
     /// Keeps a new session; `None` when there is no room for it.
     pub fn begin(self: &Arc<Self>, session: u64, secret: u64) -> Option<Journal> {
-        let entry = self.table.lock().free.pop()?;
+        let Some(entry) = self.table.lock().free.pop() else {
+            log::warn!("more than {SESSIONS_MAX} sessions: a further one will not survive");
+            return None;
+        };
         if let Err(error) = self.memory.allocate(area_at(entry), AREA_BYTES) {
             log::warn!("no room for the state of a session, which will not survive: {error}");
             self.table.lock().free.push(entry);
@@ -326,14 +329,6 @@ impl State {
         moved
     }
 
-    /// Writes all to the disk, for an orderly end.
-    ///
-    /// # Errors
-    /// What `fdatasync(2)` says.
-    pub fn sync(&self) -> io::Result<()> {
-        self.memory.sync()
-    }
-
     fn record_at(entry: u32, slot: u16, which: usize) -> usize {
         area_at(entry) + usize::from(slot) * SLOT_BYTES + which * RECORD_BYTES
     }
@@ -391,15 +386,19 @@ impl State {
         }
     }
 
-    /// Finds out, before `place` is changed, what became of operations that were under way there
-    /// when the server was killed; for the clients that will ask.
-    pub(crate) fn settle(&self, place: &Place, mut look: impl FnMut(&Intent) -> Option<Verdict>) {
+    /// Settles what was under way in a place, but for what `own`, an entry and a slot, will itself.
+    fn settle(
+        &self,
+        own: (u32, u16),
+        place: &Place,
+        mut look: impl FnMut(&Intent) -> Option<Verdict>,
+    ) {
         if !self.any_unresolved.load(Ordering::Relaxed) {
             return;
         }
         let mut unresolved = self.unresolved.lock();
         unresolved.retain(|u| {
-            if !u.intent.places().contains(place) {
+            if (u.entry, u.slot) == own || !u.intent.places().contains(place) {
                 return true;
             }
             match look(&u.intent) {
@@ -442,6 +441,18 @@ fn newer(a: u32, b: u32) -> bool {
 impl Journal {
     pub(crate) fn state(&self) -> &State {
         &self.state
+    }
+
+    /// Finds out, before the request of this slot changes `place`, what became of other requests'
+    /// operations that were under way there when the server was killed; for the clients that will
+    /// ask.
+    pub(crate) fn settle(
+        &self,
+        slot: u16,
+        place: &Place,
+        look: impl FnMut(&Intent) -> Option<Verdict>,
+    ) {
+        self.state.settle((self.entry, slot), place, look);
     }
 
     /// Notes that the session has locks, which others have to wait for after a restart.

@@ -49,7 +49,7 @@ pub(super) fn append(
     let place = Place::contents(opened.file.identity());
     let journal = draft.journal.clone();
     let _guard = journal.state().guard(&[place]);
-    journal.state().settle(&place, |intent| {
+    journal.settle(draft.slot, &place, |intent| {
         if intent.reserved {
             return None;
         }

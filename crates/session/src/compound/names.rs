@@ -210,7 +210,7 @@ impl Compound {
         }
         let _guard = journal.state().guard(&places[..located.len()]);
         for Located { directory, name, place } in &located {
-            journal.state().settle(place, |intent| {
+            journal.settle(self.slot, place, |intent| {
                 let now = look(&*store, &server(), (&**directory, name)).ok()?;
                 (intent.kind != Kind::Append).then(|| settle(intent, place, now))
             });
@@ -340,7 +340,7 @@ impl Compound {
         let made = |is_there: bool| is_there == (kind == Kind::MakeXattr);
         let _guard = journal.state().guard(&[place]);
         let is_there = store.xattr(caller, at, follow, XattrAction::Get(name)).is_ok();
-        journal.state().settle(&place, |intent| {
+        journal.settle(self.slot, &place, |intent| {
             let mut result = Vec::new();
             Reply::Done {}.encode(&mut result);
             let made = is_there == (intent.kind == Kind::MakeXattr);

@@ -200,14 +200,15 @@ fn a_change_of_a_place_settles_what_was_under_way_there() {
     write(&journal, 0, 1, Some(intent()));
     drop((journal, state));
     let state = open(&file);
-    state.settle(&Place::named((8, 8), &[b"elsewhere"]), |_| panic!("another place"));
+    let other = state.begin(6, 60).unwrap();
+    other.settle(0, &Place::named((8, 8), &[b"elsewhere"]), |_| panic!("another place"));
     let mut done = Vec::new();
     towline_wire::codec::Field::encode(&towline_wire::Reply::Done {}, &mut done);
-    state.settle(&intent().places[1], |found| {
+    other.settle(0, &intent().places[1], |found| {
         assert_eq!(*found, intent());
         Some(Verdict::Done(done.clone()))
     });
-    state.settle(&intent().places[0], |_| panic!("settled already"));
+    other.settle(0, &intent().places[0], |_| panic!("settled already"));
     let Kept { journal, .. } = state.claim(5, 50).unwrap();
     let found = journal.recall(0).unwrap();
     assert_eq!((found.index, found.intent, found.results()), (3, None, 3));
