@@ -4,6 +4,7 @@
 //! waiting thread that receives. When the leader's own request is answered it hands over to
 //! another waiting thread. Locks are held for moments only, never while waiting.
 
+use crate::borrow::{Borrowed, Memories, Refusal};
 use crate::handshake::{Failure, Greeted, greet};
 use crate::lent::{Buffer, exclusive, shared};
 use crate::operation::{Convert, Operation};
@@ -19,7 +20,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 use towline_net::{Counters, Incoming, Input, Link, Sink};
 use towline_wire::codec::Field;
-use towline_wire::header::reply_flag;
+use towline_wire::header::{reply_flag, request_flag};
 use towline_wire::hello::resumed;
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::reply::parse_results;
@@ -37,6 +38,8 @@ pub(crate) struct Outcome {
     results: Vec<u8>,
     /// Bytes of data received into the request's buffer.
     pub(crate) payload: usize,
+    /// Data that is still to be copied there, by whoever takes the outcome.
+    borrowed: Option<Borrowed>,
 }
 
 pub(crate) type Finished = Result<(Outcome, Vec<u8>), Error>;
@@ -72,6 +75,8 @@ enum Status {
     Free,
     Waiting,
     Done(Result<Outcome, Error>),
+    /// Done, and its lent data is being copied.
+    Copying,
 }
 
 struct Slot {
@@ -88,6 +93,8 @@ struct Slot {
     /// First byte of the target that stands for one that could not be read, and why.
     failed: Option<(u64, Errno)>,
     repeatable: bool,
+    /// What its last reply lent, on the present lane, was not given back.
+    indebted: bool,
     /// Nobody wants the answer any more.
     abandoned: bool,
     /// Where its time goes, if this is one of those that are measured.
@@ -129,6 +136,31 @@ struct State {
     /// Threads asleep until a request of theirs is answered.
     sleepers: usize,
     times: Times,
+    /// What the server lends parts of on the present lane; `None` where nothing can be borrowed.
+    memories: Option<Memories>,
+    /// Free slots that are indebted.
+    debts: usize,
+}
+
+impl State {
+    /// Gives back what was lent to slots that nobody is using; those that are used again say so by
+    /// that.
+    fn releases(&mut self) -> Vec<Out> {
+        if self.debts == 0 {
+            return Vec::new();
+        }
+        self.debts = 0;
+        let mut releases = Vec::new();
+        for number in &self.free {
+            let slot = &mut self.slots[usize::from(*number)];
+            if std::mem::take(&mut slot.indebted) {
+                let header = Header::new(Kind::Release, *number, slot.sequence);
+                let bytes = Arc::new(header.to_bytes().to_vec());
+                releases.push(Out::Message { bytes, done: 0 });
+            }
+        }
+        releases
+    }
 }
 
 impl State {
@@ -202,6 +234,7 @@ fn fresh_slot() -> Slot {
         received: 0,
         failed: None,
         repeatable: true,
+        indebted: false,
         abandoned: false,
         stamps: None,
         waiter: None,
@@ -224,6 +257,8 @@ impl Core {
             slots: (0..slots - 1).map(|_| fresh_slot()).collect(),
             free: (0..slots as u16 - 1).rev().collect(),
             leader: false,
+            memories: Memories::of(&link, options.descriptor_min),
+            debts: 0,
             link: Arc::new(link),
             session: welcome.session,
             secret: welcome.secret,
@@ -420,6 +455,8 @@ impl Core {
     ) -> Option<SlotRef> {
         let number = state.free.pop()?;
         let slot = &mut state.slots[usize::from(number)];
+        // This request gives back what the last reply lent.
+        state.debts -= usize::from(std::mem::take(&mut slot.indebted));
         slot.sequence = slot.sequence.wrapping_add(1);
         slot.stamps = Stamps::of(slot.sequence);
         let inline = source.len() <= INLINE_BYTES_MAX;
@@ -427,6 +464,9 @@ impl Core {
         let mut header = Header::new(Kind::Request, number, slot.sequence);
         header.body_bytes = body.len() as u32;
         (header.word_a, header.word_b) = self.identity;
+        if state.memories.is_some() {
+            header.flags = request_flag::BORROWS;
+        }
         if inline {
             header.payload_bytes = source.len() as u32;
         } else {
@@ -479,9 +519,11 @@ impl Core {
         let slot = self.fill(&mut state, requests, source, target).ok_or(Errno::EAGAIN)?;
         let found = &state.slots[usize::from(slot.slot)];
         let (bytes, measured) = (found.message.clone(), found.stamps.is_some());
+        let releases = state.releases();
         drop(state);
-        if coalesce > 0 {
+        if coalesce > 0 || !releases.is_empty() {
             let mut out = self.out.lock();
+            out.extend(releases);
             if out.len() + 1 < coalesce {
                 out.push_back(Out::Message { bytes, done: 0 });
                 return Ok(slot);
@@ -655,22 +697,49 @@ impl Core {
         found.status = Status::Free;
         found.source = Buffer::none();
         found.target = Buffer::none();
+        state.debts += usize::from(found.indebted);
         state.free.push(slot);
         self.slot_free.notify_one();
     }
 
-    /// Takes the outcome of a request that is over.
-    fn take(&self, state: &mut State, slot: &SlotRef) -> Option<Finished> {
-        let found = &mut state.slots[usize::from(slot.slot)];
+    /// Takes the outcome of a request that is over. Lent data is copied to its place here, by the
+    /// thread that wants it, and the state is unlocked meanwhile.
+    fn take(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        slot: &SlotRef,
+    ) -> Option<Finished> {
+        let number = usize::from(slot.slot);
+        let found = &mut state.slots[number];
         if found.sequence != slot.sequence
             || found.sending > 0
             || !matches!(found.status, Status::Done(_))
         {
             return None;
         }
-        let Status::Done(result) = std::mem::replace(&mut found.status, Status::Free) else {
+        let Status::Done(mut result) = std::mem::replace(&mut found.status, Status::Copying) else {
             return None;
         };
+        if let Ok(outcome) = &mut result
+            && let Some(borrowed) = outcome.borrowed.take()
+        {
+            let mut target = std::mem::replace(&mut found.target, Buffer::none());
+            let place = target.part_mut(0, borrowed.len());
+            let whole = MutexGuard::unlocked(state, || {
+                place.is_some_and(|place| borrowed.copy_to(exclusive(place)))
+            });
+            state.slots[number].target = target;
+            if !whole {
+                match &state.dead {
+                    Some(error) => result = Err(error.clone()),
+                    None => {
+                        self.ask_again(state, number, &borrowed);
+                        return None;
+                    }
+                }
+            }
+        }
+        let found = &mut state.slots[number];
         // An operation gets its buffer back: that of a read, else that of a write.
         let target = std::mem::replace(&mut found.target, Buffer::none()).into_owned();
         let source = std::mem::replace(&mut found.source, Buffer::none()).into_owned();
@@ -680,6 +749,25 @@ impl Core {
         }
         self.release(state, slot.slot);
         Some(result.map(|outcome| (outcome, buffer)))
+    }
+
+    /// Waits again for a request whose lent data went with the lane.
+    fn ask_again(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        number: usize,
+        borrowed: &Borrowed,
+    ) {
+        let slot = &mut state.slots[number];
+        slot.status = Status::Waiting;
+        slot.received = 0;
+        slot.failed = None;
+        let (bulk, bytes) = (usize::from(slot.is_bulk()), slot.message.clone());
+        state.bulk += bulk;
+        // Else it is sent again when whoever leads notices that the lane is lost.
+        if !borrowed.is_of(&state.link) {
+            MutexGuard::unlocked(state, || self.send(Out::Message { bytes, done: 0 }));
+        }
     }
 
     /// Waits until something may have changed for these slots (or, with none, until a slot may be
@@ -751,7 +839,7 @@ impl Core {
         state
     }
 
-    fn receive(self: &Arc<Self>, link: &Link, wait: Wait<'_>) -> io::Result<()> {
+    fn receive(self: &Arc<Self>, link: &Arc<Link>, wait: Wait<'_>) -> io::Result<()> {
         let mut receiving = self.receiving.lock();
         let Receiving { input, scratch } = &mut *receiving;
         let flushed = self.flush()?;
@@ -766,11 +854,12 @@ impl Core {
             // by another thread: then nothing more may come.
             Wait::For(slots) => (!self.state.lock().is_over(slots)).then_some(spin),
         };
-        let mut sink = Completing { core: self, grants: Vec::new(), finished: 0 };
+        let mut sink =
+            Completing { core: self, link: link.clone(), answers: Vec::new(), finished: 0 };
         let incoming = input.receive(link, scratch, wait, &mut sink, &self.counters)?;
-        let grants = std::mem::take(&mut sink.grants);
-        if !grants.is_empty() {
-            self.out.lock().extend(grants);
+        let answers = std::mem::take(&mut sink.answers);
+        if !answers.is_empty() {
+            self.out.lock().extend(answers);
             self.flush()?;
         }
         match incoming {
@@ -863,6 +952,8 @@ impl Core {
                 lane.exchange(&[Request::Reclaimed {}])?;
             }
         }
+        state.memories = Memories::of(&link, self.options.descriptor_min);
+        state.debts = 0;
         state.link = Arc::new(link);
         state.session = welcome.session;
         state.secret = welcome.secret;
@@ -870,6 +961,7 @@ impl Core {
         for number in 0..state.slots.len() {
             let slot = &mut state.slots[number];
             slot.sending = 0;
+            slot.indebted = false;
             if !matches!(slot.status, Status::Waiting) {
                 self.tell(state, number as u16);
                 continue;
@@ -901,7 +993,7 @@ fn after_restart(files: &OpenFiles, message: &[u8]) -> Option<Result<Outcome, Er
     if let [Request::Close { .. }] = requests[..] {
         let mut results = Vec::new();
         Reply::Done {}.encode(&mut results);
-        return Some(Ok(Outcome { results, payload: 0 }));
+        return Some(Ok(Outcome { results, payload: 0, borrowed: None }));
     }
     files.is_stale(&requests).then_some(Err(Errno::ESTALE.into()))
 }
@@ -918,8 +1010,40 @@ fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Err
 /// Completes requests with what the leader receives.
 struct Completing<'a> {
     core: &'a Arc<Core>,
-    grants: Vec<Out>,
+    link: Arc<Link>,
+    /// Messages to be sent in answer: data that was granted, requests sent again.
+    answers: Vec<Out>,
     finished: usize,
+}
+
+impl Completing<'_> {
+    /// What a reply lends; `None` when it cannot be mapped here, and the request is sent again.
+    fn borrow(
+        &mut self,
+        state: &mut State,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<Option<Borrowed>, ProtocolError> {
+        let slot = &mut state.slots[usize::from(header.slot)];
+        let Some(memories) = &mut state.memories else {
+            return Err(ProtocolError { what: "lent what was not asked for", at: 1 });
+        };
+        slot.indebted = true;
+        match memories.borrow(header, body, &self.link, slot.target.len()) {
+            Ok(borrowed) => Ok(Some(borrowed)),
+            Err(Refusal::Illegal(error)) => Err(error),
+            Err(Refusal::Unmapped) => {
+                // Too little address space, for one. From now on everything is sent.
+                state.memories = None;
+                let mut bytes = (*slot.message).clone();
+                bytes[1] &= !request_flag::BORROWS;
+                slot.message = Arc::new(bytes);
+                slot.indebted = false;
+                self.answers.push(Out::Message { bytes: slot.message.clone(), done: 0 });
+                Ok(None)
+            }
+        }
+    }
 }
 
 impl Sink for Completing<'_> {
@@ -942,8 +1066,19 @@ impl Sink for Completing<'_> {
                 Ok(())
             }
             Kind::Reply => {
-                let mut outcome = Outcome { results: body.to_vec(), payload: slot.received };
-                if let Some((at, errno)) = slot.failed {
+                let (failed, received) = (slot.failed, slot.received);
+                let lent = header.flags & reply_flag::LENT != 0;
+                let mut outcome = if lent && matches!(slot.status, Status::Waiting) {
+                    let Some(borrowed) = self.borrow(&mut state, header, body)? else {
+                        return Ok(());
+                    };
+                    let results = body[..header.offset as usize].to_vec();
+                    Outcome { results, payload: borrowed.len(), borrowed: Some(borrowed) }
+                } else {
+                    Outcome { results: body.to_vec(), payload: received, borrowed: None }
+                };
+                let slot = &mut state.slots[number];
+                if let Some((at, errno)) = failed {
                     if at == 0 {
                         self.core.complete(&mut state, number, Err(errno.into()));
                         return Ok(());
@@ -975,7 +1110,7 @@ impl Sink for Completing<'_> {
                 slot.sending += 1;
                 let source =
                     &raw const shared(slot.source.bytes())[from as usize..(from + length) as usize];
-                self.grants.push(Out::Data {
+                self.answers.push(Out::Data {
                     slot: header.slot,
                     head: head.to_bytes(),
                     source,

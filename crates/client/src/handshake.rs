@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use towline_mem::SharedMemory;
 use towline_net::address::{connect_abstract, connect_tcp, connect_unix};
-use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, receive_descriptors};
+use towline_net::{
+    Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Wait, receive_descriptors,
+};
 use towline_wire::hello::{MAGIC, VERSION, local_socket_name, resumed, want};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
@@ -126,7 +128,7 @@ fn greet_on(
 }
 
 /// The same file under a descriptor of at least `min`.
-fn raised(fd: OwnedFd, min: i32) -> io::Result<OwnedFd> {
+pub(crate) fn raised(fd: OwnedFd, min: i32) -> io::Result<OwnedFd> {
     Ok(if min > 0 { rustix::io::fcntl_dupfd_cloexec(&fd, min)? } else { fd })
 }
 
@@ -160,7 +162,7 @@ fn hear(link: &Link) -> Result<(Welcome, Vec<OwnedFd>), Failure> {
                 (HEADER_BYTES + header.body_bytes as usize - bytes.len()).min(part.len())
             }
         };
-        match receive_descriptors(fd, &mut part[..wanted]) {
+        match receive_descriptors(fd, &mut part[..wanted], Wait::Any) {
             Ok((0, _)) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok((count, more)) => {
                 bytes.extend_from_slice(&part[..count]);

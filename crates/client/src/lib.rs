@@ -9,6 +9,7 @@
 //! A lost connection is replaced and unanswered requests are sent again under the same session,
 //! so each takes effect once. After a restart of the server open files are opened again.
 
+mod borrow;
 mod core;
 mod error;
 mod file;

@@ -3,14 +3,17 @@
 //! An [`Aggregate`] is an ordered list of slices of [`Segment`]s. It splits, appends, prepends and
 //! concatenates without copying; only the code that finally moves bytes looks at the kind of each
 //! segment. [`Pool`] bounds the memory that requests may hold at once. [`SharedMemory`] is a sealed
-//! memfd mapped by more than one process.
+//! memfd mapped by more than one process; a [`Loan`] keeps parts of one for a process that reads them
+//! in place.
 
 mod aggregate;
+mod lending;
 mod pool;
 mod segment;
 mod shared;
 
 pub use aggregate::{Aggregate, Slice};
+pub use lending::{Lending, Loan};
 pub use pool::{Pool, PoolBuffer};
-pub use segment::{Guard, Segment};
+pub use segment::{Guard, Segment, zeros};
 pub use shared::SharedMemory;

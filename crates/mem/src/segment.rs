@@ -3,11 +3,18 @@
 use crate::{PoolBuffer, SharedMemory};
 use std::any::Any;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Something that stays alive, and so keeps its owner from reusing the memory, as long as a slice
 /// refers to it.
 pub type Guard = Arc<dyn Any + Send + Sync>;
+
+/// 64 KiB of zeros, the same ones for all: what holes of files are sent from.
+pub fn zeros() -> &'static Arc<Vec<u8>> {
+    const BYTES: usize = 64 * 1024;
+    static ZEROS: LazyLock<Arc<Vec<u8>>> = LazyLock::new(|| Arc::new(vec![0; BYTES]));
+    &ZEROS
+}
 
 /// A piece of memory of a stated kind. Cloning shares it.
 #[derive(Clone)]
@@ -34,6 +41,12 @@ impl Segment {
             Self::Shared(..) => "shared",
             Self::File(_) => "file",
         }
+    }
+
+    /// True when all bytes are zero because it stands for a hole: those of [`zeros`].
+    #[must_use]
+    pub fn is_hole(&self) -> bool {
+        matches!(self, Self::Host(bytes) if Arc::ptr_eq(bytes, zeros()))
     }
 
     pub(crate) fn same(&self, other: &Self) -> bool {

@@ -5,6 +5,7 @@
 //! are copied in and out, or handed to the kernel by address.
 #![allow(unsafe_code)]
 
+use crate::Lending;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -18,6 +19,7 @@ pub struct SharedMemory {
     address: *mut u8,
     length: usize,
     writable: bool,
+    lending: Option<Lending>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; all access is by copying through
@@ -36,6 +38,23 @@ impl SharedMemory {
         rustix::fs::ftruncate(&fd, length as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Self::map(fd, length, true)
+    }
+
+    /// As [`SharedMemory::create`], for parts of it to be lent: other processes read them in
+    /// place. Whoever hands ranges out says with its guards how long they stay as they are.
+    /// `block_bytes` is how much a guard keeps, `lent_max` how much may be lent at once.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::create`]; what `open(2)` of `/proc/self/fd` says.
+    pub fn create_lendable(
+        name: &str,
+        length: usize,
+        block_bytes: u64,
+        lent_max: u64,
+    ) -> io::Result<Self> {
+        let mut memory = Self::create(name, length)?;
+        memory.lending = Some(Lending::new(&memory.fd, block_bytes, lent_max)?);
+        Ok(memory)
     }
 
     /// Maps memory that another process made. It must be sealed against shrinking, else its
@@ -82,7 +101,7 @@ impl SharedMemory {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let address =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, protection, flags, &fd, 0)? };
-        Ok(Self { fd, address: address.cast(), length, writable })
+        Ok(Self { fd, address: address.cast(), length, writable, lending: None })
     }
 
     /// Bytes.
@@ -101,6 +120,12 @@ impl SharedMemory {
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// How parts of it are lent, if they may be.
+    #[must_use]
+    pub fn lending(&self) -> Option<&Lending> {
+        self.lending.as_ref()
     }
 
     /// The address of `length` bytes from `offset`, for system calls.
@@ -127,7 +152,7 @@ impl SharedMemory {
         let target = self.address(offset, source.len());
         // SAFETY: `address` checked the range, the mapping lives as long as `self`, and a Rust
         // slice never overlaps it because none is ever made of it.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        unsafe { copy(source.as_ptr(), target, source.len()) };
     }
 
     /// Copies out of the memory; another process may be writing it, so the bytes may be mixed.
@@ -137,7 +162,7 @@ impl SharedMemory {
     pub fn copy_out(&self, offset: usize, target: &mut [u8]) {
         let source = self.address(offset, target.len());
         // SAFETY: as in `copy_in`.
-        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+        unsafe { copy(source, target.as_mut_ptr(), target.len()) };
     }
 
     /// Copies from one place of the memory to another that does not overlap it.
@@ -186,10 +211,54 @@ impl SharedMemory {
     }
 }
 
+/// Copies as `memcpy` does, but avoids where that is slow.
+///
+/// The C library copies 2 KiB and more by `rep movsb`. On AMD processors that falls from 14 to
+/// 2.5 GB/s (measured) when the target stands less than a cache line behind the source within its
+/// page. Blocks of files begin with a page, and what `malloc` gives for large buffers begins 16
+/// bytes behind one. Short pieces are copied by vector instructions.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
+    const PAGE: usize = 4096;
+    const LINE: usize = 64;
+    const PIECE: usize = 512;
+    let ahead = target.addr().wrapping_sub(source.addr()) % PAGE;
+    let piece = if ahead != 0 && ahead < LINE { PIECE } else { length.max(1) };
+    let mut done = 0;
+    while done < length {
+        let count = piece.min(length - done);
+        // SAFETY: a part of what the caller says can be copied.
+        unsafe { std::ptr::copy_nonoverlapping(source.add(done), target.add(done), count) };
+        done += count;
+    }
+}
+
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `map` with this length and nothing refers to it any more.
         let result = unsafe { rustix::mm::munmap(self.address.cast(), self.length) };
         debug_assert!(result.is_ok(), "unmapping our own mapping failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_every_alignment_are_whole() {
+        let memory = SharedMemory::create("test", 3 * 4096).unwrap();
+        let bytes: Vec<u8> = (0..9000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        for (from, length) in [(0, 9000), (1, 8191), (4095, 513), (16, 512), (5, 0), (70, 1)] {
+            for at in [0, 1, 15, 16, 63, 64, 2000] {
+                memory.copy_in(from, &bytes[..length]);
+                let mut target = vec![0xee; at + length + 1];
+                memory.copy_out(from, &mut target[at..at + length]);
+                assert!(target[at..at + length] == bytes[..length], "{from} {length} {at}");
+                assert!(target[..at].iter().all(|b| *b == 0xee) && target[at + length] == 0xee);
+            }
+        }
     }
 }

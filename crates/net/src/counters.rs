@@ -29,8 +29,12 @@ counters! {
     bytes_sent_copied,
     /// Bytes sent from file pages without copying (`sendfile`).
     bytes_sent_file,
-    /// Bytes that the receiver read in place in shared memory.
+    /// Bytes not sent but lent: the receiver reads them in place in memory that both map.
     bytes_lent,
+    /// Replies whose data was lent.
+    replies_lent,
+    /// Replies whose data was copied because as much as may be was on loan already.
+    loans_exhausted,
     /// Bytes received.
     bytes_received,
     /// Bulk bytes that landed in their final place without being staged.

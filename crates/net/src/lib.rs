@@ -20,4 +20,4 @@ pub use link::{Link, LinkKind};
 pub use local::local_pair;
 pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
 pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
-pub use socket::{receive_descriptors, send_descriptors};
+pub use socket::{Wait, receive_descriptors, send_descriptors};

@@ -5,10 +5,10 @@
 //! and wakes it: the server by an eventfd that its event loop watches, the client by a futex. The
 //! peer is not trusted: its positions are read once and checked before use.
 
-use crate::socket::Piece;
+use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
 use rustix::thread::futex;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -26,6 +26,8 @@ pub const SHM_BYTES: usize = CONTROL_BYTES + TO_SERVER_BYTES + TO_CLIENT_BYTES;
 const CLIENT_SLEEPS: usize = 0;
 const SERVER_SLEEPS: usize = 128;
 const RINGS: [usize; 2] = [256, 512];
+/// Set when what was lent over the link is not any more.
+const LOANS_ENDED: usize = 1024;
 const WRITTEN: usize = 0;
 const READ: usize = 128;
 
@@ -294,14 +296,60 @@ impl ShmLink {
     /// True when the peer's end of the socket is gone.
     #[must_use]
     pub fn peer_closed(&self) -> bool {
-        let mut byte = [0];
-        let flags = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
-        match rustix::net::recv(&self.socket, &mut byte, flags) {
-            Ok((count, _)) => count == 0,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        // Not by receiving: a descriptor may wait there to be taken.
+        let mut watched = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        match poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(_) => !watched[0].revents().is_empty(),
+            Err(rustix::io::Errno::INTR) => false,
             Err(_) => true,
         }
     }
+
+    /// For the server: hands memory over that it will lend parts of, over the socket. It has to be
+    /// taken by the client, so nothing may be handed over that the client does not look for.
+    ///
+    /// # Errors
+    /// The client is gone, or takes nothing.
+    pub fn hand_over(&self, memory: BorrowedFd<'_>, length: usize) -> io::Result<()> {
+        let bytes = (length as u64).to_le_bytes();
+        match send_descriptors(&self.socket, &bytes, &[memory])? {
+            sent if sent == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+
+    /// For the client: the next memory that the server handed over, and its length as the server
+    /// says it.
+    ///
+    /// # Errors
+    /// `InvalidData`: the server did not send what it has to.
+    pub fn take_over(&self) -> io::Result<(OwnedFd, usize)> {
+        let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let mut bytes = [0; 8];
+        let (count, descriptors) = receive_descriptors(&self.socket, &mut bytes, Wait::No)
+            .map_err(|_| wrong("memory was lent that was not handed over"))?;
+        let length = usize::try_from(u64::from_le_bytes(bytes));
+        match (<[OwnedFd; 1]>::try_from(descriptors), length) {
+            (Ok([memory]), Ok(length)) if count == bytes.len() => Ok((memory, length)),
+            _ => Err(wrong("handed over what is no memory")),
+        }
+    }
+
+    /// For the server, before anything that it lent over this link changes for another reason than
+    /// that the client gave it back.
+    pub fn end_loans(&self) {
+        self.memory.word32(LOANS_ENDED).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// For the client, after reading what was lent: false when it may have changed by then.
+    #[must_use]
+    pub fn loans_hold(&self) -> bool {
+        // What was read before the fence is older than a flag that is not set behind it.
+        fence(Ordering::SeqCst);
+        self.memory.word32(LOANS_ENDED).load(Ordering::SeqCst) == 0
+    }
 }
 
-const _: () = assert!(RINGS[1] + READ + 8 <= CONTROL_BYTES);
+const _: () = assert!(RINGS[1] + READ + 8 <= LOANS_ENDED && LOANS_ENDED + 4 <= CONTROL_BYTES);

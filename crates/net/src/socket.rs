@@ -82,7 +82,7 @@ pub(crate) fn send_pieces(fd: BorrowedFd<'_>, pieces: &[Piece], more: bool) -> i
 
 /// How long to wait when receiving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub enum Wait {
     /// Not at all.
     No,
     /// Until something came.
@@ -91,14 +91,19 @@ pub(crate) enum Wait {
     Full,
 }
 
+impl Wait {
+    fn flags(self) -> RecvFlags {
+        match self {
+            Self::No => RecvFlags::DONTWAIT,
+            Self::Any => RecvFlags::empty(),
+            Self::Full => RecvFlags::WAITALL,
+        }
+    }
+}
+
 /// Receives.
 pub(crate) fn receive(fd: BorrowedFd<'_>, target: &mut [u8], wait: Wait) -> io::Result<usize> {
-    let flags = match wait {
-        Wait::No => RecvFlags::DONTWAIT,
-        Wait::Any => RecvFlags::empty(),
-        Wait::Full => RecvFlags::WAITALL,
-    };
-    let (count, _) = rustix::net::recv(fd, target, flags)?;
+    let (count, _) = rustix::net::recv(fd, target, wait.flags())?;
     Ok(count)
 }
 
@@ -123,10 +128,14 @@ pub fn send_descriptors(
 ///
 /// # Errors
 /// What `recvmsg(2)` says.
-pub fn receive_descriptors(fd: impl AsFd, target: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+pub fn receive_descriptors(
+    fd: impl AsFd,
+    target: &mut [u8],
+    wait: Wait,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
+    let flags = RecvFlags::CMSG_CLOEXEC | wait.flags();
     let received = rustix::net::recvmsg(fd, &mut [IoSliceMut::new(target)], &mut control, flags)?;
     let mut descriptors = Vec::new();
     for message in control.drain() {

@@ -19,7 +19,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use towline_mem::Pool;
+use towline_mem::{Aggregate, Pool};
 use towline_net::address::Listener;
 use towline_net::{Flushed, Incoming, Link, ShmLink};
 use towline_reactor::{Event, Finished, Reactor};
@@ -506,11 +506,11 @@ impl Core {
     }
 
     fn reply(&mut self, session: u64, slot: u16, running: Box<Running>) {
-        let Running { compound, sequence, arrived, mut stages, .. } = *running;
+        let Running { compound, sequence, borrows, arrived, mut stages, .. } = *running;
         stages.server = elapsed_ns(arrived);
         self.statistics.record(compound.first_tag(), stages);
         let is_undecided = compound.is_undecided();
-        let (results, data, modifies, is_read) = compound.into_reply();
+        let (mut results, mut data, modifies, is_read) = compound.into_reply();
         let Some(served) = self.sessions.get_mut(&session) else { return };
         let mut header = Header::new(Kind::Reply, slot, sequence);
         header.body_bytes = results.len() as u32;
@@ -522,7 +522,15 @@ impl Core {
         let remember = modifies && data.is_empty();
         // The request of a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);
-        let lane = index.and_then(|index| self.lanes.get_mut(index)?.as_mut());
+        let mut lane = index.and_then(|index| self.lanes.get_mut(index)?.as_mut());
+        if borrows
+            && is_read
+            && !modifies
+            && let Some(loans) = lane.as_mut().and_then(|lane| lane.loans.as_mut())
+            && loans.lend(&mut header, &mut results, &data)
+        {
+            data = Aggregate::new();
+        }
         let bytes = send_reply(lane, header, &results, data, is_read);
         served.session.slots.answer(slot, &bytes, remember);
         self.dirty.extend(index);

@@ -27,6 +27,8 @@ pub(crate) struct Running {
     pub(crate) compound: Compound,
     pub(crate) caller: Caller,
     pub(crate) sequence: u32,
+    /// The client can read the data in place.
+    pub(crate) borrows: bool,
     pub(crate) arrived: Instant,
     pub(crate) stages: Stages,
     pub(crate) grants: VecDeque<Grant>,

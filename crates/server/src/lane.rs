@@ -1,5 +1,6 @@
 //! One connection of a session, as a core keeps it.
 
+use crate::loans::Loans;
 use std::sync::Arc;
 use std::time::Instant;
 use towline_mem::Aggregate;
@@ -23,6 +24,8 @@ pub(crate) struct Lane {
     pub(crate) granted: usize,
     /// Bytes that answers will take for which threads wait that may block.
     pub(crate) expected: u64,
+    /// What it has on loan, if its client may borrow.
+    pub(crate) loans: Option<Loans>,
     /// User and group of a local peer.
     pub(crate) peer: Option<(u32, u32)>,
     /// When it connected, or got the oldest grant that it has not used.
@@ -41,6 +44,7 @@ impl Lane {
             hello: None,
             granted: 0,
             expected: 0,
+            loans: None,
             peer,
             since: Instant::now(),
             paused: false,

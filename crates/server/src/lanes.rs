@@ -5,6 +5,7 @@ use crate::core::{Core, Protocol};
 use crate::grants::Served;
 use crate::handshake;
 use crate::lane::Lane;
+use crate::loans::{Loans, may_borrow};
 use crate::mailbox::Mail;
 use std::io;
 use std::sync::Arc;
@@ -142,7 +143,13 @@ impl Core {
             welcome.granted |= want::SHARED_MEMORY;
             match handshake::move_to_shared_memory(&lane.link, &welcome, &self.mailbox.bell) {
                 Ok(link) => {
-                    let socket = std::mem::replace(&mut lane.link, Arc::new(link));
+                    let link = Arc::new(link);
+                    if let Some((uid, _)) = peer_of(&lane.link)
+                        && may_borrow(uid, self.shared.identity, self.shared.squash_root)
+                    {
+                        lane.loans = Some(Loans::new(link.clone(), self.statistics.clone()));
+                    }
+                    let socket = std::mem::replace(&mut lane.link, link);
                     self.shm_lanes.push(index);
                     self.rewatch(index, &socket);
                 }

@@ -16,6 +16,7 @@ mod grants;
 mod handshake;
 mod lane;
 mod lanes;
+mod loans;
 mod mailbox;
 mod messages;
 mod nbd;

@@ -32,7 +32,9 @@ pub(crate) fn send_reply(
         offset += fragment.len();
         fragments.push((head, fragment));
     }
-    header.offset = offset;
+    if offset > 0 {
+        header.offset = offset;
+    }
     header.payload_bytes = data.len() as u32;
     let mut bytes = header.to_bytes().to_vec();
     bytes.extend_from_slice(results);

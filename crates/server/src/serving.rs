@@ -13,7 +13,7 @@ use towline_net::Sink;
 use towline_session::Compound;
 use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
-use towline_wire::header::reply_flag;
+use towline_wire::header::{reply_flag, request_flag};
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
 /// Body of a hello, with room for what later versions add.
@@ -47,9 +47,14 @@ impl Serving<'_> {
         if !std::mem::replace(&mut self.news, true) {
             requests_arrived();
         }
-        let peer = self.core.lanes[self.index].as_ref().and_then(|lane| lane.peer);
+        let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
+        let peer = lane.peer;
         let Some(served) = self.core.sessions.get_mut(&session) else { return Ok(()) };
-        match served.session.slots.arrive(header)? {
+        let arrival = served.session.slots.arrive(header)?;
+        if let Some(loans) = &mut lane.loans {
+            loans.take_back(header);
+        }
+        match arrival {
             Arrival::Running => {
                 // Sent again on a new lane: its data is still wanted.
                 if served.is_transfer(header.slot) {
@@ -76,6 +81,7 @@ impl Serving<'_> {
                     compound,
                     caller: self.core.callers.find(header.word_a, header.word_b, peer),
                     sequence: header.sequence,
+                    borrows: header.flags & request_flag::BORROWS != 0,
                     arrived,
                     stages: Stages::default(),
                     grants: VecDeque::new(),
@@ -166,6 +172,13 @@ impl Sink for Serving<'_> {
             Kind::Data => self.data(session, header),
             Kind::Cancel => {
                 self.cancel(session, header);
+                Ok(())
+            }
+            Kind::Release => {
+                let lane = self.core.lanes[self.index].as_mut();
+                if let Some(loans) = lane.and_then(|lane| lane.loans.as_mut()) {
+                    loans.take_back(header);
+                }
                 Ok(())
             }
             Kind::Goodbye => {

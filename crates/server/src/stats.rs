@@ -85,6 +85,8 @@ pub(crate) struct CoreStatistics {
     pub(crate) lanes: AtomicU64,
     pub(crate) sessions: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
+    /// Bytes of the blocks that clients have on loan now.
+    pub(crate) bytes_on_loan: AtomicU64,
     by_operation: Vec<AtomicU64>,
     histograms: Mutex<Histograms>,
 }
@@ -99,6 +101,7 @@ impl CoreStatistics {
             lanes: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
+            bytes_on_loan: AtomicU64::new(0),
             by_operation: (0..64).map(|_| AtomicU64::new(0)).collect(),
             histograms: Mutex::new(Histograms::new()),
         }
@@ -179,6 +182,7 @@ impl Statistics {
             add("lanes", core.lanes.load(Ordering::Relaxed));
             add("sessions", core.sessions.load(Ordering::Relaxed));
             add("protocol_errors", core.protocol_errors.load(Ordering::Relaxed));
+            add("bytes_on_loan", core.bytes_on_loan.load(Ordering::Relaxed));
             for (tag, count) in core.by_operation.iter().enumerate() {
                 let count = count.load(Ordering::Relaxed);
                 if count > 0 {

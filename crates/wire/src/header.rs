@@ -28,7 +28,8 @@ pub enum Kind {
     /// Server to client: answer to a hello.
     Welcome = 2,
     /// Client to server: a compound. `offset` is the number of bytes that the client offers to
-    /// send when granted; words a and b are the user and group id of the caller.
+    /// send when granted; words a and b are the user and group id of the caller. What the slot's
+    /// last reply lent goes back with it.
     Request = 3,
     /// Server to client: the results of a compound, and the last message of its slot. Word a is
     /// the boot epoch, word b the time spent in the server, in nanoseconds.
@@ -42,7 +43,8 @@ pub enum Kind {
     Notice = 7,
     /// Client to server: give up the blocking lock request of this slot.
     Cancel = 8,
-    /// Client to server over shared memory: borrowed memory of this slot's reply is read.
+    /// Client to server over shared memory: what the reply of this slot and sequence lent is read,
+    /// and no next request of the slot is at hand to say so. Without a loan it means nothing.
     Release = 9,
     /// Client to server: the session is over, keep nothing for it.
     Goodbye = 10,
@@ -56,11 +58,19 @@ pub mod notice {
     pub const RECALL: u8 = 2;
 }
 
+/// Flags of a [`Kind::Request`].
+pub mod request_flag {
+    /// Over shared memory: the data may be lent, the client can read it in place.
+    pub const BORROWS: u8 = 1;
+}
+
 /// Flags of a [`Kind::Reply`].
 pub mod reply_flag {
     /// The reply was remembered from an earlier execution of the same request.
     pub const REPLAYED: u8 = 1;
-    /// The payload is not in the message but lent: the body ends in a list of extents.
+    /// The data is not sent but lent: `offset` is where in the body the list of its
+    /// [`crate::extents`] begins, behind the results. It stays as it is until the client's next
+    /// request in this slot or a [`super::Kind::Release`], and no longer than the lane.
     pub const LENT: u8 = 2;
     /// The request was under way when the server was killed, and nobody can know whether it took
     /// effect.

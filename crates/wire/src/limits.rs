@@ -20,6 +20,12 @@ pub const FRAGMENT_BYTES_MAX: usize = 256 * 1024;
 pub const TRANSFER_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Largest directory listing in one reply.
 pub const LISTING_BYTES_MAX: usize = 1024 * 1024;
+/// Shorter reads are never lent: copying them costs less than describing where they stand.
+pub const LENT_BYTES_MIN: usize = 32 * 1024;
+/// Most extents of one lent read: one for each page of the longest, and its two ends.
+pub const LENT_EXTENTS_MAX: usize = TRANSFER_BYTES_MAX / 4096 + 2;
+/// Most memory that the blocks take which one lane has on loan.
+pub const LENT_BYTES_MAX: u64 = 2 * TRANSFER_BYTES_MAX as u64;
 /// Outstanding requests of a session.
 pub const SLOTS_MAX: usize = 64;
 /// Open files of a session.
@@ -44,5 +50,6 @@ pub const DEFAULT_PORT: u16 = 7440;
 const _: () = assert!(INLINE_BYTES_MAX <= FRAGMENT_BYTES_MAX);
 const _: () = assert!(FRAGMENT_BYTES_MAX <= TRANSFER_BYTES_MAX);
 const _: () = assert!(2 * PATH_BYTES_MAX + XATTR_BYTES_MAX < BODY_BYTES_MAX);
+const _: () = assert!(12 * LENT_EXTENTS_MAX + 4 + REPLAY_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(SLOTS_MAX <= u64::BITS as usize, "sets of slots are words");
 const _: () = assert!(LOCK_GRACE_SECONDS < SESSION_LEASE_SECONDS);

@@ -17,6 +17,8 @@ pub(super) const BLOCK_PAGES: u64 = BLOCK_BYTES / PAGE_BYTES;
 const ADDRESS_RATIO: u64 = BLOCK_PAGES;
 /// Blocks beyond the ratio: for copies made while readers still hold the original.
 const SPARE_BLOCKS: u64 = 4096;
+/// Most blocks that clients may read in place at once, a part of the spare ones.
+const LENT_BLOCKS_MAX: u64 = SPARE_BLOCKS / 2;
 /// Most addresses of an arena; an eighth of what a process has.
 const ADDRESS_BYTES_MAX: u64 = 1 << 44;
 /// Most free blocks that keep their pages for quick reuse.
@@ -72,8 +74,11 @@ impl Arena {
         let length = wanted.min(ADDRESS_BYTES_MAX) / BLOCK_BYTES * BLOCK_BYTES;
         let end = (length / BLOCK_BYTES) as u32;
         let length = usize::try_from(length).map_err(std::io::Error::other)?;
+        // What is lent stays when its file is cut or written, and is not charged any more then.
+        let lent_max = (limit / 8).min(LENT_BLOCKS_MAX * BLOCK_BYTES);
+        let memory = SharedMemory::create_lendable(name, length, BLOCK_BYTES, lent_max)?;
         Ok(Arc::new(Self {
-            memory: Arc::new(SharedMemory::create(name, length)?),
+            memory: Arc::new(memory),
             limit,
             used: AtomicU64::new(0),
             inodes: AtomicU64::new(0),

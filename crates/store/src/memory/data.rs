@@ -2,15 +2,14 @@
 
 use super::arena::{Arena, BLOCK_BYTES, BLOCK_PAGES, Block, PAGE_BYTES};
 use std::collections::BTreeMap;
-use std::sync::{Arc, LazyLock};
-use towline_mem::{Aggregate, Segment};
+use std::sync::Arc;
+use towline_mem::{Aggregate, Segment, zeros};
 use towline_wire::Errno;
 
 /// A read of this length or more may be sent without copying; shorter ones are always copied.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
 
 const PAGE: usize = PAGE_BYTES as usize;
-static ZEROS: LazyLock<Arc<Vec<u8>>> = LazyLock::new(|| Arc::new(vec![0; BLOCK_BYTES as usize]));
 
 /// The pages of one block of a file, as masks of sixteen bits.
 #[derive(Clone, Default)]
@@ -106,7 +105,7 @@ impl Slot {
         let block = self.make_writable(arena, keep)?;
         for (run_start, run_end) in runs(touched) {
             let (first, end) = (run_start.max(from as usize), run_end.min(to as usize));
-            block.write(first, &ZEROS[..end - first], mask_of(first, end));
+            block.write(first, &zeros()[..end - first], mask_of(first, end));
         }
         Ok(())
     }
@@ -354,7 +353,7 @@ fn stopped(done: u64) -> Result<u64, Errno> {
 fn append_zeros(aggregate: &mut Aggregate, mut count: u64) {
     while count != 0 {
         let part = count.min(BLOCK_BYTES);
-        aggregate.append(Segment::Host(ZEROS.clone()), 0, part);
+        aggregate.append(Segment::Host(zeros().clone()), 0, part);
         count -= part;
     }
 }
@@ -399,10 +398,10 @@ fn fill(slot: &mut Slot, arena: &Arc<Arena>, from: usize, bytes: &[u8]) -> Resul
     let (head, tail) = (mask_of(from, from + 1), mask_of(to - 1, to));
     if stale & head != 0 {
         let start = from / PAGE * PAGE;
-        block.write(start, &ZEROS[start..from], head);
+        block.write(start, &zeros()[start..from], head);
     }
     if stale & tail != 0 {
-        block.write(to, &ZEROS[to..to.next_multiple_of(PAGE)], tail);
+        block.write(to, &zeros()[to..to.next_multiple_of(PAGE)], tail);
     }
     block.write(from, bytes, pages);
     let added = u64::from((pages & !slot.charged).count_ones());

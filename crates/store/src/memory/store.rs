@@ -54,7 +54,8 @@ impl MemoryStore {
     /// `name` is what the memory is called in `/proc`. `limit_bytes` is how much it may take:
     /// pages of 4 KiB for data, and a little for each inode, name and extended attribute.
     /// Memory is taken when data is written; up to 16 MiB, but no more than an eighth of the
-    /// limit, stay for reuse when data is removed.
+    /// limit, stay for reuse when data is removed. As much, up to 128 MiB, may be lent to clients
+    /// that read it in place, and stays until they are done even when its file is gone.
     ///
     /// # Errors
     /// What `memfd_create(2)` or `mmap(2)` say; `ENOSPC` for a limit too small for the root.

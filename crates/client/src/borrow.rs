@@ -1,0 +1,128 @@
+//! Data that the server lends: read in place, in memory of the server that is mapped here.
+
+use crate::handshake::raised;
+use std::sync::Arc;
+use towline_mem::SharedMemory;
+use towline_net::{Link, ShmLink};
+use towline_wire::extents::{Extent, Extents};
+use towline_wire::{Header, ProtocolError};
+
+/// The memories that were handed over on a lane, by their numbers.
+pub(crate) struct Memories {
+    known: Vec<Arc<SharedMemory>>,
+    descriptor_min: i32,
+}
+
+/// Why lent data cannot be had.
+pub(crate) enum Refusal {
+    /// The server broke the protocol.
+    Illegal(ProtocolError),
+    /// This process cannot map the memory: it has to be sent.
+    Unmapped,
+}
+
+impl From<ProtocolError> for Refusal {
+    fn from(error: ProtocolError) -> Self {
+        Self::Illegal(error)
+    }
+}
+
+/// Data of one reply.
+pub(crate) struct Borrowed {
+    link: Arc<Link>,
+    memory: Option<Arc<SharedMemory>>,
+    extents: Vec<Extent>,
+    bytes: usize,
+}
+
+impl std::fmt::Debug for Borrowed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes in {} extents", self.bytes, self.extents.len())
+    }
+}
+
+fn wrong(what: &'static str) -> Refusal {
+    ProtocolError { what, at: 0 }.into()
+}
+
+impl Memories {
+    /// None yet, on a lane over which there can be some. Their descriptors will be at least
+    /// `descriptor_min`.
+    pub(crate) fn of(link: &Link, descriptor_min: i32) -> Option<Self> {
+        matches!(link, Link::Shm(_)).then(|| Self { known: Vec::new(), descriptor_min })
+    }
+
+    /// The memory of this number: the next one is taken from the link.
+    fn find(&mut self, number: u32, link: &ShmLink) -> Result<&Arc<SharedMemory>, Refusal> {
+        let number = number as usize;
+        if number == self.known.len() {
+            let (fd, length) =
+                link.take_over().map_err(|_| wrong("memory was lent that was not handed over"))?;
+            let memory = raised(fd, self.descriptor_min)
+                .and_then(|fd| SharedMemory::open(fd, length, false))
+                .map_err(|_| Refusal::Unmapped)?;
+            self.known.push(Arc::new(memory));
+        }
+        self.known.get(number).ok_or_else(|| wrong("memory was lent that was not handed over"))
+    }
+
+    /// What a reply says is lent: `room` bytes at most, all of them inside the memory.
+    pub(crate) fn borrow(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        link: &Arc<Link>,
+        room: usize,
+    ) -> Result<Borrowed, Refusal> {
+        let Link::Shm(shared) = &**link else { return Err(wrong("lent over a socket")) };
+        let list = usize::try_from(header.offset).ok().and_then(|start| body.get(start..));
+        let Extents { memory, extents } =
+            Extents::parse(list.ok_or_else(|| wrong("list of extents outside of the reply"))?)?;
+        let bytes: u64 = extents.iter().map(|extent| u64::from(extent.length)).sum();
+        if bytes > room as u64 {
+            return Err(wrong("more was lent than asked for"));
+        }
+        let end = extents.iter().filter_map(|e| Some(e.offset? + u64::from(e.length))).max();
+        let memory = match end {
+            None => None,
+            Some(end) => {
+                let memory = self.find(memory, shared)?;
+                if end > memory.len() as u64 {
+                    return Err(wrong("lent extent is outside of the memory"));
+                }
+                Some(memory.clone())
+            }
+        };
+        Ok(Borrowed { link: link.clone(), memory, extents, bytes: bytes as usize })
+    }
+}
+
+impl Borrowed {
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// True when it was lent over this link.
+    pub(crate) fn is_of(&self, link: &Arc<Link>) -> bool {
+        Arc::ptr_eq(&self.link, link)
+    }
+
+    /// Copies all of it to the start of `target`. False: the loan ended meanwhile, with the lane,
+    /// and the bytes are worthless.
+    ///
+    /// # Panics
+    /// When `target` is shorter.
+    pub(crate) fn copy_to(&self, target: &mut [u8]) -> bool {
+        let mut rest = target;
+        for extent in &self.extents {
+            let (part, behind) = rest.split_at_mut(extent.length as usize);
+            match (extent.offset, &self.memory) {
+                (Some(offset), Some(memory)) => memory.copy_out(offset as usize, part),
+                _ => part.fill(0),
+            }
+            rest = behind;
+        }
+        matches!(&*self.link, Link::Shm(link) if link.loans_hold())
+    }
+}
