@@ -15,6 +15,7 @@ mod ls;
 mod remote;
 mod remove;
 mod report;
+mod run;
 mod serve;
 mod simple;
 mod stat;
@@ -81,6 +82,8 @@ enum Command {
     Doctor(doctor::Args),
     /// A tour with an embedded server and real timings.
     Demo(demo::Args),
+    /// Run a program with remote files below local paths.
+    Run(run::Args),
     /// Measure: load generator and limits.
     Bench(bench::Args),
 }
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Run(args) => run::run(&args),
         Command::Bench(args) => bench::run(args),
     }
 }

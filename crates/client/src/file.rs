@@ -200,6 +200,26 @@ impl Client {
         fd.try_clone_to_owned()
     }
 
+    /// Runs `work` with an open file of this family whose handle is known; it stays open.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn with_handle<T>(
+        &self,
+        handle: u64,
+        work: impl FnOnce(&File) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let file = File { core: self.core.clone(), handle, attr: Attr::default() };
+        let result = work(&file);
+        let _ = file.into_handle();
+        result
+    }
+
+    /// Closes an open file of this family, without waiting for the answer.
+    pub fn close_handle(&self, handle: u64) {
+        self.core.close_later(handle);
+    }
+
     /// Tells the server that the session is over, so that it keeps nothing for it.
     pub fn close(self) {
         self.core.close();

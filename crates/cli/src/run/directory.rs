@@ -1,0 +1,101 @@
+//! The private directory of a run, and the library as a file.
+
+use crate::report::{Failure, Outcome};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use towline_instance::{PLACEHOLDERS, WORKING};
+
+/// The library that is preloaded.
+static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
+
+/// A directory of this run alone, removed at the end.
+pub(super) struct RunDirectory(PathBuf);
+
+impl RunDirectory {
+    /// Makes it.
+    pub(super) fn new() -> Outcome<Self> {
+        let parent = home()?;
+        let mut number = 0;
+        loop {
+            let path = parent.join(format!("run-{}-{number}", std::process::id()));
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => {
+                    for name in [PLACEHOLDERS, WORKING] {
+                        DirBuilder::new().mode(0o700).create(path.join(name))?;
+                    }
+                    return Ok(Self(path));
+                }
+                // Left behind by one that was killed.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
+                Err(error) => return Err(Failure::from(error).about(path.display())),
+            }
+        }
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A socket in it.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.0.join("socket")
+    }
+
+    /// The folder of the placeholders.
+    pub(super) fn placeholders(&self) -> PathBuf {
+        self.0.join(PLACEHOLDERS)
+    }
+}
+
+impl Drop for RunDirectory {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.0) {
+            log::warn!("{} is left behind: {error}", self.0.display());
+        }
+    }
+}
+
+/// This user's folder for runs, in memory where that is possible; nobody else can write there.
+fn home() -> Outcome<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let name = format!("towline-{uid}");
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let parents = runtime.into_iter().chain([PathBuf::from("/dev/shm"), std::env::temp_dir()]);
+    let mut last = Failure::new("no folder for the run");
+    for parent in parents.filter(|parent| parent.is_absolute()) {
+        let path = parent.join(&name);
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                last = Failure::from(error).about(path.display());
+                continue;
+            }
+            _ => {}
+        }
+        let found = fs::symlink_metadata(&path)?;
+        if found.is_dir() && found.uid() == uid && found.mode() & 0o022 == 0 {
+            return Ok(path);
+        }
+        last = Failure::new("belongs to somebody else or can be written by others")
+            .about(path.display());
+    }
+    Err(last)
+}
+
+/// The library as a file, which stays for later runs of the same program.
+pub(super) fn library() -> Outcome<PathBuf> {
+    let home = home()?;
+    let path = home.join(format!("preload-{:08x}-{}.so", crc32c::crc32c(LIBRARY), LIBRARY.len()));
+    if fs::metadata(&path).is_ok_and(|found| found.len() == LIBRARY.len() as u64) {
+        return Ok(path);
+    }
+    let new = home.join(format!("preload-new-{}", std::process::id()));
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o500).open(&new)?;
+    file.write_all(LIBRARY)?;
+    drop(file);
+    fs::rename(&new, &path)?;
+    Ok(path)
+}

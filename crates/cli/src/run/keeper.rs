@@ -1,0 +1,106 @@
+//! Closes remote files that nobody has open any more.
+//!
+//! The kernel tells, through inotify, when the last descriptor of a placeholder is closed, however
+//! that came: by a process that shared it with others, or that was killed.
+
+use super::directory::RunDirectory;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::inotify;
+use std::ffi::CStr;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use towline_client::Client;
+use towline_instance::{State, Taken};
+
+/// How long to let events gather: a program that opens and closes much would wake us for each.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// The thread that does it.
+pub(super) struct Keeper {
+    thread: JoinHandle<()>,
+    stop: Arc<OwnedFd>,
+}
+
+impl Keeper {
+    /// Starts it. Where that fails, what is shared among processes stays open until the end of the
+    /// run.
+    pub(super) fn start(
+        directory: &RunDirectory,
+        state: State,
+        clients: Vec<Client>,
+    ) -> io::Result<Self> {
+        let watch = || {
+            let events =
+                inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+            let closed = inotify::WatchFlags::CLOSE_NOWRITE | inotify::WatchFlags::CLOSE_WRITE;
+            inotify::add_watch(&events, directory.placeholders(), closed)?;
+            let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
+            Ok::<_, io::Error>((events, Arc::new(stop)))
+        };
+        let (events, stop) = watch().inspect_err(|error| {
+            state.unkept();
+            log::warn!("cannot watch for closed files: {error}");
+        })?;
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || keep(&events, &stopped, &state, &clients));
+        Ok(Self { thread, stop })
+    }
+
+    /// Ends it.
+    pub(super) fn stop(self) {
+        // An eventfd takes any number but the largest.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        let _ = self.thread.join();
+    }
+}
+
+fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client]) {
+    let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
+    loop {
+        let mut wait = [
+            PollFd::from_borrowed_fd(events.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut wait, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return log::warn!("cannot wait for closed files: {error}"),
+        }
+        let over = wait[1].revents().contains(PollFlags::IN);
+        let mut reader = inotify::Reader::new(events, &mut buffer);
+        while let Ok(event) = reader.next() {
+            let number = event.file_name().and_then(number);
+            if let Some(number) = number {
+                close(state, clients, number);
+            } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
+                log::warn!(
+                    "too much is opened and closed at once: some files stay open until the end"
+                );
+            }
+        }
+        if over {
+            return state.unkept();
+        }
+        std::thread::sleep(GATHER);
+    }
+}
+
+fn number(name: &CStr) -> Option<usize> {
+    name.to_str().ok()?.parse().ok()
+}
+
+/// The last descriptor of this entry is closed.
+fn close(state: &State, clients: &[Client], number: usize) {
+    let Some(entry) = state.entry(number) else { return };
+    if entry.change(Taken::Open, Taken::Closed) {
+        let mount = entry.mount.load(Ordering::Relaxed) as usize;
+        if let Some(client) = clients.get(mount) {
+            client.close_handle(entry.handle.load(Ordering::Relaxed));
+        }
+    }
+    state.give_back(number);
+}

@@ -1,0 +1,276 @@
+//! `towline run`: runs a program for which paths below given prefixes are remote.
+//!
+//! The library that does it (crate `preload`) is part of this program. Here a private directory is
+//! made for the run, the servers are met, and the program is started; then `keeper.rs` closes what
+//! the program and its children leave open.
+
+mod directory;
+mod keeper;
+
+use crate::demo::start_server;
+use crate::report::{Failure, Outcome, Report};
+use directory::RunDirectory;
+use keeper::Keeper;
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Component, Path, PathBuf};
+use std::process::{Command, ExitCode};
+use towline_client::{Client, File, Options, Transport, Url};
+use towline_instance::{Config, MOUNTS_MAX, Mount, State, VARIABLE};
+use towline_net::address::Address;
+use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
+
+const EXAMPLES: &str = "\
+Paths below a prefix are remote for the program and its children, all others are untouched. The
+prefix need not exist. Programs that libc does not serve (static ones, most of those written in Go)
+and setuid programs are not reached.
+
+Examples:
+  towline run --at /data=towline://host/data -- bash
+  towline run --at /data=towline://host/data -- tar xf /data/src.tar -C /data/build
+  towline run --serve ./dir --at /d -- python3 train.py --input /d
+
+Exit status: that of the program (128 and the signal's number when a signal ended it), 125 when
+Towline failed, 126 or 127 when the program cannot be executed or found.";
+
+/// Exit status for our own failures.
+const STATUS_OURS: u8 = 125;
+const STATUS_NOT_EXECUTABLE: u8 = 126;
+const STATUS_NOT_FOUND: u8 = 127;
+
+/// Arguments of `run`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Absolute path below which files are remote, and what they are there; without URL, the
+    /// directory of --serve.
+    #[arg(long = "at", value_name = "PREFIX[=URL]", required = true)]
+    at: Vec<OsString>,
+    /// Serves this directory for the time of the run.
+    #[arg(long, value_name = "DIR")]
+    serve: Option<PathBuf>,
+    /// Program and its arguments.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = Report::new("run");
+    match start(args) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            report.check("cannot start", Err::<(), _>(failure));
+            ExitCode::from(STATUS_OURS)
+        }
+    }
+}
+
+fn start(args: &Args) -> Outcome<u8> {
+    let directory = RunDirectory::new()?;
+    let server = args.serve.as_deref().map(|served| embedded(served, &directory)).transpose()?;
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())
+        .map_err(io::Error::from)?;
+    let family = u64::from_le_bytes(random) | 1;
+    let mut met = Vec::new();
+    for at in &args.at {
+        let (prefix, url) = prefix_and_url(at, server.is_some().then_some(&directory))?;
+        if met.iter().any(|one: &Met| one.mount.prefix == prefix) {
+            return Err(Failure::new("this prefix is given twice").about(shown(&prefix)));
+        }
+        met.push(meet(prefix, url, family, &met)?);
+    }
+    // Longest first, so that a prefix below another one is found.
+    met.sort_by_key(|one| std::cmp::Reverse(one.mount.prefix.len()));
+    let library = directory::library()?;
+    let config = Config {
+        family,
+        parent: std::process::id(),
+        library: library.as_os_str().as_bytes().to_vec(),
+        mounts: met.iter().map(|one| one.mount.clone()).collect(),
+    };
+    let state = State::create(directory.path().as_os_str().as_bytes(), &config)?;
+    let keeper = Keeper::start(&directory, state, met.iter().map(|m| m.client.clone()).collect());
+    let status = execute(&args.command, &library, &directory);
+    if let Ok(keeper) = keeper {
+        keeper.stop();
+    }
+    for Met { client, root, .. } in met {
+        drop(root);
+        client.close();
+    }
+    if let Some(server) = server {
+        server.stop();
+    }
+    status
+}
+
+/// A server of this run's own.
+fn embedded(served: &Path, directory: &RunDirectory) -> Outcome<Server> {
+    let served = std::fs::canonicalize(served)
+        .map_err(|error| Failure::from(error).about(served.display()))?;
+    let config = ServerConfig {
+        exports: vec![Export {
+            name: SERVED.to_owned(),
+            kind: ExportKind::Directory(served),
+            read_only: false,
+        }],
+        listen: vec![Address::Unix(directory.socket())],
+        ..ServerConfig::default()
+    };
+    start_server(&config).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Name of the export of `--serve`.
+const SERVED: &str = "served";
+
+/// Takes an argument of `--at` apart.
+fn prefix_and_url(at: &OsString, own: Option<&RunDirectory>) -> Outcome<(Vec<u8>, Url)> {
+    let bytes = at.as_bytes();
+    let cut = bytes.windows(9).position(|part| part == b"=towline:" || part == b"=towline+");
+    let (prefix, url) = match cut {
+        Some(cut) => (&bytes[..cut], Some(&bytes[cut + 1..])),
+        None => (bytes, None),
+    };
+    let wrong = |what: &str| Err(Failure::new(what).about(shown(bytes)));
+    let path = Path::new(std::ffi::OsStr::from_bytes(prefix));
+    if !path.is_absolute() {
+        return wrong("the prefix is not an absolute path");
+    }
+    let mut clean = PathBuf::from("/");
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => clean.push(name),
+            Component::ParentDir => return wrong("the prefix has a \"..\" in it"),
+            _ => {}
+        }
+    }
+    if clean == Path::new("/") {
+        return wrong("the prefix cannot be \"/\"");
+    }
+    let url = match (url, own) {
+        (Some(url), _) => {
+            let text = std::str::from_utf8(url).map_err(|_| Failure::new("the URL is not text"))?;
+            Url::parse(text).map_err(Failure::new)?
+        }
+        (None, Some(directory)) => Url {
+            transport: Transport::Unix(directory.socket()),
+            export: SERVED.as_bytes().to_vec(),
+            path: Vec::new(),
+        },
+        (None, None) => return wrong("no \"=URL\" after the prefix, and no --serve"),
+    };
+    if url.export.is_empty() {
+        return wrong("the URL names no export");
+    }
+    Ok((clean.into_os_string().into_vec(), url))
+}
+
+fn shown(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A prefix whose server has answered.
+struct Met {
+    mount: Mount,
+    url: Url,
+    client: Client,
+    /// Stays open for the whole run.
+    root: File,
+}
+
+/// Major number of the device numbers that files of a run show: one for local use.
+const DEVICE_MAJOR: u32 = 240;
+
+fn meet(prefix: Vec<u8>, url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
+    if met.len() == MOUNTS_MAX {
+        return Err(Failure::new(format!("more than {MOUNTS_MAX} prefixes")));
+    }
+    let about = |failure: towline_client::Error| Failure::from(failure).about(&url);
+    let known = met.iter().find(|one| one.url.transport == url.transport);
+    let client = match known {
+        Some(known) => known.client.clone(),
+        None => {
+            let mut options = Options::default();
+            options.family = family;
+            Client::connect(&url.transport, options).map_err(about)?
+        }
+    };
+    const DIRECTORY: u32 = 0o10_000_000 | 0o200_000;
+    let export = client.attach(&url.export).map_err(about)?;
+    let root = match url.path.as_slice() {
+        [] => export,
+        path => export.open(path, DIRECTORY, 0).map_err(about)?,
+    };
+    let same =
+        met.iter().find(|one| one.url.transport == url.transport && one.url.export == url.export);
+    let device = same.map_or_else(
+        || rustix::fs::makedev(DEVICE_MAJOR, met.len() as u32),
+        |same| same.mount.device,
+    );
+    let mount = Mount {
+        prefix,
+        url: url.to_string(),
+        handle: root.handle(),
+        inode: root.attr().inode,
+        device,
+    };
+    Ok(Met { mount, url, client, root })
+}
+
+/// Starts the program, waits for it, and gives the exit status.
+fn execute(command: &[OsString], library: &Path, directory: &RunDirectory) -> Outcome<u8> {
+    let mut preload = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        preload.push(":");
+        preload.push(others);
+    }
+    // The terminal sends these to the program, too, which decides; we wait for what it does.
+    let ignored = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGQUIT] {
+        signal_hook::flag::register(signal, ignored.clone())?;
+    }
+    let child = Command::new(&command[0])
+        .args(&command[1..])
+        .env("LD_PRELOAD", preload)
+        .env(VARIABLE, directory.path())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            let status = match error.kind() {
+                io::ErrorKind::NotFound => STATUS_NOT_FOUND,
+                _ => STATUS_NOT_EXECUTABLE,
+            };
+            let name = command[0].to_string_lossy();
+            Report::new("run").check(&name, Err::<(), Failure>(error.into()));
+            return Ok(status);
+        }
+    };
+    forward(child.id())?;
+    let status = child.wait()?;
+    Ok(match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, signal) => 128 + signal.unwrap_or(0) as u8,
+    })
+}
+
+/// Passes on what others send to us: ending us is meant for the program.
+fn forward(child: u32) -> io::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGTERM, SIGUSR1, SIGUSR2};
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGUSR1, SIGUSR2])?;
+    let Some(child) = Pid::from_raw(child as i32) else { return Ok(()) };
+    std::thread::spawn(move || {
+        for signal in &mut signals {
+            if let Some(signal) = Signal::from_named_raw(signal) {
+                // Fails only when it has ended.
+                let _ = kill_process(child, signal);
+            }
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Which paths are remote, as `towline run` writes it into the shared state.
+
+/// A prefix and what it stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Absolute path without slash at the end: paths below it are remote.
+    pub prefix: Vec<u8>,
+    /// URL of the directory.
+    pub url: String,
+    /// Handle of that directory, open for the whole family of sessions.
+    pub handle: u64,
+    /// Its inode number.
+    pub inode: u64,
+    /// What `st_dev` says of files below it.
+    pub device: u64,
+}
+
+/// Configuration of a run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// Names the family of sessions; see `towline_client::Options::family`.
+    pub family: u64,
+    /// Process of `towline run`.
+    pub parent: u32,
+    /// The library to preload.
+    pub library: Vec<u8>,
+    /// Prefixes.
+    pub mounts: Vec<Mount>,
+}
+
+impl Config {
+    /// The encoding: numbers in the byte order of the machine, strings after their length.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let bytes = |out: &mut Vec<u8>, value: &[u8]| {
+            out.extend_from_slice(&(value.len() as u64).to_ne_bytes());
+            out.extend_from_slice(value);
+        };
+        out.extend_from_slice(&self.family.to_ne_bytes());
+        out.extend_from_slice(&u64::from(self.parent).to_ne_bytes());
+        bytes(&mut out, &self.library);
+        out.extend_from_slice(&(self.mounts.len() as u64).to_ne_bytes());
+        for mount in &self.mounts {
+            bytes(&mut out, &mount.prefix);
+            bytes(&mut out, mount.url.as_bytes());
+            for number in [mount.handle, mount.inode, mount.device] {
+                out.extend_from_slice(&number.to_ne_bytes());
+            }
+        }
+        out
+    }
+
+    /// Reads the encoding; `None` when it is none.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        let family = reader.number()?;
+        let parent = u32::try_from(reader.number()?).ok()?;
+        let library = reader.bytes()?.to_vec();
+        let count = usize::try_from(reader.number()?).ok()?;
+        if count > crate::MOUNTS_MAX {
+            return None;
+        }
+        let mut mounts = Vec::with_capacity(count);
+        for _ in 0..count {
+            mounts.push(Mount {
+                prefix: reader.bytes()?.to_vec(),
+                url: String::from_utf8(reader.bytes()?.to_vec()).ok()?,
+                handle: reader.number()?,
+                inode: reader.number()?,
+                device: reader.number()?,
+            });
+        }
+        Some(Self { family, parent, library, mounts })
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn number(&mut self) -> Option<u64> {
+        let (number, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u64::from_ne_bytes(*number))
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let length = usize::try_from(self.number()?).ok()?;
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_survives_a_round_trip() {
+        let mount = Mount {
+            prefix: b"/data".to_vec(),
+            url: "towline://h/x".to_owned(),
+            handle: 1,
+            inode: 2,
+            device: 3,
+        };
+        let config =
+            Config { family: 9, parent: 7, library: b"/l".to_vec(), mounts: vec![mount; 2] };
+        let bytes = config.to_bytes();
+        assert_eq!(Config::parse(&bytes), Some(config));
+        for cut in 0..bytes.len() {
+            assert_eq!(Config::parse(&bytes[..cut]), None, "{cut}");
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! The mapped file: configuration, and the table of open file descriptions.
+#![allow(unsafe_code)]
+
+use crate::{Config, ENTRIES, STATE};
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"towlrun1");
+/// Bytes of the head, with the configuration.
+const HEAD_BYTES: usize = 64 * 1024;
+/// Longest path that an entry remembers.
+const PATH_BYTES: usize = 4096;
+const WORDS: usize = ENTRIES / 64;
+
+/// Values of [`Entry::taken`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Taken {
+    /// Nobody uses it.
+    Free = 0,
+    /// It is an open file.
+    Open = 1,
+    /// Closed on the server; descriptors of it may not be closed yet.
+    Closed = 2,
+}
+
+/// An open file description.
+#[repr(C, align(64))]
+pub struct Entry {
+    taken: AtomicU32,
+    /// `O_*` as opened, with later changes.
+    pub flags: AtomicU32,
+    /// Number of the mount.
+    pub mount: AtomicU32,
+    /// Set once another process may hold descriptors of it.
+    pub shared: AtomicU32,
+    /// Handle in the protocol.
+    pub handle: AtomicU64,
+    /// Inode number.
+    pub inode: AtomicU64,
+    /// File offset; use it under the lock.
+    pub offset: AtomicI64,
+    /// `st_mode` when opened.
+    pub mode: AtomicU32,
+    lock: AtomicU32,
+    length: AtomicU32,
+    path: [std::sync::atomic::AtomicU8; PATH_BYTES],
+}
+
+impl Entry {
+    /// What the entry is used for now.
+    #[must_use]
+    pub fn taken(&self) -> Taken {
+        match self.taken.load(Ordering::Acquire) {
+            1 => Taken::Open,
+            2 => Taken::Closed,
+            _ => Taken::Free,
+        }
+    }
+
+    /// Changes it from one use to another; false when it was not `from`.
+    #[must_use]
+    pub fn change(&self, from: Taken, to: Taken) -> bool {
+        self.taken
+            .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    /// Remembers the path from the root of the export, cut at 4096 bytes.
+    pub fn set_path(&self, path: &[u8]) {
+        let path = &path[..path.len().min(PATH_BYTES)];
+        for (to, from) in self.path.iter().zip(path) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        self.length.store(path.len() as u32, Ordering::Release);
+    }
+
+    /// The path from the prefix.
+    #[must_use]
+    pub fn path(&self) -> Vec<u8> {
+        let length = (self.length.load(Ordering::Acquire) as usize).min(PATH_BYTES);
+        self.path[..length].iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Takes the lock of the offset. A lock whose holder died is taken over.
+    pub fn lock(&self) -> EntryLock<'_> {
+        let me = std::process::id();
+        let mut tries = 0u32;
+        loop {
+            let found = self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
+            let Err(holder) = found else { return EntryLock(self) };
+            tries += 1;
+            if tries.is_multiple_of(64) {
+                // SAFETY: signal 0 only asks whether the process exists.
+                let gone = unsafe { libc::syscall(libc::SYS_kill, holder as usize, 0usize) } != 0;
+                // EPERM also fails, and then the holder exists; it is of our run, so of our user.
+                if gone
+                    && self
+                        .lock
+                        .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
+                        .is_ok()
+                {
+                    return EntryLock(self);
+                }
+            }
+            if tries > 32 {
+                let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+                // SAFETY: the structure outlives the call; nothing is written back.
+                unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// The lock of an offset.
+pub struct EntryLock<'a>(&'a Entry);
+
+impl Drop for EntryLock<'_> {
+    fn drop(&mut self) {
+        self.0.lock.store(0, Ordering::Release);
+    }
+}
+
+#[repr(C)]
+struct Head {
+    magic: AtomicU64,
+    length: AtomicU64,
+    /// One while `towline run` takes entries back.
+    kept: AtomicU32,
+    hint: AtomicU32,
+    /// Bit set: taken.
+    used: [AtomicU64; WORDS],
+}
+
+const CONFIG_AT: usize = size_of::<Head>();
+const _: () = assert!(CONFIG_AT < HEAD_BYTES / 2);
+const BYTES: usize = HEAD_BYTES + ENTRIES * size_of::<Entry>();
+
+/// The mapped file.
+pub struct State {
+    address: *const u8,
+}
+
+// SAFETY: all that is changed through it after creation are atomics.
+unsafe impl Send for State {}
+// SAFETY: as above.
+unsafe impl Sync for State {}
+
+impl State {
+    /// Makes the file in `directory`.
+    ///
+    /// # Errors
+    /// What the system calls say; `InvalidInput` when the configuration is too long.
+    pub fn create(directory: &[u8], config: &Config) -> io::Result<Self> {
+        let encoded = config.to_bytes();
+        if CONFIG_AT + encoded.len() > HEAD_BYTES {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let fd = open(directory, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
+        // SAFETY: a plain system call on our descriptor.
+        if unsafe { libc::ftruncate(std::os::fd::AsRawFd::as_raw_fd(&fd), BYTES as i64) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let state = Self::map(&fd)?;
+        // SAFETY: the range was checked to lie in the head, and nobody else has the file yet.
+        unsafe {
+            let target = state.address.cast_mut().add(CONFIG_AT);
+            std::ptr::copy_nonoverlapping(encoded.as_ptr(), target, encoded.len());
+        }
+        let head = state.head();
+        head.length.store(encoded.len() as u64, Ordering::Relaxed);
+        head.kept.store(1, Ordering::Relaxed);
+        head.magic.store(MAGIC, Ordering::Release);
+        Ok(state)
+    }
+
+    /// Maps the file in `directory`.
+    ///
+    /// # Errors
+    /// What the system calls say; `InvalidData` when it is no such file.
+    pub fn open(directory: &[u8]) -> io::Result<Self> {
+        let fd = open(directory, libc::O_RDWR)?;
+        // SAFETY: all zero is a valid `stat`.
+        let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+        let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
+        // SAFETY: the structure outlives the call. The raw call: a library that hooks `fstat`
+        // calls this.
+        if unsafe { libc::syscall(libc::SYS_fstat, number as usize, &raw mut stat) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if stat.st_size != BYTES as i64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let state = Self::map(&fd)?;
+        if state.head().magic.load(Ordering::Acquire) != MAGIC {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(state)
+    }
+
+    fn map(fd: &OwnedFd) -> io::Result<Self> {
+        let number = std::os::fd::AsRawFd::as_raw_fd(fd);
+        // SAFETY: a new shared mapping of a file of BYTES bytes; it is never unmapped. The raw
+        // call: a library that hooks `mmap` calls this.
+        let address = unsafe {
+            libc::syscall(
+                libc::SYS_mmap,
+                0usize,
+                BYTES,
+                (libc::PROT_READ | libc::PROT_WRITE) as usize,
+                libc::MAP_SHARED as usize,
+                number as usize,
+                0usize,
+            )
+        };
+        if address == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { address: address as *const u8 })
+    }
+
+    fn head(&self) -> &Head {
+        // SAFETY: the mapping is page-aligned, lives as long as the process and holds a head, whose
+        // fields are all atomics.
+        unsafe { &*self.address.cast::<Head>() }
+    }
+
+    /// The configuration.
+    #[must_use]
+    pub fn config(&self) -> Option<Config> {
+        let length = usize::try_from(self.head().length.load(Ordering::Acquire)).ok()?;
+        if length > HEAD_BYTES - CONFIG_AT {
+            return None;
+        }
+        let mut bytes = vec![0; length];
+        // SAFETY: the range lies in the head; it is written once, before `magic`.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.address.add(CONFIG_AT), bytes.as_mut_ptr(), length);
+        }
+        Config::parse(&bytes)
+    }
+
+    /// Entry of this number; `None` beyond the table.
+    #[must_use]
+    pub fn entry(&self, number: usize) -> Option<&Entry> {
+        if number >= ENTRIES {
+            return None;
+        }
+        // SAFETY: in range, aligned (the head is a multiple of pages), and all fields are atomics.
+        Some(unsafe { &*self.address.add(HEAD_BYTES).cast::<Entry>().add(number) })
+    }
+
+    /// Takes a free entry; `None` when all are in use. Its `taken` is still `Free`.
+    #[must_use]
+    pub fn take(&self) -> Option<usize> {
+        let head = self.head();
+        let start = head.hint.load(Ordering::Relaxed) as usize % WORDS;
+        for step in 0..WORDS {
+            let word = (start + step) % WORDS;
+            let mut bits = head.used[word].load(Ordering::Relaxed);
+            while bits != u64::MAX {
+                let bit = bits.trailing_ones();
+                let found = head.used[word].compare_exchange(
+                    bits,
+                    bits | 1 << bit,
+                    Ordering::AcqRel,
+                    Ordering::Relaxed,
+                );
+                match found {
+                    Ok(_) => return Some(word * 64 + bit as usize),
+                    Err(now) => bits = now,
+                }
+            }
+            head.hint.store((word as u32 + 1) % WORDS as u32, Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// Gives an entry back.
+    pub fn give_back(&self, number: usize) {
+        let Some(entry) = self.entry(number) else { return };
+        entry.taken.store(Taken::Free as u32, Ordering::Release);
+        let head = self.head();
+        head.used[number / 64].fetch_and(!(1 << (number % 64)), Ordering::AcqRel);
+        head.hint.store((number / 64) as u32, Ordering::Relaxed);
+    }
+
+    /// True while `towline run` learns of closed placeholders and gives entries back.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.head().kept.load(Ordering::Relaxed) == 1
+    }
+
+    /// Says that nobody gives entries back any more but who closes them.
+    pub fn unkept(&self) {
+        self.head().kept.store(0, Ordering::Relaxed);
+    }
+}
+
+fn open(directory: &[u8], flags: i32) -> io::Result<OwnedFd> {
+    let mut path = directory.to_vec();
+    path.push(b'/');
+    path.extend_from_slice(STATE.as_bytes());
+    path.push(0);
+    // SAFETY: the path ends with a zero byte. The raw call: a library that hooks `open` calls this.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_openat,
+            libc::AT_FDCWD as usize,
+            path.as_ptr(),
+            (flags | libc::O_CLOEXEC) as usize,
+            0o600usize,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave it to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn both_sides_see_the_same_table() {
+        let name = format!("towline-instance-test-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let bytes = directory.as_os_str().as_bytes();
+        let config = Config { family: 5, ..Config::default() };
+        let first = State::create(bytes, &config).unwrap();
+        let second = State::open(bytes).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(second.config(), Some(config));
+        let taken: Vec<usize> = (0..100).map(|_| first.take().unwrap()).collect();
+        let mut all = taken.clone();
+        all.push(second.take().unwrap());
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 101, "no entry is given twice");
+        let entry = first.entry(taken[3]).unwrap();
+        assert!(entry.change(Taken::Free, Taken::Open));
+        assert!(!entry.change(Taken::Free, Taken::Open));
+        entry.set_path(b"a/b");
+        assert_eq!(second.entry(taken[3]).unwrap().path(), b"a/b");
+        drop(entry.lock());
+        let _held = second.entry(taken[3]).unwrap().lock();
+        second.give_back(taken[3]);
+        assert_eq!(entry.taken(), Taken::Free);
+        let again: Vec<usize> = (0..200).map(|_| first.take().unwrap()).collect();
+        assert!(again.contains(&taken[3]));
+        assert!(second.entry(ENTRIES).is_none());
+    }
+}

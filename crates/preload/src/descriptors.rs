@@ -1,0 +1,255 @@
+//! Which descriptors of this process are remote files, and their coming and going.
+
+use crate::guard::{checked, is_inside, system_call};
+use crate::{guard, remote, start};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, Taken};
+
+/// Descriptors beyond this are never remote: opening one fails with `EMFILE`.
+const DESCRIPTORS_MAX: usize = 65536;
+/// Descriptors kept for our own sockets.
+const OWN: i32 = 32;
+
+/// One more than the number of the entry, or zero.
+static TABLE: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
+/// Descriptors of this process for each entry.
+static COUNTS: [AtomicU32; ENTRIES] = [const { AtomicU32::new(0) }; ENTRIES];
+static OWN_FIRST: AtomicI32 = AtomicI32::new(i32::MAX);
+
+/// A remote open file.
+#[derive(Clone, Copy)]
+pub(crate) struct Open {
+    pub(crate) number: usize,
+    pub(crate) entry: &'static Entry,
+}
+
+impl Open {
+    fn of(number: usize) -> Option<Self> {
+        Some(Self { number, entry: start::state()?.entry(number)? })
+    }
+}
+
+/// The remote file behind a descriptor; `None` for all others.
+#[inline]
+pub(crate) fn find(fd: i32) -> Option<Open> {
+    let number = TABLE.get(fd as usize)?.load(Ordering::Relaxed);
+    if number == 0 { None } else { Open::of(number as usize - 1) }
+}
+
+/// All remote descriptors in a range.
+pub(crate) fn all(from: u32, to: u32) -> impl Iterator<Item = (i32, Open)> {
+    let last = (to as usize).min(DESCRIPTORS_MAX - 1) as i32;
+    (from.min(DESCRIPTORS_MAX as u32) as i32..=last).filter_map(|fd| Some((fd, find(fd)?)))
+}
+
+/// The first of the descriptors for our own sockets.
+pub(crate) fn own_first() -> i32 {
+    let first = OWN_FIRST.load(Ordering::Relaxed);
+    if first != i32::MAX {
+        return first;
+    }
+    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let arguments = [0, libc::RLIMIT_NOFILE as usize, 0, &raw mut limit as usize, 0, 0];
+    // SAFETY: the structure outlives the call.
+    unsafe { system_call(libc::SYS_prlimit64, arguments) };
+    let first = (limit.rlim_cur.min(DESCRIPTORS_MAX as u64) as i32 - OWN).max(16);
+    OWN_FIRST.store(first, Ordering::Relaxed);
+    first
+}
+
+/// True for a descriptor that the program cannot know of.
+pub(crate) fn is_own(fd: i32) -> bool {
+    let first = OWN_FIRST.load(Ordering::Relaxed);
+    fd >= first && fd < first.saturating_add(OWN) && !is_inside()
+}
+
+/// The range of such descriptors, if there may be any.
+pub(crate) fn own() -> Option<std::ops::Range<u32>> {
+    let first = OWN_FIRST.load(Ordering::Relaxed);
+    (first != i32::MAX).then(|| first as u32..(first + OWN) as u32)
+}
+
+/// Closes our sockets: in the child of a fork, where they are the parent's.
+pub(crate) fn close_own() {
+    if let Some(range) = own() {
+        let last = range.end as usize - 1;
+        // SAFETY: these descriptors are ours.
+        unsafe { system_call(libc::SYS_close_range, [range.start as usize, last, 0, 0, 0, 0]) };
+    }
+}
+
+/// What a descriptor is to be made of.
+pub(crate) struct New<'a> {
+    pub(crate) mount: usize,
+    pub(crate) handle: u64,
+    pub(crate) inode: u64,
+    pub(crate) mode: u32,
+    pub(crate) flags: i32,
+    pub(crate) path: &'a [u8],
+}
+
+/// Makes a descriptor for a file that was just opened.
+pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
+    let state = start::state().ok_or(libc::ENOENT)?;
+    let number = state.take().ok_or(libc::ENFILE)?;
+    let open = Open::of(number).ok_or(libc::ENFILE)?;
+    let entry = open.entry;
+    entry.flags.store((new.flags & !libc::O_CLOEXEC) as u32, Ordering::Relaxed);
+    entry.mount.store(new.mount as u32, Ordering::Relaxed);
+    entry.shared.store(0, Ordering::Relaxed);
+    entry.handle.store(new.handle, Ordering::Relaxed);
+    entry.inode.store(new.inode, Ordering::Relaxed);
+    entry.mode.store(new.mode, Ordering::Relaxed);
+    entry.offset.store(0, Ordering::Relaxed);
+    entry.set_path(new.path);
+    let cloexec = new.flags & libc::O_CLOEXEC;
+    let fd = placeholder(number, cloexec).and_then(|fd| {
+        if (fd as usize) < DESCRIPTORS_MAX {
+            return Ok(fd);
+        }
+        // SAFETY: it was just opened.
+        unsafe { system_call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
+        Err(libc::EMFILE)
+    });
+    match fd {
+        Ok(fd) => {
+            // Only when open may the run's keeper take its closing for the end of it.
+            let _ = entry.change(Taken::Free, Taken::Open);
+            COUNTS[number].store(1, Ordering::Relaxed);
+            TABLE[fd as usize].store(number as u32 + 1, Ordering::Release);
+            Ok(fd)
+        }
+        Err(error) => {
+            state.give_back(number);
+            Err(error)
+        }
+    }
+}
+
+fn placeholder(number: usize, cloexec: i32) -> Result<i32, i32> {
+    let mut path = Vec::with_capacity(128);
+    path.extend_from_slice(start::directory());
+    path.push(b'/');
+    path.extend_from_slice(PLACEHOLDERS.as_bytes());
+    path.extend_from_slice(format!("/{number}\0").as_bytes());
+    let flags = libc::O_ACCMODE | libc::O_CREAT | libc::O_NOFOLLOW | cloexec;
+    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
+    // SAFETY: the path ends with a zero byte.
+    unsafe { checked(libc::SYS_openat, arguments) }.map(|fd| fd as i32)
+}
+
+/// A descriptor came from another one.
+pub(crate) fn duplicated(from: i32, to: i32) {
+    forget(to);
+    let (Some(open), Some(place)) = (find(from), TABLE.get(to as usize)) else { return };
+    COUNTS[open.number].fetch_add(1, Ordering::Relaxed);
+    place.store(open.number as u32 + 1, Ordering::Release);
+}
+
+/// The kernel gave this number to something else, or closed it: it is no remote file any more.
+pub(crate) fn forget(fd: i32) {
+    let Some(place) = TABLE.get(fd as usize) else { return };
+    if place.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let Some(open) = find(fd) else { return };
+    place.store(0, Ordering::Release);
+    let was = COUNTS[open.number].fetch_sub(1, Ordering::AcqRel);
+    let _ = guard::inside(|| {
+        remote::drop_process_locks(open);
+        if was == 1 && open.entry.shared.load(Ordering::Relaxed) == 0 {
+            close_last(open);
+        }
+        Ok(())
+    });
+}
+
+/// This process held the only descriptors of a file, and has closed the last one.
+fn close_last(open: Open) {
+    let Some(state) = start::state() else { return };
+    if !open.entry.change(Taken::Open, Taken::Closed) {
+        return;
+    }
+    remote::close(open);
+    // Else the keeper gives it back, when it has seen the placeholder close: an entry used anew
+    // before that would look closed.
+    if !state.is_kept() {
+        state.give_back(open.number);
+    }
+}
+
+/// Another process is about to get our descriptors.
+pub(crate) fn share() {
+    for (_, open) in all(0, u32::MAX) {
+        open.entry.shared.store(1, Ordering::Relaxed);
+    }
+}
+
+/// Looks whether a descriptor that came from elsewhere is a remote file.
+pub(crate) fn adopt(fd: i32) {
+    let Some(number) = number_of(fd) else { return };
+    let (Some(open), Some(place)) = (Open::of(number), TABLE.get(fd as usize)) else { return };
+    if open.entry.taken() != Taken::Open {
+        return;
+    }
+    forget(fd);
+    open.entry.shared.store(1, Ordering::Relaxed);
+    COUNTS[number].fetch_add(1, Ordering::Relaxed);
+    place.store(number as u32 + 1, Ordering::Release);
+    remote::adopted(open);
+    crate::stdio::take_over();
+}
+
+/// Adopts what this process inherited through `exec`.
+pub(crate) fn adopt_all() {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    let path = c"/proc/self/fd".as_ptr() as usize;
+    let arguments = [libc::AT_FDCWD as usize, path, flags as usize, 0, 0, 0];
+    // SAFETY: a plain open of a constant path.
+    let Ok(list) = (unsafe { checked(libc::SYS_openat, arguments) }) else { return };
+    let mut buffer = [0u8; 2048];
+    loop {
+        let arguments = [list, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0];
+        // SAFETY: the buffer is as long as said.
+        let Ok(length) = (unsafe { checked(libc::SYS_getdents64, arguments) }) else { break };
+        if length == 0 {
+            break;
+        }
+        let mut at = 0;
+        while let Some(record) = buffer[at..length].get(16..18) {
+            let bytes = usize::from(u16::from_ne_bytes([record[0], record[1]]));
+            let name = &buffer[(at + 19).min(length)..(at + bytes).min(length)];
+            let name = name.split(|b| *b == 0).next().unwrap_or_default();
+            let fd = std::str::from_utf8(name).ok().and_then(|n| n.parse::<i32>().ok());
+            if let Some(fd) = fd.filter(|fd| *fd as usize != list) {
+                adopt(fd);
+            }
+            at += bytes.max(1);
+        }
+    }
+    // SAFETY: it was opened above.
+    unsafe { system_call(libc::SYS_close, [list, 0, 0, 0, 0, 0]) };
+}
+
+/// The entry that a placeholder stands for.
+fn number_of(fd: i32) -> Option<usize> {
+    let mut link = [0u8; 512];
+    let target = read_link(&format!("/proc/self/fd/{fd}\0"), &mut link)?;
+    let rest = target.strip_prefix(start::directory())?.strip_prefix(b"/")?;
+    let name = rest.strip_prefix(PLACEHOLDERS.as_bytes())?.strip_prefix(b"/")?;
+    std::str::from_utf8(name).ok()?.parse().ok()
+}
+
+fn read_link<'a>(path: &str, target: &'a mut [u8]) -> Option<&'a [u8]> {
+    let arguments = [
+        libc::AT_FDCWD as usize,
+        path.as_ptr() as usize,
+        target.as_mut_ptr() as usize,
+        target.len(),
+        0,
+        0,
+    ];
+    // SAFETY: the path ends with a zero byte (all callers add it); the target is as long as said.
+    let length = unsafe { checked(libc::SYS_readlinkat, arguments) }.ok()?;
+    Some(&target[..length])
+}

@@ -1,0 +1,149 @@
+//! The border between the program and us: errno, signals, panics, re-entry, raw system calls.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+thread_local! {
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Signals for which the program has a handler: they wait while we hold locks, since the handler
+/// may call us. The others keep their effect, so that a program that waits can be ended.
+static HANDLED: AtomicU64 = AtomicU64::new(0);
+
+/// Notes that a signal got a handler, or lost it.
+pub(crate) fn handled(signal: i32, has_handler: bool) {
+    if !(1..=64).contains(&signal) {
+        return;
+    }
+    let bit = 1 << (signal - 1);
+    if has_handler {
+        HANDLED.fetch_or(bit, Ordering::Relaxed);
+    } else {
+        HANDLED.fetch_and(!bit, Ordering::Relaxed);
+    }
+}
+
+/// True while this thread runs our own code, whose calls of libc are not for us.
+pub(crate) fn is_inside() -> bool {
+    INSIDE.try_with(Cell::get).unwrap_or(true)
+}
+
+pub(crate) fn errno() -> i32 {
+    // SAFETY: libc gives each thread a valid place.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(errno: i32) {
+    // SAFETY: libc gives each thread a valid place.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// What a C function returns when it failed.
+pub(crate) trait Failed {
+    /// That value.
+    const FAILED: Self;
+}
+
+impl Failed for i32 {
+    const FAILED: Self = -1;
+}
+
+impl Failed for isize {
+    const FAILED: Self = -1;
+}
+
+impl Failed for i64 {
+    const FAILED: Self = -1;
+}
+
+impl<T> Failed for *mut T {
+    const FAILED: Self = std::ptr::null_mut();
+}
+
+/// Turns a result into what C expects.
+pub(crate) fn finish<T: Failed>(result: Result<T, i32>) -> T {
+    result.unwrap_or_else(|error| {
+        set_errno(error);
+        T::FAILED
+    })
+}
+
+/// Runs our own code: signals with handlers wait, panics become `EIO`, errno stays as it was.
+pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
+    let errno = errno();
+    let handled = HANDLED.load(Ordering::Relaxed);
+    let before = (handled != 0).then(|| mask(libc::SIG_BLOCK, handled));
+    let outer = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true);
+    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(libc::EIO));
+    let _ = INSIDE.try_with(|inside| inside.set(outer));
+    if let Some(before) = before {
+        mask(libc::SIG_SETMASK, before);
+    }
+    set_errno(errno);
+    result
+}
+
+/// [`inside`], with the result as C expects it.
+pub(crate) fn ours<T: Failed>(work: impl FnOnce() -> Result<T, i32>) -> T {
+    finish(inside(work))
+}
+
+fn mask(how: i32, set: u64) -> u64 {
+    let mut before = 0u64;
+    let arguments = [how as usize, &raw const set as usize, &raw mut before as usize, 8, 0, 0];
+    // SAFETY: both sets are 8 bytes, as the kernel's are on 64-bit machines.
+    unsafe { system_call(libc::SYS_rt_sigprocmask, arguments) };
+    before
+}
+
+/// A system call that nobody hooks; a negative result is an error number.
+///
+/// # Safety
+/// As for the system call.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
+    let result;
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the calling convention of the kernel; the caller answers for what it does.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _, options(nostack),
+        );
+    }
+    result
+}
+
+/// A system call that nobody hooks; a negative result is an error number.
+///
+/// # Safety
+/// As for the system call.
+#[cfg(target_arch = "aarch64")]
+pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
+    let result;
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the calling convention of the kernel; the caller answers for what it does.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a as isize => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack),
+        );
+    }
+    result
+}
+
+/// [`system_call`] with its error as `Err`.
+///
+/// # Safety
+/// As for the system call.
+pub(crate) unsafe fn checked(number: i64, arguments: [usize; 6]) -> Result<usize, i32> {
+    // SAFETY: the caller answers for it.
+    let result = unsafe { system_call(number, arguments) };
+    if (-4095..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
+}

@@ -1,0 +1,196 @@
+//! Changing attributes.
+
+use super::by_path;
+use crate::descriptors;
+use crate::guard::ours;
+use crate::table::real;
+use crate::{remote, start};
+use libc::{c_char, c_int, gid_t, mode_t, off64_t, timespec, timeval, uid_t, utimbuf};
+use towline_client::SetAttr;
+use towline_wire::Timestamp;
+
+/// Sets attributes of a path, or has libc do it.
+unsafe fn set(
+    at: c_int,
+    path: *const c_char,
+    follow: bool,
+    set: SetAttr,
+    local: impl Fn(c_int, *const c_char) -> c_int,
+) -> c_int {
+    let remote =
+        |at: &crate::place::At| at.with(|base, path| base.set_attr(path, follow, &set)).map(|_| 0);
+    // SAFETY: as the program says.
+    unsafe { by_path(at, path, follow, local, remote) }
+}
+
+/// Sets attributes of a remote open file; `None`: it is local.
+fn set_open(fd: c_int, set: &SetAttr) -> Option<c_int> {
+    let open = descriptors::find(fd)?;
+    Some(ours(|| remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0)))
+}
+
+fn mode_of(mode: mode_t) -> SetAttr {
+    SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() }
+}
+
+fn owner_of(uid: uid_t, gid: gid_t) -> SetAttr {
+    let known = |id: u32| (id != u32::MAX).then_some(id);
+    SetAttr { uid: known(uid), gid: known(gid), ..SetAttr::default() }
+}
+
+fn times_of(times: Option<[timespec; 2]>) -> SetAttr {
+    let one = |time: timespec| match time.tv_nsec {
+        libc::UTIME_NOW => Timestamp::NOW,
+        libc::UTIME_OMIT => Timestamp::OMIT,
+        nanoseconds => Timestamp::new(time.tv_sec, nanoseconds as u32),
+    };
+    let times = times.map_or((Timestamp::NOW, Timestamp::NOW), |[a, m]| (one(a), one(m)));
+    SetAttr { times: Some(times), ..SetAttr::default() }
+}
+
+unsafe fn pair<T: Copy>(times: *const T) -> Option<[T; 2]> {
+    // SAFETY: null or two of them, as the program says.
+    (!times.is_null()).then(|| unsafe { [*times, *times.add(1)] })
+}
+
+/// Microseconds in nanoseconds.
+unsafe fn finer(times: *const timeval) -> Option<[timespec; 2]> {
+    // SAFETY: as the program says.
+    let times = unsafe { pair(times) }?;
+    Some(times.map(|time| timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_usec * 1000 }))
+}
+
+pub(crate) unsafe fn truncate(path: *const c_char, length: off64_t) -> c_int {
+    if length < 0 {
+        return crate::guard::finish(Err(libc::EINVAL));
+    }
+    let size = SetAttr { size: Some(length as u64), ..SetAttr::default() };
+    // SAFETY: as the program says.
+    unsafe { set(libc::AT_FDCWD, path, true, size, |_, path| real::truncate(path, length)) }
+}
+
+pub(crate) unsafe fn chmod(path: *const c_char, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { fchmodat(libc::AT_FDCWD, path, mode, 0) }
+}
+
+pub(crate) unsafe fn lchmod(path: *const c_char, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { fchmodat(libc::AT_FDCWD, path, mode, libc::AT_SYMLINK_NOFOLLOW) }
+}
+
+pub(crate) unsafe fn fchmod(fd: c_int, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
+    set_open(fd, &mode_of(mode)).unwrap_or_else(|| unsafe { real::fchmod(fd, mode) })
+}
+
+pub(crate) unsafe fn fchmodat(at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int {
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    let local = |at, path| unsafe { real::fchmodat(at, path, mode, flags) };
+    // SAFETY: as the program says.
+    unsafe { set(at, path, follow, mode_of(mode), local) }
+}
+
+pub(crate) unsafe fn chown(path: *const c_char, uid: uid_t, gid: gid_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { fchownat(libc::AT_FDCWD, path, uid, gid, 0) }
+}
+
+pub(crate) unsafe fn lchown(path: *const c_char, uid: uid_t, gid: gid_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { fchownat(libc::AT_FDCWD, path, uid, gid, libc::AT_SYMLINK_NOFOLLOW) }
+}
+
+pub(crate) unsafe fn fchown(fd: c_int, uid: uid_t, gid: gid_t) -> c_int {
+    // SAFETY: as the program says.
+    set_open(fd, &owner_of(uid, gid)).unwrap_or_else(|| unsafe { real::fchown(fd, uid, gid) })
+}
+
+pub(crate) unsafe fn fchownat(
+    at: c_int,
+    path: *const c_char,
+    uid: uid_t,
+    gid: gid_t,
+    flags: c_int,
+) -> c_int {
+    if flags & libc::AT_EMPTY_PATH != 0
+        // SAFETY: not null, and then a string.
+        && (path.is_null() || unsafe { *path } == 0)
+        && let Some(done) = set_open(at, &owner_of(uid, gid))
+    {
+        return done;
+    }
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    let local = |at, path| unsafe { real::fchownat(at, path, uid, gid, flags) };
+    // SAFETY: as the program says.
+    unsafe { set(at, path, follow, owner_of(uid, gid), local) }
+}
+
+pub(crate) unsafe fn utime(path: *const c_char, times: *const utimbuf) -> c_int {
+    // SAFETY: null or a structure, as the program says.
+    let two = unsafe { times.as_ref() }.map(|times| {
+        [times.actime, times.modtime].map(|seconds| timespec { tv_sec: seconds, tv_nsec: 0 })
+    });
+    // SAFETY: as the program says.
+    unsafe { set(libc::AT_FDCWD, path, true, times_of(two), |_, path| real::utime(path, times)) }
+}
+
+pub(crate) unsafe fn utimes(path: *const c_char, times: *const timeval) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        let local = |_, path| real::utimes(path, times);
+        set(libc::AT_FDCWD, path, true, times_of(finer(times)), local)
+    }
+}
+
+pub(crate) unsafe fn lutimes(path: *const c_char, times: *const timeval) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        let local = |_, path| real::lutimes(path, times);
+        set(libc::AT_FDCWD, path, false, times_of(finer(times)), local)
+    }
+}
+
+pub(crate) unsafe fn futimes(fd: c_int, times: *const timeval) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { set_open(fd, &times_of(finer(times))).unwrap_or_else(|| real::futimes(fd, times)) }
+}
+
+pub(crate) unsafe fn futimesat(at: c_int, path: *const c_char, times: *const timeval) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if path.is_null() {
+            return futimes(at, times);
+        }
+        let local = |at, path| real::futimesat(at, path, times);
+        set(at, path, true, times_of(finer(times)), local)
+    }
+}
+
+pub(crate) unsafe fn utimensat(
+    at: c_int,
+    path: *const c_char,
+    times: *const timespec,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if path.is_null() {
+            return futimens(at, times);
+        }
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        let local = |at, path| real::utimensat(at, path, times, flags);
+        set(at, path, follow, times_of(pair(times)), local)
+    }
+}
+
+pub(crate) unsafe fn futimens(fd: c_int, times: *const timespec) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { set_open(fd, &times_of(pair(times))).unwrap_or_else(|| real::futimens(fd, times)) }
+}
+
+pub(crate) unsafe fn umask(mask: mode_t) -> mode_t {
+    start::set_umask(mask);
+    // SAFETY: as the program says.
+    unsafe { real::umask(mask) }
+}

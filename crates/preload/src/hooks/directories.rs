@@ -1,0 +1,345 @@
+//! The working directory, and directory streams.
+
+use super::copy_out;
+use crate::descriptors::{self, Open};
+use crate::guard::{finish, inside, ours};
+use crate::place::{self, At, Led};
+use crate::table::real;
+use crate::{remote, working};
+use libc::{DIR, c_char, c_int, c_long, c_void, dirent64, size_t, ssize_t};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use towline_client::DirEntry;
+
+/// Goes to a remote directory.
+fn go(at: &At) -> Result<c_int, i32> {
+    let attr = at.with(|base, path| {
+        let attr = base.stat_path(path, true)?;
+        base.access(path, libc::X_OK as u32).map(|()| attr)
+    })?;
+    if !attr.is_directory() {
+        return Err(libc::ENOTDIR);
+    }
+    working::go(at.mount, &at.below()).map(|()| 0)
+}
+
+pub(crate) unsafe fn chdir(path: *const c_char) -> c_int {
+    let local = |_, path| {
+        // SAFETY: as the program says.
+        let result = unsafe { real::chdir(path) };
+        if result == 0 {
+            let _ = inside(|| {
+                working::is_local();
+                Ok(())
+            });
+        }
+        result
+    };
+    // Through what links there are, so that the path has none: `..` is taken by its letters later.
+    let remote = |at: &At| match place::follow(&at.absolute(), true)? {
+        Led::Remote(at) => go(&at),
+        Led::Local(_) => Err(libc::EXDEV),
+    };
+    // SAFETY: as the program says.
+    unsafe { super::by_path(libc::AT_FDCWD, path, true, local, remote) }
+}
+
+pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
+    let Some(open) = descriptors::find(fd) else {
+        // SAFETY: as the program says.
+        let result = unsafe { real::fchdir(fd) };
+        if result == 0 {
+            let _ = inside(|| {
+                working::is_local();
+                Ok(())
+            });
+        }
+        return result;
+    };
+    ours(|| {
+        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+        go(&At { mount, directory: None, path: open.entry.path() })
+    })
+}
+
+/// The remote working directory as the program names it.
+fn here() -> Option<Vec<u8>> {
+    working::remote().map(|(mount, below)| place::absolute(mount, &below))
+}
+
+pub(crate) unsafe fn getcwd(to: *mut c_char, room: size_t) -> *mut c_char {
+    let Ok(Some(path)) = inside(|| Ok(here())) else {
+        // SAFETY: as the program says.
+        return unsafe { real::getcwd(to, room) };
+    };
+    let needed = path.len() + 1;
+    if !to.is_null() && room == 0 {
+        return finish(Err(libc::EINVAL));
+    }
+    if room != 0 && room < needed {
+        return finish(Err(libc::ERANGE));
+    }
+    // SAFETY: the program's allocator, as it will free it.
+    let to = if to.is_null() { unsafe { libc::malloc(room.max(needed)) }.cast() } else { to };
+    if to.is_null() {
+        return finish(Err(libc::ENOMEM));
+    }
+    // SAFETY: there is room for the path and a zero byte.
+    unsafe {
+        copy_out(&path, to.cast(), path.len());
+        *to.add(path.len()) = 0;
+    }
+    to
+}
+
+pub(crate) unsafe fn getcwd_chk(to: *mut c_char, count: size_t, room: size_t) -> *mut c_char {
+    // SAFETY: as the program says.
+    unsafe { getcwd(to, count.min(room)) }
+}
+
+pub(crate) unsafe fn get_current_dir_name() -> *mut c_char {
+    // SAFETY: as the program says.
+    unsafe {
+        match working::remote() {
+            None => real::get_current_dir_name(),
+            Some(_) => getcwd(std::ptr::null_mut(), 0),
+        }
+    }
+}
+
+pub(crate) unsafe fn getwd(to: *mut c_char) -> *mut c_char {
+    // SAFETY: as the program says.
+    unsafe { getcwd(to, libc::PATH_MAX as usize) }
+}
+
+/// A stream of a remote directory.
+struct Stream {
+    fd: c_int,
+    batch: Vec<DirEntry>,
+    next: usize,
+    /// Where the listing goes on after the batch.
+    cookie: u64,
+    /// Cookie of the entry given out last.
+    told: u64,
+    end: bool,
+    entry: dirent64,
+}
+
+/// Addresses of remote streams. Few programs have more than a handful.
+static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The remote stream at this address; `None`: it is libc's.
+fn stream<'a>(at: *mut DIR) -> Option<&'a mut Stream> {
+    if COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let known = inside(|| Ok(STREAMS.lock().map_err(|_| libc::EIO)?.contains(&(at as usize))));
+    // SAFETY: it is one of ours, and a program uses a stream from one thread at a time.
+    known.unwrap_or(false).then(|| unsafe { &mut *at.cast::<Stream>() })
+}
+
+fn new_stream(fd: c_int) -> Result<*mut DIR, i32> {
+    let stream = Stream {
+        fd,
+        batch: Vec::new(),
+        next: 0,
+        cookie: 0,
+        told: 0,
+        end: false,
+        // SAFETY: all zero is a valid entry.
+        entry: unsafe { std::mem::zeroed() },
+    };
+    let at = Box::into_raw(Box::new(stream)).cast::<DIR>();
+    STREAMS.lock().map_err(|_| libc::EIO)?.push(at as usize);
+    COUNT.fetch_add(1, Ordering::Release);
+    Ok(at)
+}
+
+pub(crate) unsafe fn opendir(path: *const c_char) -> *mut DIR {
+    let local = |_, path| unsafe { real::opendir(path) };
+    let remote = |at: &At| {
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        new_stream(super::files::open_remote(at, flags, 0)?)
+    };
+    // SAFETY: as the program says.
+    unsafe { super::by_path(libc::AT_FDCWD, path, true, local, remote) }
+}
+
+pub(crate) unsafe fn fdopendir(fd: c_int) -> *mut DIR {
+    let Some(open) = descriptors::find(fd) else {
+        // SAFETY: as the program says.
+        return unsafe { real::fdopendir(fd) };
+    };
+    ours(|| {
+        if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFDIR {
+            return Err(libc::ENOTDIR);
+        }
+        // SAFETY: a descriptor that the program gave away.
+        unsafe {
+            crate::guard::checked(
+                libc::SYS_fcntl,
+                [fd as usize, libc::F_SETFD as usize, 1, 0, 0, 0],
+            )
+        }?;
+        new_stream(fd)
+    })
+}
+
+impl Stream {
+    /// The next entry; `None` at the end.
+    fn next(&mut self) -> Result<Option<&mut dirent64>, i32> {
+        if self.next == self.batch.len() {
+            if self.end {
+                return Ok(None);
+            }
+            let open = descriptors::find(self.fd).ok_or(libc::EBADF)?;
+            (self.batch, self.end) = remote::with(open, |file| file.list(self.cookie, false))?;
+            self.next = 0;
+            let Some(last) = self.batch.last() else {
+                self.end = true;
+                return Ok(None);
+            };
+            self.cookie = last.cookie;
+        }
+        let from = &self.batch[self.next];
+        self.next += 1;
+        self.told = from.cookie;
+        let name = &from.name[..from.name.len().min(255)];
+        let to = &mut self.entry;
+        (to.d_ino, to.d_off, to.d_type) = (from.inode, from.cookie as i64, from.file_type);
+        to.d_reclen = (19 + name.len() + 1).next_multiple_of(8) as u16;
+        for (to, from) in to.d_name.iter_mut().zip(name.iter().chain(&[0])) {
+            *to = *from as c_char;
+        }
+        Ok(Some(to))
+    }
+
+    fn seek(&mut self, cookie: u64) {
+        self.batch.clear();
+        (self.next, self.cookie, self.told, self.end) = (0, cookie, cookie, false);
+    }
+}
+
+pub(crate) unsafe fn readdir(at: *mut DIR) -> *mut dirent64 {
+    let Some(stream) = stream(at) else {
+        // SAFETY: as the program says.
+        return unsafe { real::readdir(at) };
+    };
+    match inside(|| Ok(stream.next()?.map(|entry| &raw mut *entry))) {
+        Ok(entry) => entry.unwrap_or(std::ptr::null_mut()),
+        Err(error) => finish(Err(error)),
+    }
+}
+
+pub(crate) unsafe fn readdir_r(
+    at: *mut DIR,
+    to: *mut dirent64,
+    result: *mut *mut dirent64,
+) -> c_int {
+    let Some(stream) = stream(at) else {
+        // SAFETY: as the program says.
+        return unsafe { real::readdir_r(at, to, result) };
+    };
+    let done = inside(|| {
+        let entry = stream.next()?;
+        // SAFETY: the program lends both.
+        unsafe {
+            *result = match entry {
+                Some(entry) => {
+                    *to = *entry;
+                    to
+                }
+                None => std::ptr::null_mut(),
+            };
+        }
+        Ok(())
+    });
+    // The error is the result here.
+    done.err().unwrap_or(0)
+}
+
+pub(crate) unsafe fn closedir(at: *mut DIR) -> c_int {
+    if stream(at).is_none() {
+        // SAFETY: as the program says.
+        return unsafe { real::closedir(at) };
+    }
+    let fd = inside(|| {
+        STREAMS.lock().map_err(|_| libc::EIO)?.retain(|known| *known != at as usize);
+        COUNT.fetch_sub(1, Ordering::Release);
+        // SAFETY: it was made by `new_stream`, and nobody finds it any more.
+        Ok(unsafe { Box::from_raw(at.cast::<Stream>()) }.fd)
+    });
+    match fd {
+        // SAFETY: the stream's descriptor.
+        Ok(fd) => unsafe { super::files::close(fd) },
+        Err(error) => finish(Err(error)),
+    }
+}
+
+pub(crate) unsafe fn rewinddir(at: *mut DIR) {
+    match stream(at) {
+        // SAFETY: as the program says.
+        None => unsafe { real::rewinddir(at) },
+        Some(stream) => stream.seek(0),
+    }
+}
+
+pub(crate) unsafe fn telldir(at: *mut DIR) -> c_long {
+    match stream(at) {
+        // SAFETY: as the program says.
+        None => unsafe { real::telldir(at) },
+        Some(stream) => stream.told as c_long,
+    }
+}
+
+pub(crate) unsafe fn seekdir(at: *mut DIR, to: c_long) {
+    match stream(at) {
+        // SAFETY: as the program says.
+        None => unsafe { real::seekdir(at, to) },
+        Some(stream) => stream.seek(to as u64),
+    }
+}
+
+pub(crate) unsafe fn dirfd(at: *mut DIR) -> c_int {
+    match stream(at) {
+        // SAFETY: as the program says.
+        None => unsafe { real::dirfd(at) },
+        Some(stream) => stream.fd,
+    }
+}
+
+/// Entries as the kernel gives them; the cookie of the last one is kept as the file's offset.
+fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
+    let _lock = open.entry.lock();
+    let cookie = open.entry.offset.load(Ordering::Relaxed) as u64;
+    let (entries, _) = remote::with(open, |file| file.list(cookie, false))?;
+    let mut at = 0;
+    for entry in &entries {
+        let bytes = (19 + entry.name.len() + 1).next_multiple_of(8);
+        let Some(record) = to.get_mut(at..at + bytes) else {
+            if at == 0 {
+                return Err(libc::EINVAL);
+            }
+            break;
+        };
+        record.fill(0);
+        record[..8].copy_from_slice(&entry.inode.to_ne_bytes());
+        record[8..16].copy_from_slice(&entry.cookie.to_ne_bytes());
+        record[16..18].copy_from_slice(&(bytes as u16).to_ne_bytes());
+        record[18] = entry.file_type;
+        record[19..19 + entry.name.len()].copy_from_slice(&entry.name);
+        at += bytes;
+        open.entry.offset.store(entry.cookie as i64, Ordering::Relaxed);
+    }
+    Ok(at)
+}
+
+pub(crate) unsafe fn getdents64(fd: c_int, to: *mut c_void, room: size_t) -> ssize_t {
+    let Some(open) = descriptors::find(fd) else {
+        // SAFETY: as the program says.
+        return unsafe { real::getdents64(fd, to, room) };
+    };
+    // SAFETY: as the program says.
+    ours(|| Ok(records(open, unsafe { super::io::target(to, room) }?)? as isize))
+}

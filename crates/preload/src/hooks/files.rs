@@ -1,0 +1,321 @@
+//! Opening, closing and duplicating.
+
+use super::by_path;
+use crate::descriptors::{self, New, Open};
+use crate::guard::{self, finish, inside, ours};
+use crate::place::{self, At};
+use crate::start;
+use crate::table::real;
+use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
+use std::ffi::CStr;
+use std::sync::atomic::Ordering;
+
+/// Opens a remote path.
+pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, i32> {
+    let sent = (flags & !libc::O_CLOEXEC) as u32;
+    let (handle, attr) = at.with(|base, path| {
+        let file = base.open(path, sent, start::masked(mode))?;
+        let attr = *file.attr();
+        Ok((file.into_handle(), attr))
+    })?;
+    let path = at.below();
+    let new =
+        New { mount: at.mount, handle, inode: attr.inode, mode: attr.mode, flags, path: &path };
+    let made = descriptors::make(&new);
+    match made {
+        Ok(_) => crate::stdio::take_over(),
+        Err(_) => crate::remote::client(at.mount)?.close_handle(handle),
+    }
+    made
+}
+
+/// A descriptor named as `/dev/fd/N`, `/proc/self/fd/N`, `/dev/stdin` and the like.
+pub(crate) unsafe fn named_descriptor(path: *const c_char) -> Option<Open> {
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: not null, and a C string as the program says.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if !path.starts_with(b"/dev/") && !path.starts_with(b"/proc/") {
+        return None;
+    }
+    let fd = match path {
+        b"/dev/stdin" => 0,
+        b"/dev/stdout" => 1,
+        b"/dev/stderr" => 2,
+        _ => {
+            let own = format!("/proc/{}/fd/", std::process::id());
+            let number =
+                [&b"/dev/fd/"[..], b"/proc/self/fd/", b"/proc/thread-self/fd/", own.as_bytes()]
+                    .iter()
+                    .find_map(|prefix| path.strip_prefix(*prefix))?;
+            std::str::from_utf8(number).ok()?.parse().ok()?
+        }
+    };
+    descriptors::find(fd)
+}
+
+/// Opens an open file once more, with an offset of its own.
+fn open_again(open: Open, flags: c_int) -> Result<c_int, i32> {
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    let at = At { mount, directory: None, path: open.entry.path() };
+    open_remote(&at, flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW), 0)
+}
+
+pub(crate) unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if start::state().is_some()
+            && let Some(open) = named_descriptor(path)
+        {
+            return ours(|| open_again(open, flags));
+        }
+        let follow = flags & libc::O_NOFOLLOW == 0 && flags & libc::O_EXCL == 0;
+        by_path(
+            at,
+            path,
+            follow,
+            |at, path| {
+                let fd = real::openat(at, path, flags, mode);
+                descriptors::forget(fd);
+                fd
+            },
+            |at| open_remote(at, flags, mode),
+        )
+    }
+}
+
+pub(crate) unsafe fn open_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
+}
+
+pub(crate) unsafe fn openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { openat(at, path, flags, 0) }
+}
+
+pub(crate) unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
+    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+    // SAFETY: as the program says.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+pub(crate) unsafe fn close(fd: c_int) -> c_int {
+    if descriptors::is_own(fd) {
+        return finish(Err(libc::EBADF));
+    }
+    if descriptors::find(fd).is_some() {
+        super::maps::closing(fd);
+        descriptors::forget(fd);
+    }
+    // SAFETY: as the program says.
+    unsafe { real::close(fd) }
+}
+
+pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    const CLOEXEC: c_int = 4;
+    if start::state().is_none() || first > last {
+        // SAFETY: as the program says.
+        return unsafe { real::close_range(first, last, flags) };
+    }
+    if flags & CLOEXEC == 0 {
+        for (fd, _) in descriptors::all(first, last) {
+            descriptors::forget(fd);
+        }
+    }
+    // Around our own descriptors.
+    let own = descriptors::own().unwrap_or(u32::MAX..u32::MAX);
+    let parts = [(first, last.min(own.start.saturating_sub(1))), (first.max(own.end), last)];
+    let mut result = 0;
+    for (first, last) in parts {
+        if first <= last && result == 0 {
+            // SAFETY: as the program says.
+            result = unsafe { real::close_range(first, last, flags) };
+        }
+    }
+    result
+}
+
+pub(crate) unsafe fn closefrom(first: c_int) {
+    // SAFETY: as the program says.
+    unsafe { close_range(first.max(0) as u32, u32::MAX, 0) };
+}
+
+pub(crate) unsafe fn dup(fd: c_int) -> c_int {
+    // SAFETY: as the program says.
+    let new = unsafe { real::dup(fd) };
+    if new >= 0 {
+        descriptors::duplicated(fd, new);
+    }
+    new
+}
+
+pub(crate) unsafe fn dup2(from: c_int, to: c_int) -> c_int {
+    if from == to {
+        // SAFETY: as the program says.
+        return unsafe { real::dup2(from, to) };
+    }
+    make_way(to);
+    // SAFETY: as the program says.
+    let new = unsafe { real::dup2(from, to) };
+    if new >= 0 {
+        descriptors::duplicated(from, to);
+    }
+    new
+}
+
+pub(crate) unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+    if from != to {
+        make_way(to);
+    }
+    // SAFETY: as the program says.
+    let new = unsafe { real::dup3(from, to, flags) };
+    if new >= 0 {
+        descriptors::duplicated(from, to);
+    }
+    new
+}
+
+/// The program wants a number that we may be using: our connections begin anew elsewhere.
+fn make_way(fd: c_int) {
+    if descriptors::is_own(fd) {
+        let _ = inside(|| {
+            crate::remote::goodbye();
+            crate::remote::disown();
+            Ok(())
+        });
+    }
+}
+
+pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    let Some(open) = descriptors::find(fd) else {
+        // SAFETY: as the program says.
+        let result = unsafe { real::fcntl(fd, command, argument) };
+        if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) && result >= 0 {
+            descriptors::forget(result);
+        }
+        return result;
+    };
+    const CHANGEABLE: c_int = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            // SAFETY: as the program says.
+            let new = unsafe { real::fcntl(fd, command, argument) };
+            if new >= 0 {
+                descriptors::duplicated(fd, new);
+            }
+            new
+        }
+        libc::F_GETFL => {
+            let flags = open.entry.flags.load(Ordering::Relaxed) as c_int;
+            const CREATION: c_int = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY;
+            const LARGE: c_int = 0o100_000;
+            flags & !CREATION | if flags & libc::O_PATH == 0 { LARGE } else { 0 }
+        }
+        libc::F_SETFL => {
+            let old = open.entry.flags.load(Ordering::Relaxed);
+            let new = old & !(CHANGEABLE as u32) | (argument as c_int & CHANGEABLE) as u32;
+            open.entry.flags.store(new, Ordering::Relaxed);
+            0
+        }
+        libc::F_SETLK
+        | libc::F_SETLKW
+        | libc::F_GETLK
+        | libc::F_OFD_SETLK
+        | libc::F_OFD_SETLKW
+        | libc::F_OFD_GETLK => {
+            // SAFETY: these commands have a `struct flock` as argument.
+            unsafe { super::locks::fcntl(open, command, argument as *mut libc::flock) }
+        }
+        libc::F_SETLEASE | libc::F_NOTIFY => finish(Err(libc::EINVAL)),
+        // SAFETY: as the program says; the placeholder does for the rest.
+        _ => unsafe { real::fcntl(fd, command, argument) },
+    }
+}
+
+const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+const TRIES: u32 = 1000;
+
+/// Fills the six X of a template until `make` succeeds; `None`: the template is local.
+unsafe fn temporary<T>(
+    path: *mut c_char,
+    suffix: c_int,
+    make: impl Fn(&At) -> Result<T, i32>,
+) -> Option<Result<T, i32>> {
+    // SAFETY: as the program says.
+    unsafe { place::find(libc::AT_FDCWD, path) }?;
+    Some(inside(|| {
+        // SAFETY: not null, since it was found; the program lends it for writing.
+        let length = unsafe { CStr::from_ptr(path) }.to_bytes().len();
+        let suffix = usize::try_from(suffix).map_err(|_| libc::EINVAL)?;
+        let start = length.checked_sub(6 + suffix).ok_or(libc::EINVAL)?;
+        // SAFETY: within the string.
+        let room = unsafe { std::slice::from_raw_parts_mut(path.cast::<u8>().add(start), 6) };
+        if room != b"XXXXXX" {
+            return Err(libc::EINVAL);
+        }
+        for _ in 0..TRIES {
+            let mut random = [0u8; 6];
+            let arguments = [random.as_mut_ptr() as usize, 6, 0, 0, 0, 0];
+            // SAFETY: the target has six bytes.
+            unsafe { guard::checked(libc::SYS_getrandom, arguments) }?;
+            for (to, from) in room.iter_mut().zip(random) {
+                *to = LETTERS[usize::from(from) % LETTERS.len()];
+            }
+            // SAFETY: as above. Found again, now that the name is another; `find` wants to be
+            // outside.
+            let at = unsafe { place::find_inside(path) }.ok_or(libc::ENOENT)?;
+            match make(&at) {
+                Err(libc::EEXIST) => {}
+                done => return done,
+            }
+        }
+        Err(libc::EEXIST)
+    }))
+}
+
+pub(crate) unsafe fn mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
+    let all = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | flags & !libc::O_ACCMODE;
+    // SAFETY: as the program says.
+    unsafe {
+        match temporary(path, suffix, |at| open_remote(at, all, 0o600)) {
+            Some(done) => finish(done),
+            None => {
+                let fd = real::mkostemps(path, suffix, flags);
+                descriptors::forget(fd);
+                fd
+            }
+        }
+    }
+}
+
+pub(crate) unsafe fn mkstemp(path: *mut c_char) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mkostemps(path, 0, 0) }
+}
+
+pub(crate) unsafe fn mkostemp(path: *mut c_char, flags: c_int) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mkostemps(path, 0, flags) }
+}
+
+pub(crate) unsafe fn mkstemps(path: *mut c_char, suffix: c_int) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mkostemps(path, suffix, 0) }
+}
+
+pub(crate) unsafe fn mkdtemp(path: *mut c_char) -> *mut c_char {
+    // SAFETY: as the program says.
+    unsafe {
+        match temporary(path, 0, |at| at.with(|base, path| base.make_directory(path, 0o700))) {
+            Some(done) => finish(done.map(|_| path)),
+            None => real::mkdtemp(path),
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! Making, removing and renaming names; links.
+
+use super::{by_path, copy_out, files::named_descriptor};
+use crate::guard::{Failed, finish, inside, ours};
+use crate::place::{self, At, Led};
+use crate::start;
+use crate::table::real;
+use crate::working;
+use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
+use std::ffi::CStr;
+
+/// A path of the program; `EFAULT` where there is none.
+unsafe fn text<'a>(path: *const c_char) -> Result<&'a [u8], i32> {
+    if path.is_null() {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: not null, so a C string as the program says.
+    Ok(unsafe { CStr::from_ptr(path) }.to_bytes())
+}
+
+pub(crate) unsafe fn mkdir(path: *const c_char, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mkdirat(libc::AT_FDCWD, path, mode) }
+}
+
+pub(crate) unsafe fn mkdirat(at: c_int, path: *const c_char, mode: mode_t) -> c_int {
+    let local = |at, path| unsafe { real::mkdirat(at, path, mode) };
+    let remote =
+        |at: &At| at.with(|base, path| base.make_directory(path, start::masked(mode))).map(|_| 0);
+    // SAFETY: as the program says.
+    unsafe { by_path(at, path, false, local, remote) }
+}
+
+pub(crate) unsafe fn mknod(path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mknodat(libc::AT_FDCWD, path, mode, device) }
+}
+
+pub(crate) unsafe fn mknodat(at: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
+    let local = |at, path| unsafe { real::mknodat(at, path, mode, device) };
+    let kind = if mode & libc::S_IFMT == 0 { libc::S_IFREG } else { mode & libc::S_IFMT };
+    let remote = |at: &At| {
+        let mode = kind | start::masked(mode);
+        at.with(|base, path| base.make_node(path, mode, device)).map(|_| 0)
+    };
+    // SAFETY: as the program says.
+    unsafe { by_path(at, path, false, local, remote) }
+}
+
+pub(crate) unsafe fn xmknod(
+    _: c_int,
+    path: *const c_char,
+    mode: mode_t,
+    device: *const dev_t,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mknodat(libc::AT_FDCWD, path, mode, device.as_ref().copied().unwrap_or(0)) }
+}
+
+pub(crate) unsafe fn xmknodat(
+    _: c_int,
+    at: c_int,
+    path: *const c_char,
+    mode: mode_t,
+    device: *const dev_t,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mknodat(at, path, mode, device.as_ref().copied().unwrap_or(0)) }
+}
+
+pub(crate) unsafe fn mkfifo(path: *const c_char, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mknodat(libc::AT_FDCWD, path, libc::S_IFIFO | mode & 0o7777, 0) }
+}
+
+pub(crate) unsafe fn mkfifoat(at: c_int, path: *const c_char, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { mknodat(at, path, libc::S_IFIFO | mode & 0o7777, 0) }
+}
+
+pub(crate) unsafe fn unlink(path: *const c_char) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { unlinkat(libc::AT_FDCWD, path, 0) }
+}
+
+pub(crate) unsafe fn rmdir(path: *const c_char) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { unlinkat(libc::AT_FDCWD, path, libc::AT_REMOVEDIR) }
+}
+
+pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+    let local = |at, path| unsafe { real::unlinkat(at, path, flags) };
+    let directory = flags & libc::AT_REMOVEDIR != 0;
+    let remote = |at: &At| {
+        if at.directory.is_none() && at.path == b"." {
+            // A prefix itself, as a place where something is mounted.
+            return Err(if directory { libc::EBUSY } else { libc::EISDIR });
+        }
+        at.with(|base, path| base.unlink(path, directory)).map(|()| 0)
+    };
+    // SAFETY: as the program says.
+    unsafe { by_path(at, path, false, local, remote) }
+}
+
+pub(crate) unsafe fn remove(path: *const c_char) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if place::find(libc::AT_FDCWD, path).is_none() {
+            return real::remove(path);
+        }
+        let errno = crate::guard::errno();
+        if unlink(path) == 0 {
+            return 0;
+        }
+        if !matches!(crate::guard::errno(), libc::EISDIR | libc::EPERM) {
+            return -1;
+        }
+        crate::guard::set_errno(errno);
+        rmdir(path)
+    }
+}
+
+/// Where each of two names is: `Err` for the error of a call whose names are on different sides.
+unsafe fn two(
+    from_at: c_int,
+    from: *const c_char,
+    to_at: c_int,
+    to: *const c_char,
+) -> Option<Result<(At, At), i32>> {
+    // SAFETY: as the program says.
+    match unsafe { (place::find(from_at, from), place::find(to_at, to)) } {
+        (None, None) => None,
+        (Some(from), Some(to)) => {
+            let server =
+                |at: &At| start::mounts().get(at.mount).map(|t| (&t.url.transport, &t.url.export));
+            Some(if server(&from) == server(&to) { Ok((from, to)) } else { Err(libc::EXDEV) })
+        }
+        _ => Some(Err(libc::EXDEV)),
+    }
+}
+
+/// Runs a call with two remote names of one export; follows what leads out of it.
+fn pair((from, to): (At, At), work: impl Fn(&At, &At) -> Result<c_int, i32>) -> Result<c_int, i32> {
+    let again = |at: &At| match place::follow(&at.absolute(), false)? {
+        Led::Remote(at) => Ok(at),
+        Led::Local(_) => Err(libc::EXDEV),
+    };
+    match work(&from, &to) {
+        Err(libc::EXDEV) => work(&again(&from)?, &again(&to)?),
+        other => other,
+    }
+}
+
+pub(crate) unsafe fn rename(from: *const c_char, to: *const c_char) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { renameat2(libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0) }
+}
+
+pub(crate) unsafe fn renameat(
+    from_at: c_int,
+    from: *const c_char,
+    to_at: c_int,
+    to: *const c_char,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { renameat2(from_at, from, to_at, to, 0) }
+}
+
+pub(crate) unsafe fn renameat2(
+    from_at: c_int,
+    from: *const c_char,
+    to_at: c_int,
+    to: *const c_char,
+    flags: c_uint,
+) -> c_int {
+    // SAFETY: as the program says.
+    match unsafe { two(from_at, from, to_at, to) } {
+        None if flags == 0 => unsafe { real::renameat(from_at, from, to_at, to) },
+        None => unsafe { real::renameat2(from_at, from, to_at, to, flags) },
+        Some(places) => ours(|| {
+            pair(places?, |from, to| {
+                from.with(|base, path| {
+                    let renamed =
+                        to.with(|new_base, new| Ok(base.rename(path, new_base, new, flags)));
+                    renamed.unwrap_or(Err(towline_wire::Errno::EIO.into()))
+                })
+                .map(|()| 0)
+            })
+        }),
+    }
+}
+
+pub(crate) unsafe fn link(from: *const c_char, to: *const c_char) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { linkat(libc::AT_FDCWD, from, libc::AT_FDCWD, to, 0) }
+}
+
+pub(crate) unsafe fn linkat(
+    from_at: c_int,
+    from: *const c_char,
+    to_at: c_int,
+    to: *const c_char,
+    flags: c_int,
+) -> c_int {
+    let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
+    // SAFETY: as the program says.
+    unsafe {
+        // `/proc/self/fd/N`, or a descriptor alone: an open file, perhaps without a name.
+        let open = match named_descriptor(from).filter(|_| follow) {
+            None if flags & libc::AT_EMPTY_PATH != 0 && !from.is_null() && *from == 0 => {
+                crate::descriptors::find(from_at)
+            }
+            other => other,
+        };
+        if let Some(open) = open {
+            let Some(to) = place::find(to_at, to) else { return finish(Err(libc::EXDEV)) };
+            return ours(|| {
+                crate::remote::with(open, |file| {
+                    let linked = to.with(|base, path| Ok(file.link(b"", false, base, path)));
+                    linked.unwrap_or(Err(towline_wire::Errno::EIO.into()))
+                })
+                .map(|_| 0)
+            });
+        }
+        match two(from_at, from, to_at, to) {
+            None => real::linkat(from_at, from, to_at, to, flags),
+            Some(places) => ours(|| {
+                pair(places?, |from, to| {
+                    from.with(|base, path| {
+                        let linked =
+                            to.with(|new_base, new| Ok(base.link(path, follow, new_base, new)));
+                        linked.unwrap_or(Err(towline_wire::Errno::EIO.into()))
+                    })
+                    .map(|_| 0)
+                })
+            }),
+        }
+    }
+}
+
+pub(crate) unsafe fn symlink(target: *const c_char, path: *const c_char) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { symlinkat(target, libc::AT_FDCWD, path) }
+}
+
+pub(crate) unsafe fn symlinkat(target: *const c_char, at: c_int, path: *const c_char) -> c_int {
+    let local = |at, path| unsafe { real::symlinkat(target, at, path) };
+    let remote = |at: &At| {
+        // SAFETY: as the program says.
+        let target = unsafe { text(target) }?;
+        if target.is_empty() {
+            return Err(libc::ENOENT);
+        }
+        at.with(|base, path| base.symlink(path, target)).map(|_| 0)
+    };
+    // SAFETY: as the program says.
+    unsafe { by_path(at, path, false, local, remote) }
+}
+
+pub(crate) unsafe fn readlink(path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t {
+    // SAFETY: as the program says.
+    unsafe { readlinkat(libc::AT_FDCWD, path, to, room) }
+}
+
+pub(crate) unsafe fn readlinkat(
+    at: c_int,
+    path: *const c_char,
+    to: *mut c_char,
+    room: size_t,
+) -> ssize_t {
+    // SAFETY: as the program says.
+    unsafe {
+        if start::state().is_some()
+            && let Some(open) = named_descriptor(path)
+        {
+            return ours(|| {
+                let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
+                let path = place::absolute(mount, &open.entry.path());
+                Ok(copy_out(&path, to.cast(), room) as isize)
+            });
+        }
+        let local = |at, path| real::readlinkat(at, path, to, room);
+        let remote = |at: &At| {
+            if room == 0 {
+                return Err(libc::EINVAL);
+            }
+            let target = at.with(|base, path| base.read_link(path))?;
+            Ok(copy_out(&target, to.cast(), room) as isize)
+        };
+        by_path(at, path, false, local, remote)
+    }
+}
+
+pub(crate) unsafe fn readlink_chk(
+    path: *const c_char,
+    to: *mut c_char,
+    count: size_t,
+    room: size_t,
+) -> ssize_t {
+    // SAFETY: as the program says.
+    unsafe { readlink(path, to, count.min(room)) }
+}
+
+pub(crate) unsafe fn readlinkat_chk(
+    at: c_int,
+    path: *const c_char,
+    to: *mut c_char,
+    count: size_t,
+    room: size_t,
+) -> ssize_t {
+    // SAFETY: as the program says.
+    unsafe { readlinkat(at, path, to, count.min(room)) }
+}
+
+/// A string that the program may free.
+unsafe fn give(text: &[u8], to: *mut c_char) -> Result<*mut c_char, i32> {
+    if text.len() >= libc::PATH_MAX as usize {
+        return Err(libc::ENAMETOOLONG);
+    }
+    let target = if to.is_null() {
+        // SAFETY: the program's allocator, as it will free it.
+        unsafe { libc::malloc(text.len() + 1) }.cast::<c_char>()
+    } else {
+        to
+    };
+    if target.is_null() {
+        return Err(libc::ENOMEM);
+    }
+    // SAFETY: room for the text and a zero byte, as `realpath` demands of its caller.
+    unsafe {
+        copy_out(text, target.cast(), text.len());
+        *target.add(text.len()) = 0;
+    }
+    Ok(target)
+}
+
+pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
+    // SAFETY: as the program says.
+    unsafe {
+        if place::find(libc::AT_FDCWD, path).is_none() {
+            let errno = crate::guard::errno();
+            let found = real::realpath(path, to);
+            if !found.is_null()
+                || crate::guard::errno() != libc::ENOENT
+                || start::mounts().is_empty()
+                || path.is_null()
+            {
+                return found;
+            }
+            crate::guard::set_errno(errno);
+        }
+        let resolved = inside(|| {
+            let mut full = text(path)?.to_vec();
+            if full.is_empty() {
+                return Err(libc::ENOENT);
+            }
+            if full[0] != b'/' {
+                let mut here = match working::remote() {
+                    Some((mount, below)) => place::absolute(mount, &below),
+                    None => working::local().ok_or(libc::ENOENT)?,
+                };
+                here.push(b'/');
+                here.append(&mut full);
+                full = here;
+            }
+            match place::follow(&full, true)? {
+                Led::Local(path) => Ok(Err(path)),
+                Led::Remote(at) => {
+                    at.with(|base, path| base.stat_path(path, true))?;
+                    Ok(Ok(place::normal(&at.absolute())))
+                }
+            }
+        });
+        match resolved {
+            Ok(Ok(path)) => finish(give(&path, to)),
+            Ok(Err(path)) => real::realpath(path.as_ptr().cast(), to),
+            Err(error) => {
+                crate::guard::set_errno(error);
+                <*mut c_char>::FAILED
+            }
+        }
+    }
+}
+
+pub(crate) unsafe fn realpath_chk(path: *const c_char, to: *mut c_char, _: size_t) -> *mut c_char {
+    // SAFETY: as the program says.
+    unsafe { realpath(path, to) }
+}
+
+pub(crate) unsafe fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
+    // SAFETY: as the program says.
+    unsafe { realpath(path, std::ptr::null_mut()) }
+}

@@ -1,0 +1,291 @@
+//! Attributes of files and file systems.
+
+use super::{by_path, files::named_descriptor};
+use crate::descriptors::{self, Open};
+use crate::guard::ours;
+use crate::table::real;
+use crate::{remote, start};
+use libc::{c_char, c_int, c_long, c_uint, stat64, statfs64, statvfs64};
+use std::sync::atomic::Ordering;
+use towline_wire::{Attr, StatFs, Timestamp};
+
+/// What `statfs` says the file system is: "TOWL".
+const MAGIC: i64 = 0x544f_574c;
+
+fn device(mount: usize) -> u64 {
+    start::mounts().get(mount).map_or(0, |target| target.mount.device)
+}
+
+/// Attributes as `stat` wants them.
+fn fill(attr: &Attr, mount: usize, to: *mut stat64) -> Result<c_int, i32> {
+    // SAFETY: null or a structure that the program lends; all zero is valid.
+    let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
+    // SAFETY: all zero is a valid `stat`.
+    *to = unsafe { std::mem::zeroed() };
+    to.st_dev = device(mount);
+    to.st_ino = attr.inode;
+    to.st_nlink = attr.links as _;
+    to.st_mode = attr.mode;
+    to.st_uid = attr.uid;
+    to.st_gid = attr.gid;
+    to.st_rdev = attr.rdev;
+    to.st_size = attr.size as i64;
+    to.st_blksize = attr.block_bytes as _;
+    to.st_blocks = attr.blocks as i64;
+    (to.st_atime, to.st_atime_nsec) = (attr.accessed.seconds, i64::from(attr.accessed.nanoseconds));
+    (to.st_mtime, to.st_mtime_nsec) = (attr.modified.seconds, i64::from(attr.modified.nanoseconds));
+    (to.st_ctime, to.st_ctime_nsec) = (attr.changed.seconds, i64::from(attr.changed.nanoseconds));
+    Ok(0)
+}
+
+fn stat_open(open: Open, to: *mut stat64) -> c_int {
+    ours(|| fill(&remote::stat(open)?, open.entry.mount.load(Ordering::Relaxed) as usize, to))
+}
+
+pub(crate) unsafe fn stat(path: *const c_char, to: *mut stat64) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { fstatat(libc::AT_FDCWD, path, to, 0) }
+}
+
+pub(crate) unsafe fn lstat(path: *const c_char, to: *mut stat64) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { fstatat(libc::AT_FDCWD, path, to, libc::AT_SYMLINK_NOFOLLOW) }
+}
+
+pub(crate) unsafe fn fstat(fd: c_int, to: *mut stat64) -> c_int {
+    match descriptors::find(fd) {
+        // SAFETY: as the program says.
+        None => unsafe { real::fstat(fd, to) },
+        Some(open) => stat_open(open, to),
+    }
+}
+
+/// True for an empty path, which with `AT_EMPTY_PATH` means the descriptor itself.
+unsafe fn is_empty(path: *const c_char) -> bool {
+    // SAFETY: not null, and then a string.
+    path.is_null() || unsafe { *path } == 0
+}
+
+/// The remote file that a call names by its descriptor alone.
+unsafe fn itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
+    // SAFETY: as the program says.
+    if flags & libc::AT_EMPTY_PATH != 0 && unsafe { is_empty(path) } {
+        return descriptors::find(at);
+    }
+    // SAFETY: as the program says.
+    if flags & libc::AT_SYMLINK_NOFOLLOW == 0 && start::state().is_some() {
+        return unsafe { named_descriptor(path) };
+    }
+    None
+}
+
+pub(crate) unsafe fn fstatat(
+    at: c_int,
+    path: *const c_char,
+    to: *mut stat64,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if let Some(open) = itself(at, path, flags) {
+            return stat_open(open, to);
+        }
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        by_path(
+            at,
+            path,
+            follow,
+            |at, path| real::fstatat(at, path, to, flags),
+            |at| fill(&at.with(|base, path| base.stat_path(path, follow))?, at.mount, to),
+        )
+    }
+}
+
+pub(crate) unsafe fn xstat(_: c_int, path: *const c_char, to: *mut stat64) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { stat(path, to) }
+}
+
+pub(crate) unsafe fn lxstat(_: c_int, path: *const c_char, to: *mut stat64) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { lstat(path, to) }
+}
+
+pub(crate) unsafe fn fxstat(_: c_int, fd: c_int, to: *mut stat64) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { fstat(fd, to) }
+}
+
+pub(crate) unsafe fn fxstatat(
+    _: c_int,
+    at: c_int,
+    path: *const c_char,
+    to: *mut stat64,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { fstatat(at, path, to, flags) }
+}
+
+fn fill_statx(attr: &Attr, mount: usize, to: *mut libc::statx) -> Result<c_int, i32> {
+    // SAFETY: null or a structure that the program lends.
+    let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
+    // SAFETY: all zero is a valid `statx`.
+    *to = unsafe { std::mem::zeroed() };
+    let time = |from: Timestamp| {
+        // SAFETY: all zero is valid.
+        let mut time: libc::statx_timestamp = unsafe { std::mem::zeroed() };
+        (time.tv_sec, time.tv_nsec) = (from.seconds, from.nanoseconds);
+        time
+    };
+    to.stx_mask = libc::STATX_BASIC_STATS;
+    if attr.created != Timestamp::default() {
+        to.stx_mask |= libc::STATX_BTIME;
+        to.stx_btime = time(attr.created);
+    }
+    to.stx_blksize = attr.block_bytes;
+    to.stx_nlink = attr.links;
+    (to.stx_uid, to.stx_gid) = (attr.uid, attr.gid);
+    to.stx_mode = attr.mode as u16;
+    to.stx_ino = attr.inode;
+    to.stx_size = attr.size;
+    to.stx_blocks = attr.blocks;
+    to.stx_atime = time(attr.accessed);
+    to.stx_mtime = time(attr.modified);
+    to.stx_ctime = time(attr.changed);
+    let device = device(mount);
+    (to.stx_rdev_major, to.stx_rdev_minor) = (libc::major(attr.rdev), libc::minor(attr.rdev));
+    (to.stx_dev_major, to.stx_dev_minor) = (libc::major(device), libc::minor(device));
+    Ok(0)
+}
+
+pub(crate) unsafe fn statx(
+    at: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: c_uint,
+    to: *mut libc::statx,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if let Some(open) = itself(at, path, flags) {
+            let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+            return ours(|| fill_statx(&remote::stat(open)?, mount, to));
+        }
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        by_path(
+            at,
+            path,
+            follow,
+            |at, path| real::statx(at, path, flags, mask, to),
+            |at| fill_statx(&at.with(|base, path| base.stat_path(path, follow))?, at.mount, to),
+        )
+    }
+}
+
+pub(crate) unsafe fn access(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { faccessat(libc::AT_FDCWD, path, mode, 0) }
+}
+
+pub(crate) unsafe fn euidaccess(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { faccessat(libc::AT_FDCWD, path, mode, libc::AT_EACCESS) }
+}
+
+pub(crate) unsafe fn faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if let Some(open) = itself(at, path, flags) {
+            return ours(|| remote::with(open, |f| f.access(b"", mode as u32)).map(|()| 0));
+        }
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        by_path(
+            at,
+            path,
+            follow,
+            |at, path| real::faccessat(at, path, mode, flags),
+            |at| at.with(|base, path| base.access(path, mode as u32)).map(|()| 0),
+        )
+    }
+}
+
+fn fill_statfs(from: &StatFs, to: *mut statfs64) -> Result<c_int, i32> {
+    // SAFETY: null or a structure that the program lends.
+    let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
+    // SAFETY: all zero is a valid `statfs`.
+    *to = unsafe { std::mem::zeroed() };
+    to.f_type = MAGIC as _;
+    (to.f_bsize, to.f_frsize) = (from.block_bytes as _, from.block_bytes as _);
+    to.f_blocks = from.blocks;
+    to.f_bfree = from.blocks_free;
+    to.f_bavail = from.blocks_available;
+    to.f_files = from.files;
+    to.f_ffree = from.files_free;
+    to.f_namelen = from.name_bytes_max as _;
+    Ok(0)
+}
+
+fn fill_statvfs(from: &StatFs, to: *mut statvfs64) -> Result<c_int, i32> {
+    // SAFETY: null or a structure that the program lends.
+    let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
+    // SAFETY: all zero is a valid `statvfs`.
+    *to = unsafe { std::mem::zeroed() };
+    (to.f_bsize, to.f_frsize) = (from.block_bytes as _, from.block_bytes as _);
+    to.f_blocks = from.blocks as _;
+    to.f_bfree = from.blocks_free as _;
+    to.f_bavail = from.blocks_available as _;
+    to.f_files = from.files as _;
+    (to.f_ffree, to.f_favail) = (from.files_free as _, from.files_free as _);
+    to.f_fsid = from.id as _;
+    to.f_namemax = from.name_bytes_max as _;
+    Ok(0)
+}
+
+/// The file system of a path.
+fn space(at: &crate::place::At) -> Result<StatFs, i32> {
+    at.with(|base, path| base.open(path, libc::O_PATH as u32, 0)?.stat_fs())
+}
+
+pub(crate) unsafe fn statfs(path: *const c_char, to: *mut statfs64) -> c_int {
+    let local = |_, path| unsafe { real::statfs(path, to) };
+    // SAFETY: as the program says.
+    unsafe { by_path(libc::AT_FDCWD, path, true, local, |at| fill_statfs(&space(at)?, to)) }
+}
+
+pub(crate) unsafe fn statvfs(path: *const c_char, to: *mut statvfs64) -> c_int {
+    let local = |_, path| unsafe { real::statvfs(path, to) };
+    // SAFETY: as the program says.
+    unsafe { by_path(libc::AT_FDCWD, path, true, local, |at| fill_statvfs(&space(at)?, to)) }
+}
+
+pub(crate) unsafe fn fstatfs(fd: c_int, to: *mut statfs64) -> c_int {
+    match descriptors::find(fd) {
+        // SAFETY: as the program says.
+        None => unsafe { real::fstatfs(fd, to) },
+        Some(open) => ours(|| fill_statfs(&remote::with(open, towline_client::File::stat_fs)?, to)),
+    }
+}
+
+pub(crate) unsafe fn fstatvfs(fd: c_int, to: *mut statvfs64) -> c_int {
+    match descriptors::find(fd) {
+        // SAFETY: as the program says.
+        None => unsafe { real::fstatvfs(fd, to) },
+        Some(open) => {
+            ours(|| fill_statvfs(&remote::with(open, towline_client::File::stat_fs)?, to))
+        }
+    }
+}
+
+pub(crate) unsafe fn pathconf(path: *const c_char, name: c_int) -> c_long {
+    // The limits are those of any Linux file system.
+    let like = c"/".as_ptr();
+    let local = |_, path| unsafe { real::pathconf(path, name) };
+    let remote = |at: &crate::place::At| {
+        at.with(|base, path| base.stat_path(path, true))?;
+        // SAFETY: a constant path.
+        Ok(unsafe { real::pathconf(like, name) })
+    };
+    // SAFETY: as the program says.
+    unsafe { by_path(libc::AT_FDCWD, path, true, local, remote) }
+}

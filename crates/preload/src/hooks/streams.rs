@@ -1,0 +1,135 @@
+//! Opening of stdio streams; what they do afterwards goes through `stdio.rs`.
+
+use super::files;
+use crate::descriptors;
+use crate::guard::finish;
+use crate::place;
+use crate::table::real;
+use libc::{FILE, c_char, c_int};
+use std::ffi::CStr;
+
+/// The flags of `open` that a mode of `fopen` means.
+unsafe fn flags_of(mode: *const c_char) -> Option<c_int> {
+    if mode.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so a C string as the program says.
+    let mode = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    let mode = mode.split(|b| *b == b',').next().unwrap_or_default();
+    let both = mode.contains(&b'+');
+    let access = |only| if both { libc::O_RDWR } else { only };
+    let mut flags = match mode.first()? {
+        b'r' => access(libc::O_RDONLY),
+        b'w' => access(libc::O_WRONLY) | libc::O_CREAT | libc::O_TRUNC,
+        b'a' => access(libc::O_WRONLY) | libc::O_CREAT | libc::O_APPEND,
+        _ => return None,
+    };
+    if mode.contains(&b'e') {
+        flags |= libc::O_CLOEXEC;
+    }
+    if mode.contains(&b'x') {
+        flags |= libc::O_EXCL;
+    }
+    Some(flags)
+}
+
+/// True when a path is ours to open.
+unsafe fn is_ours(path: *const c_char) -> bool {
+    // SAFETY: as the program says.
+    unsafe {
+        place::find(libc::AT_FDCWD, path).is_some()
+            || (crate::start::state().is_some() && files::named_descriptor(path).is_some())
+    }
+}
+
+pub(crate) unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    // SAFETY: as the program says.
+    unsafe {
+        if !is_ours(path) {
+            let errno = crate::guard::errno();
+            let stream = real::fopen(path, mode);
+            // A symbolic link may lead to us.
+            if !stream.is_null() || crate::guard::errno() != libc::ENOENT {
+                return stream;
+            }
+            let Some(flags) = flags_of(mode) else { return stream };
+            if super::led_in(libc::AT_FDCWD, path, true).is_none() {
+                return stream;
+            }
+            crate::guard::set_errno(errno);
+            return open_stream(path, mode, flags);
+        }
+        let Some(flags) = flags_of(mode) else { return finish(Err(libc::EINVAL)) };
+        open_stream(path, mode, flags)
+    }
+}
+
+unsafe fn open_stream(path: *const c_char, mode: *const c_char, flags: c_int) -> *mut FILE {
+    // SAFETY: as the program says.
+    unsafe {
+        let fd = files::openat(libc::AT_FDCWD, path, flags, 0o666);
+        if fd < 0 {
+            return std::ptr::null_mut();
+        }
+        let stream = real::fdopen(fd, mode);
+        if stream.is_null() {
+            files::close(fd);
+        }
+        stream
+    }
+}
+
+pub(crate) unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+    // SAFETY: as the program says.
+    unsafe {
+        // libc asks the kernel how the file is open, and the placeholder allows neither.
+        if let (Some(open), Some(flags)) = (descriptors::find(fd), flags_of(mode)) {
+            let has = open.entry.flags.load(std::sync::atomic::Ordering::Relaxed) as c_int;
+            let (has, wants) = (has & libc::O_ACCMODE, flags & libc::O_ACCMODE);
+            if has != libc::O_RDWR && has != wants {
+                return finish(Err(libc::EINVAL));
+            }
+            if flags & libc::O_APPEND != 0 {
+                let flag = libc::O_APPEND as u32;
+                open.entry.flags.fetch_or(flag, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        real::fdopen(fd, mode)
+    }
+}
+
+pub(crate) unsafe fn freopen(
+    path: *const c_char,
+    mode: *const c_char,
+    stream: *mut FILE,
+) -> *mut FILE {
+    // SAFETY: as the program says.
+    unsafe {
+        let ours = !path.is_null() && is_ours(path);
+        if !ours {
+            let before = libc::fileno(stream);
+            let remote = descriptors::find(before).is_some();
+            let result = real::freopen(path, mode, stream);
+            // libc closed and duplicated by itself.
+            if remote && !result.is_null() {
+                descriptors::forget(before);
+            }
+            return result;
+        }
+        let Some(flags) = flags_of(mode) else { return finish(Err(libc::EINVAL)) };
+        let fd = files::openat(libc::AT_FDCWD, path, flags, 0o666);
+        if fd < 0 {
+            libc::fclose(stream);
+            return std::ptr::null_mut();
+        }
+        // Something local takes the stream's place, and the file then takes that place.
+        let old = libc::fileno(stream);
+        let stream = real::freopen(c"/dev/null".as_ptr(), mode, stream);
+        if !stream.is_null() {
+            descriptors::forget(old);
+            files::dup2(fd, libc::fileno(stream));
+        }
+        files::close(fd);
+        stream
+    }
+}

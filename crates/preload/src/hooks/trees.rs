@@ -1,0 +1,164 @@
+//! Functions of libc that walk directories inside: done again over our own hooks.
+
+use super::directories::{closedir, fdopendir, opendir, readdir};
+use super::files;
+use crate::guard::finish;
+use crate::place;
+use crate::table::real;
+use libc::{c_char, c_int, c_void, dirent64};
+
+/// Decides whether `scandir` keeps an entry.
+pub(crate) type Filter = unsafe extern "C" fn(*const dirent64) -> c_int;
+/// Orders the entries of `scandir`.
+pub(crate) type Compare = unsafe extern "C" fn(*mut *const dirent64, *mut *const dirent64) -> c_int;
+
+pub(crate) unsafe fn scandir(
+    path: *const c_char,
+    to: *mut *mut *mut dirent64,
+    filter: Option<Filter>,
+    compare: Option<Compare>,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if place::find(libc::AT_FDCWD, path).is_none() {
+            return real::scandir(path, to, filter, compare);
+        }
+        scandirat(libc::AT_FDCWD, path, to, filter, compare)
+    }
+}
+
+pub(crate) unsafe fn scandirat(
+    at: c_int,
+    path: *const c_char,
+    to: *mut *mut *mut dirent64,
+    filter: Option<Filter>,
+    compare: Option<Compare>,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if place::find(at, path).is_none() {
+            return real::scandirat(at, path, to, filter, compare);
+        }
+        let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        let fd = files::openat(at, path, flags, 0);
+        if fd < 0 {
+            return -1;
+        }
+        let stream = fdopendir(fd);
+        if stream.is_null() {
+            files::close(fd);
+            return -1;
+        }
+        // The list and its entries are the program's to free: its allocator.
+        let (mut list, mut count, mut room) =
+            (std::ptr::null_mut::<*mut dirent64>(), 0usize, 0usize);
+        let failed = loop {
+            let entry = readdir(stream);
+            if entry.is_null() {
+                break false;
+            }
+            if filter.is_some_and(|keep| keep(entry) == 0) {
+                continue;
+            }
+            if count == room {
+                room = (room * 2).max(16);
+                let more = libc::realloc(list.cast(), room * size_of::<*mut dirent64>());
+                if more.is_null() {
+                    break true;
+                }
+                list = more.cast();
+            }
+            let bytes = usize::from((*entry).d_reclen);
+            let copy = libc::malloc(bytes);
+            if copy.is_null() {
+                break true;
+            }
+            std::ptr::copy_nonoverlapping(entry.cast::<u8>(), copy.cast::<u8>(), bytes);
+            *list.add(count) = copy.cast();
+            count += 1;
+        };
+        closedir(stream);
+        if failed {
+            for index in 0..count {
+                libc::free((*list.add(index)).cast());
+            }
+            libc::free(list.cast());
+            return finish(Err(libc::ENOMEM));
+        }
+        if let Some(compare) = compare
+            && count > 1
+        {
+            type Plain = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
+            // SAFETY: both take two addresses of list places.
+            let compare = std::mem::transmute::<Compare, Plain>(compare);
+            libc::qsort(list.cast(), count, size_of::<*mut dirent64>(), Some(compare));
+        }
+        *to = list;
+        count as c_int
+    }
+}
+
+unsafe extern "C" fn close_stream(stream: *mut c_void) {
+    // SAFETY: `glob` gives back what it got from `open_stream`.
+    unsafe { closedir(stream.cast()) };
+}
+
+unsafe extern "C" fn next_entry(stream: *mut c_void) -> *mut c_void {
+    // SAFETY: as above.
+    unsafe { readdir(stream.cast()).cast() }
+}
+
+unsafe extern "C" fn open_stream(path: *const c_char) -> *mut c_void {
+    // SAFETY: `glob` gives a path.
+    unsafe { opendir(path).cast() }
+}
+
+/// The functions that `GLOB_ALTDIRFUNC` names, in their order at the end of `glob64_t`.
+#[repr(C)]
+struct Functions {
+    count: usize,
+    paths: *mut *mut c_char,
+    offset: usize,
+    flags: c_int,
+    close: *const c_void,
+    next: *const c_void,
+    open: *const c_void,
+    lstat: *const c_void,
+    stat: *const c_void,
+}
+
+const GLOB_ALTDIRFUNC: c_int = 1 << 9;
+
+pub(crate) unsafe fn glob(
+    pattern: *const c_char,
+    flags: c_int,
+    error: *mut c_void,
+    to: *mut libc::glob64_t,
+) -> c_int {
+    const _: () = assert!(size_of::<Functions>() == size_of::<libc::glob64_t>());
+    // SAFETY: as the program says.
+    unsafe {
+        if flags & GLOB_ALTDIRFUNC != 0 || place::find(libc::AT_FDCWD, pattern).is_none() {
+            return real::glob(pattern, flags, error, to);
+        }
+        let functions = to.cast::<Functions>();
+        (*functions).close = close_stream as *const c_void;
+        (*functions).next = next_entry as *const c_void;
+        (*functions).open = open_stream as *const c_void;
+        (*functions).lstat = glob_lstat as *const c_void;
+        (*functions).stat = glob_stat as *const c_void;
+        let result = real::glob(pattern, flags | GLOB_ALTDIRFUNC, error, to);
+        (*functions).flags &= !GLOB_ALTDIRFUNC;
+        result
+    }
+}
+
+unsafe extern "C" fn glob_lstat(path: *const c_char, to: *mut libc::stat64) -> c_int {
+    // SAFETY: `glob` gives a path and a place.
+    unsafe { super::status::lstat(path, to) }
+}
+
+unsafe extern "C" fn glob_stat(path: *const c_char, to: *mut libc::stat64) -> c_int {
+    // SAFETY: `glob` gives a path and a place.
+    unsafe { super::status::stat(path, to) }
+}

@@ -1,0 +1,251 @@
+//! Which paths are remote.
+
+use crate::descriptors::{self, Open};
+use crate::start::{self, Target};
+use crate::{guard, remote, working};
+use std::ffi::{CStr, c_char};
+use std::sync::atomic::Ordering;
+use towline_client::{Error, File};
+
+/// Most symbolic links followed in one path.
+const LINKS_MAX: u32 = 40;
+
+/// A remote path.
+#[derive(Clone)]
+pub(crate) struct At {
+    pub(crate) mount: usize,
+    /// The open directory it is relative to; else the prefix.
+    pub(crate) directory: Option<Open>,
+    pub(crate) path: Vec<u8>,
+}
+
+impl At {
+    /// Runs `work` with the directory and the path from there.
+    pub(crate) fn with<T>(
+        &self,
+        work: impl FnOnce(&File, &[u8]) -> Result<T, Error>,
+    ) -> Result<T, i32> {
+        let handle = match self.directory {
+            Some(open) => open.entry.handle.load(Ordering::Relaxed),
+            None => start::mounts().get(self.mount).ok_or(libc::EIO)?.mount.handle,
+        };
+        remote::with_handle(self.mount, handle, |base| work(base, &self.path))
+    }
+
+    /// The path from the prefix.
+    pub(crate) fn below(&self) -> Vec<u8> {
+        match self.directory {
+            Some(open) => join(&open.entry.path(), &self.path),
+            None => self.path.clone(),
+        }
+    }
+
+    /// The absolute path that the program would name it by.
+    pub(crate) fn absolute(&self) -> Vec<u8> {
+        absolute(self.mount, &self.below())
+    }
+}
+
+/// The absolute path of something below a prefix.
+pub(crate) fn absolute(mount: usize, below: &[u8]) -> Vec<u8> {
+    let prefix = start::mounts().get(mount).map_or(&b""[..], |target| &target.mount.prefix);
+    if below.is_empty() || below == b"." { prefix.to_vec() } else { join(prefix, below) }
+}
+
+fn join(first: &[u8], second: &[u8]) -> Vec<u8> {
+    if first.is_empty() || first == b"." {
+        return second.to_vec();
+    }
+    let mut path = first.to_vec();
+    path.push(b'/');
+    path.extend_from_slice(second);
+    path
+}
+
+/// Decides about a path relative to a descriptor (or `AT_FDCWD`); `None`: it is local.
+///
+/// # Safety
+/// `path` is null or ends with a zero byte.
+#[inline]
+pub(crate) unsafe fn find(directory: i32, path: *const c_char) -> Option<At> {
+    if start::mounts().is_empty() || path.is_null() || guard::is_inside() {
+        return None;
+    }
+    // SAFETY: as the caller says.
+    let text = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if !may_be_remote(directory, text) {
+        return None;
+    }
+    // From here on memory is taken, which a signal handler must not find half done.
+    // SAFETY: as the caller says.
+    guard::inside(|| unsafe { search(directory, path) }.ok_or(libc::ENOENT)).ok()
+}
+
+/// False for nearly all local paths, without taking memory.
+fn may_be_remote(directory: i32, path: &[u8]) -> bool {
+    match path.first() {
+        None => false,
+        Some(b'/') => {
+            let odd = |pair: &[u8]| matches!(pair, b"//" | b"/.");
+            start::mounts().iter().any(|target| path.starts_with(&target.mount.prefix))
+                || path.windows(2).any(odd)
+        }
+        Some(_) if directory != libc::AT_FDCWD => descriptors::find(directory).is_some(),
+        Some(_) => working::is_remote() || working::is_above() || path.starts_with(b".."),
+    }
+}
+
+/// [`find`] of a path relative to the working directory, from inside of our own code.
+///
+/// # Safety
+/// `path` ends with a zero byte.
+pub(crate) unsafe fn find_inside(path: *const c_char) -> Option<At> {
+    // SAFETY: as the caller says.
+    unsafe { search(libc::AT_FDCWD, path) }
+}
+
+/// # Safety
+/// `path` ends with a zero byte.
+unsafe fn search(directory: i32, path: *const c_char) -> Option<At> {
+    let mounts = start::mounts();
+    // SAFETY: as the caller says.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    match path.first() {
+        Some(b'/') => find_absolute(mounts, path),
+        Some(_) => find_relative(mounts, directory, path),
+        // An empty path is no path; with AT_EMPTY_PATH the caller asks for the descriptor.
+        None => None,
+    }
+}
+
+fn find_absolute(mounts: &[Target], path: &[u8]) -> Option<At> {
+    if let Some(found) = matching(mounts, path) {
+        return Some(found);
+    }
+    let odd = |pair: &[u8]| matches!(pair, b"//" | b"/.");
+    if path.windows(2).any(odd) { matching(mounts, &normal(path)) } else { None }
+}
+
+fn matching(mounts: &[Target], path: &[u8]) -> Option<At> {
+    mounts.iter().enumerate().find_map(|(mount, target)| {
+        let rest = path.strip_prefix(target.mount.prefix.as_slice())?;
+        let path = match rest {
+            [] => b".",
+            [b'/', rest @ ..] => {
+                let start = rest.iter().position(|b| *b != b'/').unwrap_or(rest.len());
+                if start == rest.len() { b"." } else { &rest[start..] }
+            }
+            _ => return None,
+        };
+        Some(At { mount, directory: None, path: path.to_vec() })
+    })
+}
+
+fn find_relative(mounts: &[Target], directory: i32, path: &[u8]) -> Option<At> {
+    if directory != libc::AT_FDCWD {
+        let open = descriptors::find(directory)?;
+        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+        return Some(At { mount, directory: Some(open), path: path.to_vec() });
+    }
+    if let Some((mount, below)) = working::remote() {
+        return Some(At { mount, directory: None, path: join(&below, path) });
+    }
+    if !path.starts_with(b"..") && !working::is_above() {
+        return None;
+    }
+    let full = join(&working::local()?, path);
+    matching(mounts, &normal(&full))
+}
+
+/// Without `.`, `..` and double slashes, taken by their letters alone.
+pub(crate) fn normal(path: &[u8]) -> Vec<u8> {
+    let mut parts: Vec<&[u8]> = Vec::new();
+    for part in path.split(|b| *b == b'/') {
+        match part {
+            b"" | b"." => {}
+            b".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    let mut out = Vec::with_capacity(path.len());
+    for part in parts {
+        out.push(b'/');
+        out.extend_from_slice(part);
+    }
+    if out.is_empty() {
+        out.push(b'/');
+    }
+    out
+}
+
+/// Where a path leads that leaves its export by a symbolic link or `..`.
+pub(crate) enum Led {
+    /// Into this or another export.
+    Remote(At),
+    /// To a local path, which ends with a zero byte.
+    Local(Vec<u8>),
+}
+
+/// Follows a path name by name, across borders.
+pub(crate) fn follow(start: &[u8], last: bool) -> Result<Led, i32> {
+    let mounts = start::mounts();
+    let mut links = 0;
+    let mut done: Vec<u8> = Vec::new();
+    let mut rest: Vec<Vec<u8>> = start.split(|b| *b == b'/').rev().map(<[u8]>::to_vec).collect();
+    while let Some(name) = rest.pop() {
+        match name.as_slice() {
+            b"" | b"." => continue,
+            b".." => {
+                let end = done.iter().rposition(|b| *b == b'/').unwrap_or(0);
+                done.truncate(end);
+                continue;
+            }
+            _ => {}
+        }
+        let before = done.len();
+        done.push(b'/');
+        done.extend_from_slice(&name);
+        let is_last = rest.iter().all(|part| part.is_empty());
+        if is_last && !last {
+            break;
+        }
+        let Some(target) = link_target(mounts, &done)? else { continue };
+        links += 1;
+        if links > LINKS_MAX {
+            return Err(libc::ELOOP);
+        }
+        done.truncate(if target.first() == Some(&b'/') { 0 } else { before });
+        rest.extend(target.split(|b| *b == b'/').rev().map(<[u8]>::to_vec));
+    }
+    if done.is_empty() {
+        done.push(b'/');
+    }
+    if let Some(at) = matching(mounts, &done) {
+        return Ok(Led::Remote(at));
+    }
+    done.push(0);
+    Ok(Led::Local(done))
+}
+
+/// What a symbolic link says; `None` for anything else.
+fn link_target(mounts: &[Target], path: &[u8]) -> Result<Option<Vec<u8>>, i32> {
+    if let Some(at) = matching(mounts, path) {
+        return match at.with(|base, path| base.read_link(path)) {
+            Ok(target) => Ok(Some(target)),
+            Err(libc::EINVAL | libc::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+        };
+    }
+    let (mut text, mut target) = (path.to_vec(), vec![0u8; 4096]);
+    text.push(0);
+    let arguments =
+        [libc::AT_FDCWD as usize, text.as_ptr() as usize, target.as_mut_ptr() as usize, 4096, 0, 0];
+    // SAFETY: the path ends with a zero byte; the target is as long as said.
+    match unsafe { guard::checked(libc::SYS_readlinkat, arguments) } {
+        Ok(length) => {
+            target.truncate(length);
+            Ok(Some(target))
+        }
+        Err(_) => Ok(None),
+    }
+}

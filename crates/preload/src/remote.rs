@@ -1,0 +1,270 @@
+//! Connections of this process, and the operations on remote files that several hooks need.
+//!
+//! A process connects when it first needs to, one session for each server, in the run's family. A
+//! child of a fork leaves its parent's sessions alone and makes its own.
+
+use crate::descriptors::{self, Open};
+use crate::start::{self, Target};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use towline_client::{Client, Error, File, Lock, Options};
+use towline_instance::MOUNTS_MAX;
+use towline_wire::Attr;
+use towline_wire::request::lock;
+
+/// Most bytes that one append carries as one piece.
+const APPEND_BYTES_MAX: usize = 8 << 20;
+
+struct Session {
+    process: u32,
+    client: Client,
+}
+
+/// By mount; mounts of one server share a client. Sessions are leaked when a fork makes them the
+/// parent's: another thread may have been inside.
+static SESSIONS: [AtomicPtr<Session>; MOUNTS_MAX] =
+    [const { AtomicPtr::new(std::ptr::null_mut()) }; MOUNTS_MAX];
+static CONNECTING: Mutex<()> = Mutex::new(());
+/// Set when this process took a lock of its own, that is, one that any of its closes releases.
+static HAS_PROCESS_LOCKS: AtomicBool = AtomicBool::new(false);
+
+fn process() -> u32 {
+    // SAFETY: a plain system call; libc's may answer from memory that a raw clone made stale.
+    unsafe { crate::guard::system_call(libc::SYS_getpid, [0; 6]) as u32 }
+}
+
+/// Error numbers for C.
+pub(crate) fn number(error: Error) -> i32 {
+    i32::from(error.errno().0)
+}
+
+/// The session for a mount.
+pub(crate) fn client(mount: usize) -> Result<&'static Client, i32> {
+    let place = SESSIONS.get(mount).ok_or(libc::EIO)?;
+    let process = process();
+    // SAFETY: null or a leaked box.
+    let found = unsafe { place.load(Ordering::Acquire).as_ref() };
+    match found.filter(|session| session.process == process) {
+        Some(session) => Ok(&session.client),
+        None => connect(mount, process),
+    }
+}
+
+#[cold]
+fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
+    let _lock = CONNECTING.lock().map_err(|_| libc::EIO)?;
+    // SAFETY: null or a leaked box.
+    let at = |place: usize| unsafe { SESSIONS[place].load(Ordering::Acquire).as_ref() };
+    let current = |place: usize| at(place).filter(|session| session.process == process);
+    if let Some(session) = current(mount) {
+        return Ok(&session.client);
+    }
+    let targets = start::mounts();
+    let target = targets.get(mount).ok_or(libc::EIO)?;
+    let same = |other: usize| targets[other].url.transport == target.url.transport;
+    let client = match (0..targets.len()).filter(|other| same(*other)).find_map(current) {
+        Some(session) => session.client.clone(),
+        None => {
+            std::panic::set_hook(Box::new(|_| {}));
+            let mut options = Options::default();
+            options.family = start::config().map_or(0, |config| config.family);
+            options.descriptor_min = descriptors::own_first();
+            Client::connect(&target.url.transport, options).map_err(number)?
+        }
+    };
+    know(&client, mount, target);
+    let session = Box::leak(Box::new(Session { process, client }));
+    SESSIONS[mount].store(session, Ordering::Release);
+    Ok(&session.client)
+}
+
+/// Tells a new client what the process has open, so that it finds it again after a restart of the
+/// server.
+fn know(client: &Client, mount: usize, target: &Target) {
+    let Target { mount: Mounted { handle, inode, .. }, url } = target;
+    const FLAGS: u32 = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+    let _ = File::from_handle(client, *handle, &url.export, &url.path, FLAGS, *inode).into_handle();
+    for (_, open) in descriptors::all(0, u32::MAX) {
+        if open.entry.mount.load(Ordering::Relaxed) as usize == mount {
+            remember(client, open, target);
+        }
+    }
+}
+
+use towline_instance::Mount as Mounted;
+
+fn remember(client: &Client, open: Open, target: &Target) {
+    let Open { entry, .. } = open;
+    let path = target.url.join(&entry.path()).path;
+    let flags = entry.flags.load(Ordering::Relaxed);
+    let (handle, inode) =
+        (entry.handle.load(Ordering::Relaxed), entry.inode.load(Ordering::Relaxed));
+    let file = File::from_handle(client, handle, &target.url.export, &path, flags, inode);
+    let _ = file.into_handle();
+}
+
+/// A descriptor that came from another process.
+pub(crate) fn adopted(open: Open) {
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    // SAFETY: null or a leaked box.
+    let session = SESSIONS.get(mount).and_then(|s| unsafe { s.load(Ordering::Acquire).as_ref() });
+    if let (Some(session), Some(target)) = (session, start::mounts().get(mount)) {
+        remember(&session.client, open, target);
+    }
+}
+
+/// The child of a fork has no session yet.
+pub(crate) fn disown() {
+    for session in &SESSIONS {
+        session.store(std::ptr::null_mut(), Ordering::Release);
+    }
+    HAS_PROCESS_LOCKS.store(false, Ordering::Relaxed);
+    descriptors::close_own();
+}
+
+/// Ends the sessions; a later call begins new ones.
+pub(crate) fn goodbye() {
+    let mut ended: Vec<*mut Session> = Vec::new();
+    let process = process();
+    for place in &SESSIONS {
+        let session = place.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: null or a leaked box.
+        if let Some(known) = unsafe { session.as_ref() }
+            && known.process == process
+            && !ended.contains(&session)
+        {
+            ended.push(session);
+            known.client.clone().close();
+        }
+    }
+}
+
+/// Runs `work` with the file of a handle.
+pub(crate) fn with_handle<T>(
+    mount: usize,
+    handle: u64,
+    work: impl FnOnce(&File) -> Result<T, Error>,
+) -> Result<T, i32> {
+    client(mount)?.with_handle(handle, work).map_err(number)
+}
+
+/// Runs `work` with a remote open file.
+pub(crate) fn with<T>(open: Open, work: impl FnOnce(&File) -> Result<T, Error>) -> Result<T, i32> {
+    let entry = open.entry;
+    let mount = entry.mount.load(Ordering::Relaxed) as usize;
+    with_handle(mount, entry.handle.load(Ordering::Relaxed), work)
+}
+
+/// Closes a file on the server without waiting for the answer.
+pub(crate) fn close(open: Open) {
+    let entry = open.entry;
+    let mount = entry.mount.load(Ordering::Relaxed) as usize;
+    if let Ok(client) = client(mount) {
+        client.close_handle(entry.handle.load(Ordering::Relaxed));
+    }
+}
+
+fn flags(open: Open) -> i32 {
+    open.entry.flags.load(Ordering::Relaxed) as i32
+}
+
+/// What `fstat` says.
+pub(crate) fn stat(open: Open) -> Result<Attr, i32> {
+    with(open, File::stat)
+}
+
+/// `read`: at the shared offset, which moves on.
+pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
+    let _lock = open.entry.lock();
+    let offset = open.entry.offset.load(Ordering::Relaxed);
+    let count = read_at(open, target, offset)?;
+    open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
+    Ok(count)
+}
+
+/// `pread`.
+pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usize, i32> {
+    let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    if flags(open) & (libc::O_ACCMODE | libc::O_PATH) & !libc::O_RDWR != 0 {
+        return Err(libc::EBADF);
+    }
+    if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFDIR {
+        return Err(libc::EISDIR);
+    }
+    with(open, |file| file.read_at(target, offset))
+}
+
+/// `write`: at the shared offset, which moves on, or at the end with `O_APPEND`.
+pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
+    let _lock = open.entry.lock();
+    let offset = open.entry.offset.load(Ordering::Relaxed);
+    let (count, offset) = write_at(open, data, offset)?;
+    open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
+    Ok(count)
+}
+
+/// `pwrite`; also tells where the bytes went, which `O_APPEND` decides as on Linux.
+pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i64), i32> {
+    let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    let flags = flags(open);
+    if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_RDONLY {
+        return Err(libc::EBADF);
+    }
+    if data.is_empty() {
+        return Ok((0, offset));
+    }
+    let sync = flags & libc::O_DSYNC != 0;
+    with(open, |file| {
+        let (count, at) = if flags & libc::O_APPEND != 0 {
+            file.append(&data[..data.len().min(APPEND_BYTES_MAX)])?
+        } else {
+            (file.write_at(data, at)?, at)
+        };
+        if sync {
+            file.sync(towline_wire::request::sync_kind::DATA)?;
+        }
+        Ok((count, at as i64))
+    })
+}
+
+/// `lseek`.
+pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
+    let entry = open.entry;
+    let _lock = entry.lock();
+    let at = match whence {
+        libc::SEEK_SET => Some(offset),
+        libc::SEEK_CUR => entry.offset.load(Ordering::Relaxed).checked_add(offset),
+        libc::SEEK_END => (stat(open)?.size as i64).checked_add(offset),
+        libc::SEEK_DATA | libc::SEEK_HOLE => {
+            let from = u64::try_from(offset).map_err(|_| libc::ENXIO)?;
+            Some(with(open, |file| file.seek(from, whence as u32))? as i64)
+        }
+        _ => return Err(libc::EINVAL),
+    };
+    let at = at.ok_or(libc::EOVERFLOW)?;
+    if at < 0 {
+        return Err(libc::EINVAL);
+    }
+    entry.offset.store(at, Ordering::Relaxed);
+    Ok(at)
+}
+
+/// Notes that this process holds locks that any close of the file releases.
+pub(crate) fn has_process_locks() {
+    HAS_PROCESS_LOCKS.store(true, Ordering::Relaxed);
+}
+
+/// Releases this process's locks on a file, as any close of it does.
+pub(crate) fn drop_process_locks(open: Open) {
+    if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
+        let owner = u64::from(process());
+        let all = Lock { family: lock::PROCESS, kind: lock::UNLOCK, owner, start: 0, length: 0 };
+        // The file may have been opened in a way that it cannot be locked.
+        let _ = with(open, |file| file.lock(&all, false));
+    }
+}
+
+/// Names this process among owners of locks.
+pub(crate) fn lock_owner() -> u64 {
+    u64::from(process())
+}

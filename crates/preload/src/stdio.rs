@@ -1,0 +1,246 @@
+//! Streams of libc on remote descriptors.
+//!
+//! Inside libc a stream reads, writes, seeks, closes and asks for attributes through a table of
+//! functions that all file streams share. Once a process has a remote descriptor, these five
+//! entries are exchanged for functions that look at the descriptor first. So buffering, `ungetc`,
+//! wide characters and `fileno` stay libc's own. The table is checked before it is touched: all its
+//! entries must lie in libc; else streams on remote descriptors fail with `EBADF`.
+
+use crate::descriptors;
+use crate::guard::{checked, inside};
+use crate::hooks::{files, io, status};
+use libc::{FILE, c_int, c_void, off64_t, ssize_t, stat64};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Bytes of `FILE` before the address of its table: the same in every glibc with 64-bit pointers.
+const TABLE_AT: usize = 216;
+/// Where in the table the five stand.
+const READ: usize = 14;
+const WRITE: usize = 15;
+const SEEK: usize = 16;
+const CLOSE: usize = 17;
+const STAT: usize = 18;
+const ENTRIES: usize = 21;
+/// Where `FILE` holds its descriptor.
+const FILENO_AT: usize = 112;
+/// Where `FILE` points to its wide part, and where that points to its own table.
+const WIDE_AT: usize = 160;
+const WIDE_TABLE_AT: usize = 224;
+
+static DONE: AtomicBool = AtomicBool::new(false);
+static LOCK: Mutex<()> = Mutex::new(());
+/// libc's own functions.
+static LIBC: [AtomicUsize; ENTRIES] = [const { AtomicUsize::new(0) }; ENTRIES];
+
+unsafe extern "C" {
+    static stdout: *mut FILE;
+}
+
+/// Exchanges the functions, once.
+pub(crate) fn take_over() {
+    if DONE.load(Ordering::Acquire) {
+        return;
+    }
+    let _ = inside(|| {
+        let _lock = LOCK.lock().map_err(|_| libc::EIO)?;
+        if !DONE.load(Ordering::Acquire) {
+            // SAFETY: the tables are checked before they are written.
+            unsafe { exchange() };
+            DONE.store(true, Ordering::Release);
+        }
+        Ok(())
+    });
+}
+
+/// The table that file streams use: that of a stream of known kind, opened for the purpose.
+unsafe fn exchange() {
+    // SAFETY: libc's own functions and structures; every address is checked before it is used.
+    unsafe {
+        let stream = crate::table::real::fopen(c"/dev/null".as_ptr(), c"r".as_ptr());
+        if stream.is_null() {
+            return;
+        }
+        let narrow = stream.cast::<u8>().add(TABLE_AT).cast::<*mut usize>().read();
+        // A stream of wide characters has another table with the same functions.
+        libc_fwide(stream, 1);
+        let wide_part = stream.cast::<u8>().add(WIDE_AT).cast::<*mut u8>().read();
+        let wide = if wide_part.is_null() {
+            std::ptr::null_mut()
+        } else {
+            wide_part.add(WIDE_TABLE_AT).cast::<*mut usize>().read()
+        };
+        libc::fclose(stream);
+        let functions = [
+            (READ, read as usize),
+            (WRITE, write as usize),
+            (SEEK, seek as usize),
+            (CLOSE, close as usize),
+            (STAT, stat as usize),
+        ];
+        if !is_table(narrow) {
+            return;
+        }
+        for (place, _) in functions {
+            LIBC[place].store(narrow.add(place).read(), Ordering::Release);
+        }
+        for table in [narrow, wide] {
+            if is_table(table)
+                && functions.iter().all(|(place, _)| {
+                    table.add(*place).read() == LIBC[*place].load(Ordering::Relaxed)
+                })
+            {
+                replace(table, &functions);
+            }
+        }
+    }
+}
+
+unsafe extern "C" {
+    #[link_name = "fwide"]
+    fn libc_fwide(stream: *mut FILE, mode: c_int) -> c_int;
+}
+
+/// True when an address looks like a table of libc's stream functions.
+unsafe fn is_table(at: *mut usize) -> bool {
+    if at.is_null() || at as usize % 8 != 0 {
+        return false;
+    }
+    let Some(libc) = home(stdout_address()) else { return false };
+    if home(at as usize) != Some(libc) {
+        return false;
+    }
+    // The first two words are zero, the others functions of the same library.
+    // SAFETY: the address lies in libc, whose tables are this long.
+    unsafe {
+        at.read() == 0
+            && at.add(1).read() == 0
+            && (2..ENTRIES - 2).all(|place| home(at.add(place).read()) == Some(libc))
+    }
+}
+
+fn stdout_address() -> usize {
+    // SAFETY: libc's own stream.
+    unsafe { stdout as usize }
+}
+
+/// Where the library is loaded that holds an address.
+fn home(at: usize) -> Option<usize> {
+    // SAFETY: all zero is a valid structure, and the call only looks the address up.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        (libc::dladdr(at as *const c_void, &raw mut info) != 0).then_some(info.dli_fbase as usize)
+    }
+}
+
+unsafe fn replace(table: *mut usize, functions: &[(usize, usize)]) {
+    const PAGE: usize = 4096;
+    let from = table as usize & !(PAGE - 1);
+    let to = (table as usize + ENTRIES * 8).next_multiple_of(PAGE);
+    let protect = |protection: c_int| {
+        let arguments = [from, to - from, protection as usize, 0, 0, 0];
+        // SAFETY: pages of libc's constant data, which it made read-only after relocation.
+        unsafe { checked(libc::SYS_mprotect, arguments) }
+    };
+    if protect(libc::PROT_READ | libc::PROT_WRITE).is_err() {
+        return;
+    }
+    for (place, function) in functions {
+        // SAFETY: within the table, writable now. One word each: other threads see old or new.
+        unsafe { AtomicUsize::from_ptr(table.add(*place)) }.store(*function, Ordering::Release);
+    }
+    let _ = protect(libc::PROT_READ);
+}
+
+/// The descriptor of a stream.
+unsafe fn descriptor(stream: *mut FILE) -> c_int {
+    // SAFETY: a stream of libc.
+    unsafe { stream.cast::<u8>().add(FILENO_AT).cast::<c_int>().read() }
+}
+
+fn original(place: usize) -> usize {
+    LIBC[place].load(Ordering::Acquire)
+}
+
+unsafe extern "C" fn read(stream: *mut FILE, to: *mut c_void, count: ssize_t) -> ssize_t {
+    // SAFETY: as libc says; the original has the same signature.
+    unsafe {
+        let fd = descriptor(stream);
+        if descriptors::find(fd).is_some() {
+            return io::read(fd, to, count as usize);
+        }
+        let own: unsafe extern "C" fn(*mut FILE, *mut c_void, ssize_t) -> ssize_t =
+            std::mem::transmute(original(READ));
+        own(stream, to, count)
+    }
+}
+
+unsafe extern "C" fn write(stream: *mut FILE, data: *const c_void, count: ssize_t) -> ssize_t {
+    // SAFETY: as libc says; the original has the same signature.
+    unsafe {
+        let fd = descriptor(stream);
+        if descriptors::find(fd).is_none() {
+            let own: unsafe extern "C" fn(*mut FILE, *const c_void, ssize_t) -> ssize_t =
+                std::mem::transmute(original(WRITE));
+            return own(stream, data, count);
+        }
+        // As libc's: all of it, and where that fails the stream is in error.
+        let mut done = 0;
+        while done < count {
+            let put =
+                io::write(fd, data.cast::<u8>().add(done as usize).cast(), (count - done) as usize);
+            if put < 0 {
+                const IN_ERROR: c_int = 0x20;
+                let flags = stream.cast::<c_int>();
+                flags.write(flags.read() | IN_ERROR);
+                break;
+            }
+            done += put;
+        }
+        // libc keeps the file's offset where it knows it.
+        const OFFSET_AT: usize = 144;
+        let offset = stream.cast::<u8>().add(OFFSET_AT).cast::<off64_t>();
+        if offset.read() >= 0 {
+            offset.write(offset.read() + done as off64_t);
+        }
+        done
+    }
+}
+
+unsafe extern "C" fn seek(stream: *mut FILE, offset: off64_t, whence: c_int) -> off64_t {
+    // SAFETY: as libc says; the original has the same signature.
+    unsafe {
+        let fd = descriptor(stream);
+        if descriptors::find(fd).is_some() {
+            return io::lseek(fd, offset, whence);
+        }
+        let own: unsafe extern "C" fn(*mut FILE, off64_t, c_int) -> off64_t =
+            std::mem::transmute(original(SEEK));
+        own(stream, offset, whence)
+    }
+}
+
+unsafe extern "C" fn close(stream: *mut FILE) -> c_int {
+    // SAFETY: as libc says; the original has the same signature.
+    unsafe {
+        let fd = descriptor(stream);
+        if descriptors::find(fd).is_some() {
+            return files::close(fd);
+        }
+        let own: unsafe extern "C" fn(*mut FILE) -> c_int = std::mem::transmute(original(CLOSE));
+        own(stream)
+    }
+}
+
+unsafe extern "C" fn stat(stream: *mut FILE, to: *mut c_void) -> c_int {
+    // SAFETY: as libc says; the original has the same signature.
+    unsafe {
+        let fd = descriptor(stream);
+        if descriptors::find(fd).is_some() {
+            return status::fstat(fd, to.cast::<stat64>());
+        }
+        let own: unsafe extern "C" fn(*mut FILE, *mut c_void) -> c_int =
+            std::mem::transmute(original(STAT));
+        own(stream, to)
+    }
+}

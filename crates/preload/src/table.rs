@@ -1,0 +1,258 @@
+//! Every function of libc that is taken over: names, arguments, and who handles them.
+//!
+//! Each line makes an exported function of each of the names, which calls the handler, and
+//! `real::FIRST_NAME`, which calls libc's own. Functions with a variable number of arguments are
+//! written with all that they may have: both calling conventions pass them alike.
+
+use crate::hooks::{
+    attributes, directories, exec, files, io, locks, maps, misc, names, status, streams, trees,
+    xattr,
+};
+use libc::{
+    DIR, FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, dev_t, dirent64, gid_t, iovec,
+    mode_t, off64_t, pid_t, size_t, ssize_t, stat64, statfs64, statvfs64, timespec, timeval, uid_t,
+    utimbuf,
+};
+
+macro_rules! exported {
+    ($name:ident ($($argument:ident: $kind:ty),*) $result:ty, $handler:path) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: the program calls it as it would call libc's.
+            unsafe { $handler($($argument),*) }
+        }
+    };
+}
+
+macro_rules! real_function {
+    ($name:ident ($($argument:ident: $kind:ty),*) $result:ty) => {
+        pub(crate) unsafe fn $name($($argument: $kind),*) -> $result {
+            static AT: std::sync::atomic::AtomicPtr<c_void> =
+                std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+            let name = concat!(stringify!($name), "\0");
+            let found = super::look_up(&AT, name);
+            // SAFETY: libc's function of this name has this signature.
+            let function: unsafe extern "C" fn($($kind),*) -> $result =
+                unsafe { std::mem::transmute(found) };
+            // SAFETY: the caller's arguments are those of the program.
+            unsafe { function($($argument),*) }
+        }
+    };
+}
+
+macro_rules! hooks {
+    ($([$first:ident $($alias:ident)*] $arguments:tt -> $result:ty => $handler:path;)*) => {
+        mod exports {
+            use super::*;
+            $(
+                exported!($first $arguments $result, $handler);
+                $(exported!($alias $arguments $result, $handler);)*
+            )*
+        }
+
+        /// The functions of libc behind the hooks.
+        #[allow(dead_code)] // most handlers need theirs
+        pub(crate) mod real {
+            use super::*;
+            $(real_function!($first $arguments $result);)*
+        }
+    };
+}
+
+/// The address of libc's function, or of one that fails with `ENOSYS` where there is none.
+fn look_up(at: &std::sync::atomic::AtomicPtr<c_void>, name: &str) -> *mut c_void {
+    use std::sync::atomic::Ordering;
+    let known = at.load(Ordering::Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: the name ends with a zero byte (`real_function` adds it).
+    let mut found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast()) };
+    if found.is_null() {
+        found = missing as *mut c_void;
+    }
+    at.store(found, Ordering::Relaxed);
+    found
+}
+
+extern "C" fn missing() -> isize {
+    crate::guard::set_errno(libc::ENOSYS);
+    -1
+}
+
+hooks! {
+    // Opening and closing
+    [open open64] (path: *const c_char, flags: c_int, mode: mode_t) -> c_int => files::open;
+    [__open_2 __open64_2] (path: *const c_char, flags: c_int) -> c_int => files::open_2;
+    [openat openat64] (at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int => files::openat;
+    [__openat_2 __openat64_2] (at: c_int, path: *const c_char, flags: c_int) -> c_int => files::openat_2;
+    [creat creat64] (path: *const c_char, mode: mode_t) -> c_int => files::creat;
+    [close] (fd: c_int) -> c_int => files::close;
+    [close_range] (first: c_uint, last: c_uint, flags: c_int) -> c_int => files::close_range;
+    [closefrom] (first: c_int) -> () => files::closefrom;
+    [mkstemp mkstemp64] (path: *mut c_char) -> c_int => files::mkstemp;
+    [mkostemp mkostemp64] (path: *mut c_char, flags: c_int) -> c_int => files::mkostemp;
+    [mkstemps mkstemps64] (path: *mut c_char, suffix: c_int) -> c_int => files::mkstemps;
+    [mkostemps mkostemps64] (path: *mut c_char, suffix: c_int, flags: c_int) -> c_int => files::mkostemps;
+    [mkdtemp] (path: *mut c_char) -> *mut c_char => files::mkdtemp;
+
+    // Descriptors
+    [dup] (fd: c_int) -> c_int => files::dup;
+    [dup2] (from: c_int, to: c_int) -> c_int => files::dup2;
+    [dup3] (from: c_int, to: c_int, flags: c_int) -> c_int => files::dup3;
+    [fcntl fcntl64] (fd: c_int, command: c_int, argument: c_ulong) -> c_int => files::fcntl;
+    [ioctl] (fd: c_int, request: c_ulong, argument: c_ulong) -> c_int => misc::ioctl;
+    [recvmsg] (fd: c_int, message: *mut libc::msghdr, flags: c_int) -> ssize_t => misc::recvmsg;
+    [sendmsg] (fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t => misc::sendmsg;
+
+    // Data
+    [read] (fd: c_int, target: *mut c_void, count: size_t) -> ssize_t => io::read;
+    [__read_chk] (fd: c_int, target: *mut c_void, count: size_t, room: size_t) -> ssize_t => io::read_chk;
+    [write] (fd: c_int, data: *const c_void, count: size_t) -> ssize_t => io::write;
+    [pread pread64] (fd: c_int, target: *mut c_void, count: size_t, at: off64_t) -> ssize_t => io::pread;
+    [__pread_chk __pread64_chk] (fd: c_int, target: *mut c_void, count: size_t, at: off64_t, room: size_t) -> ssize_t => io::pread_chk;
+    [pwrite pwrite64] (fd: c_int, data: *const c_void, count: size_t, at: off64_t) -> ssize_t => io::pwrite;
+    [readv] (fd: c_int, parts: *const iovec, count: c_int) -> ssize_t => io::readv;
+    [writev] (fd: c_int, parts: *const iovec, count: c_int) -> ssize_t => io::writev;
+    [preadv preadv64] (fd: c_int, parts: *const iovec, count: c_int, at: off64_t) -> ssize_t => io::preadv;
+    [pwritev pwritev64] (fd: c_int, parts: *const iovec, count: c_int, at: off64_t) -> ssize_t => io::pwritev;
+    [preadv2 preadv64v2] (fd: c_int, parts: *const iovec, count: c_int, at: off64_t, flags: c_int) -> ssize_t => io::preadv2;
+    [pwritev2 pwritev64v2] (fd: c_int, parts: *const iovec, count: c_int, at: off64_t, flags: c_int) -> ssize_t => io::pwritev2;
+    [lseek lseek64 llseek] (fd: c_int, offset: off64_t, whence: c_int) -> off64_t => io::lseek;
+    [ftruncate ftruncate64] (fd: c_int, length: off64_t) -> c_int => io::ftruncate;
+    [truncate truncate64] (path: *const c_char, length: off64_t) -> c_int => attributes::truncate;
+    [fsync] (fd: c_int) -> c_int => io::fsync;
+    [fdatasync] (fd: c_int) -> c_int => io::fdatasync;
+    [syncfs] (fd: c_int) -> c_int => io::syncfs;
+    [sync_file_range] (fd: c_int, from: off64_t, count: off64_t, flags: c_uint) -> c_int => io::sync_file_range;
+    [fallocate fallocate64] (fd: c_int, mode: c_int, from: off64_t, length: off64_t) -> c_int => io::fallocate;
+    [posix_fallocate posix_fallocate64] (fd: c_int, from: off64_t, length: off64_t) -> c_int => io::posix_fallocate;
+    [posix_fadvise posix_fadvise64] (fd: c_int, from: off64_t, length: off64_t, advice: c_int) -> c_int => io::posix_fadvise;
+    [readahead] (fd: c_int, from: off64_t, count: size_t) -> ssize_t => io::readahead;
+    [sendfile sendfile64] (to: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t => io::sendfile;
+    [copy_file_range] (from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, count: size_t, flags: c_uint) -> ssize_t => io::copy_file_range;
+    [splice] (from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, count: size_t, flags: c_uint) -> ssize_t => io::splice;
+    [flock] (fd: c_int, operation: c_int) -> c_int => locks::flock;
+    [lockf lockf64] (fd: c_int, command: c_int, length: off64_t) -> c_int => locks::lockf;
+    [mmap mmap64] (at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> *mut c_void => maps::mmap;
+    [munmap] (at: *mut c_void, length: size_t) -> c_int => maps::munmap;
+    [msync] (at: *mut c_void, length: size_t, flags: c_int) -> c_int => maps::msync;
+
+    // Attributes
+    [stat stat64] (path: *const c_char, to: *mut stat64) -> c_int => status::stat;
+    [lstat lstat64] (path: *const c_char, to: *mut stat64) -> c_int => status::lstat;
+    [fstat fstat64] (fd: c_int, to: *mut stat64) -> c_int => status::fstat;
+    [fstatat fstatat64] (at: c_int, path: *const c_char, to: *mut stat64, flags: c_int) -> c_int => status::fstatat;
+    [__xstat __xstat64] (version: c_int, path: *const c_char, to: *mut stat64) -> c_int => status::xstat;
+    [__lxstat __lxstat64] (version: c_int, path: *const c_char, to: *mut stat64) -> c_int => status::lxstat;
+    [__fxstat __fxstat64] (version: c_int, fd: c_int, to: *mut stat64) -> c_int => status::fxstat;
+    [__fxstatat __fxstatat64] (version: c_int, at: c_int, path: *const c_char, to: *mut stat64, flags: c_int) -> c_int => status::fxstatat;
+    [statx] (at: c_int, path: *const c_char, flags: c_int, mask: c_uint, to: *mut libc::statx) -> c_int => status::statx;
+    [access] (path: *const c_char, mode: c_int) -> c_int => status::access;
+    [euidaccess eaccess] (path: *const c_char, mode: c_int) -> c_int => status::euidaccess;
+    [faccessat] (at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int => status::faccessat;
+    [statfs statfs64] (path: *const c_char, to: *mut statfs64) -> c_int => status::statfs;
+    [fstatfs fstatfs64] (fd: c_int, to: *mut statfs64) -> c_int => status::fstatfs;
+    [statvfs statvfs64] (path: *const c_char, to: *mut statvfs64) -> c_int => status::statvfs;
+    [fstatvfs fstatvfs64] (fd: c_int, to: *mut statvfs64) -> c_int => status::fstatvfs;
+    [pathconf] (path: *const c_char, name: c_int) -> c_long => status::pathconf;
+    [chmod] (path: *const c_char, mode: mode_t) -> c_int => attributes::chmod;
+    [lchmod] (path: *const c_char, mode: mode_t) -> c_int => attributes::lchmod;
+    [fchmod] (fd: c_int, mode: mode_t) -> c_int => attributes::fchmod;
+    [fchmodat] (at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int => attributes::fchmodat;
+    [chown] (path: *const c_char, uid: uid_t, gid: gid_t) -> c_int => attributes::chown;
+    [lchown] (path: *const c_char, uid: uid_t, gid: gid_t) -> c_int => attributes::lchown;
+    [fchown] (fd: c_int, uid: uid_t, gid: gid_t) -> c_int => attributes::fchown;
+    [fchownat] (at: c_int, path: *const c_char, uid: uid_t, gid: gid_t, flags: c_int) -> c_int => attributes::fchownat;
+    [utime] (path: *const c_char, times: *const utimbuf) -> c_int => attributes::utime;
+    [utimes] (path: *const c_char, times: *const timeval) -> c_int => attributes::utimes;
+    [lutimes] (path: *const c_char, times: *const timeval) -> c_int => attributes::lutimes;
+    [futimes] (fd: c_int, times: *const timeval) -> c_int => attributes::futimes;
+    [futimesat] (at: c_int, path: *const c_char, times: *const timeval) -> c_int => attributes::futimesat;
+    [utimensat] (at: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int => attributes::utimensat;
+    [futimens] (fd: c_int, times: *const timespec) -> c_int => attributes::futimens;
+    [umask] (mask: mode_t) -> mode_t => attributes::umask;
+    [getxattr] (path: *const c_char, name: *const c_char, to: *mut c_void, room: size_t) -> ssize_t => xattr::getxattr;
+    [lgetxattr] (path: *const c_char, name: *const c_char, to: *mut c_void, room: size_t) -> ssize_t => xattr::lgetxattr;
+    [fgetxattr] (fd: c_int, name: *const c_char, to: *mut c_void, room: size_t) -> ssize_t => xattr::fgetxattr;
+    [setxattr] (path: *const c_char, name: *const c_char, value: *const c_void, length: size_t, flags: c_int) -> c_int => xattr::setxattr;
+    [lsetxattr] (path: *const c_char, name: *const c_char, value: *const c_void, length: size_t, flags: c_int) -> c_int => xattr::lsetxattr;
+    [fsetxattr] (fd: c_int, name: *const c_char, value: *const c_void, length: size_t, flags: c_int) -> c_int => xattr::fsetxattr;
+    [listxattr] (path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t => xattr::listxattr;
+    [llistxattr] (path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t => xattr::llistxattr;
+    [flistxattr] (fd: c_int, to: *mut c_char, room: size_t) -> ssize_t => xattr::flistxattr;
+    [removexattr] (path: *const c_char, name: *const c_char) -> c_int => xattr::removexattr;
+    [lremovexattr] (path: *const c_char, name: *const c_char) -> c_int => xattr::lremovexattr;
+    [fremovexattr] (fd: c_int, name: *const c_char) -> c_int => xattr::fremovexattr;
+
+    // Names
+    [mkdir] (path: *const c_char, mode: mode_t) -> c_int => names::mkdir;
+    [mkdirat] (at: c_int, path: *const c_char, mode: mode_t) -> c_int => names::mkdirat;
+    [mknod] (path: *const c_char, mode: mode_t, device: dev_t) -> c_int => names::mknod;
+    [mknodat] (at: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int => names::mknodat;
+    [__xmknod] (version: c_int, path: *const c_char, mode: mode_t, device: *const dev_t) -> c_int => names::xmknod;
+    [__xmknodat] (version: c_int, at: c_int, path: *const c_char, mode: mode_t, device: *const dev_t) -> c_int => names::xmknodat;
+    [mkfifo] (path: *const c_char, mode: mode_t) -> c_int => names::mkfifo;
+    [mkfifoat] (at: c_int, path: *const c_char, mode: mode_t) -> c_int => names::mkfifoat;
+    [unlink] (path: *const c_char) -> c_int => names::unlink;
+    [unlinkat] (at: c_int, path: *const c_char, flags: c_int) -> c_int => names::unlinkat;
+    [rmdir] (path: *const c_char) -> c_int => names::rmdir;
+    [remove] (path: *const c_char) -> c_int => names::remove;
+    [rename] (from: *const c_char, to: *const c_char) -> c_int => names::rename;
+    [renameat] (from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char) -> c_int => names::renameat;
+    [renameat2] (from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_uint) -> c_int => names::renameat2;
+    [link] (from: *const c_char, to: *const c_char) -> c_int => names::link;
+    [linkat] (from_at: c_int, from: *const c_char, to_at: c_int, to: *const c_char, flags: c_int) -> c_int => names::linkat;
+    [symlink] (target: *const c_char, path: *const c_char) -> c_int => names::symlink;
+    [symlinkat] (target: *const c_char, at: c_int, path: *const c_char) -> c_int => names::symlinkat;
+    [readlink] (path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t => names::readlink;
+    [readlinkat] (at: c_int, path: *const c_char, to: *mut c_char, room: size_t) -> ssize_t => names::readlinkat;
+    [__readlink_chk] (path: *const c_char, to: *mut c_char, count: size_t, room: size_t) -> ssize_t => names::readlink_chk;
+    [__readlinkat_chk] (at: c_int, path: *const c_char, to: *mut c_char, count: size_t, room: size_t) -> ssize_t => names::readlinkat_chk;
+    [realpath] (path: *const c_char, to: *mut c_char) -> *mut c_char => names::realpath;
+    [__realpath_chk] (path: *const c_char, to: *mut c_char, room: size_t) -> *mut c_char => names::realpath_chk;
+    [canonicalize_file_name] (path: *const c_char) -> *mut c_char => names::canonicalize_file_name;
+
+    // Directories
+    [chdir] (path: *const c_char) -> c_int => directories::chdir;
+    [fchdir] (fd: c_int) -> c_int => directories::fchdir;
+    [getcwd] (to: *mut c_char, room: size_t) -> *mut c_char => directories::getcwd;
+    [__getcwd_chk] (to: *mut c_char, count: size_t, room: size_t) -> *mut c_char => directories::getcwd_chk;
+    [get_current_dir_name] () -> *mut c_char => directories::get_current_dir_name;
+    [getwd] (to: *mut c_char) -> *mut c_char => directories::getwd;
+    [opendir] (path: *const c_char) -> *mut DIR => directories::opendir;
+    [fdopendir] (fd: c_int) -> *mut DIR => directories::fdopendir;
+    [readdir readdir64] (stream: *mut DIR) -> *mut dirent64 => directories::readdir;
+    [readdir_r readdir64_r] (stream: *mut DIR, to: *mut dirent64, result: *mut *mut dirent64) -> c_int => directories::readdir_r;
+    [closedir] (stream: *mut DIR) -> c_int => directories::closedir;
+    [rewinddir] (stream: *mut DIR) -> () => directories::rewinddir;
+    [telldir] (stream: *mut DIR) -> c_long => directories::telldir;
+    [seekdir] (stream: *mut DIR, at: c_long) -> () => directories::seekdir;
+    [dirfd] (stream: *mut DIR) -> c_int => directories::dirfd;
+    [scandir scandir64] (path: *const c_char, to: *mut *mut *mut dirent64, filter: Option<trees::Filter>, compare: Option<trees::Compare>) -> c_int => trees::scandir;
+    [scandirat scandirat64] (at: c_int, path: *const c_char, to: *mut *mut *mut dirent64, filter: Option<trees::Filter>, compare: Option<trees::Compare>) -> c_int => trees::scandirat;
+    [glob glob64] (pattern: *const c_char, flags: c_int, error: *mut c_void, to: *mut libc::glob64_t) -> c_int => trees::glob;
+    [getdents64] (fd: c_int, to: *mut c_void, room: size_t) -> ssize_t => directories::getdents64;
+
+    // Streams
+    [fopen fopen64] (path: *const c_char, mode: *const c_char) -> *mut FILE => streams::fopen;
+    [freopen freopen64] (path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE => streams::freopen;
+    [fdopen] (fd: c_int, mode: *const c_char) -> *mut FILE => streams::fdopen;
+    [popen] (command: *const c_char, mode: *const c_char) -> *mut FILE => exec::popen;
+
+    // Processes
+    [vfork] () -> pid_t => exec::vfork;
+    [system] (command: *const c_char) -> c_int => exec::system;
+    [execve] (path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::execve;
+    [execv] (path: *const c_char, arguments: *const *const c_char) -> c_int => exec::execv;
+    [execvp] (path: *const c_char, arguments: *const *const c_char) -> c_int => exec::execvp;
+    [execvpe] (path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::execvpe;
+    [fexecve] (fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::fexecve;
+    [posix_spawn] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::posix_spawn;
+    [posix_spawnp] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::posix_spawnp;
+
+    // The rest
+    [sigaction] (signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int => misc::sigaction;
+    [signal bsd_signal] (signal: c_int, handler: usize) -> usize => misc::signal;
+    [syscall] (number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long => misc::syscall;
+}
