@@ -72,11 +72,11 @@ unsafe fn exchange() {
         };
         libc::fclose(stream);
         let functions = [
-            (READ, read as usize),
-            (WRITE, write as usize),
-            (SEEK, seek as usize),
-            (CLOSE, close as usize),
-            (STAT, stat as usize),
+            (READ, read as *const () as usize),
+            (WRITE, write as *const () as usize),
+            (SEEK, seek as *const () as usize),
+            (CLOSE, close as *const () as usize),
+            (STAT, stat as *const () as usize),
         ];
         if !is_table(narrow) {
             return;
@@ -103,7 +103,7 @@ unsafe extern "C" {
 
 /// True when an address looks like a table of libc's stream functions.
 unsafe fn is_table(at: *mut usize) -> bool {
-    if at.is_null() || at as usize % 8 != 0 {
+    if at.is_null() || !(at as usize).is_multiple_of(8) {
         return false;
     }
     let Some(libc) = home(stdout_address()) else { return false };

@@ -33,6 +33,7 @@ macro_rules! real_function {
             let found = super::look_up(&AT, name);
             // SAFETY: libc's function of this name has this signature.
             let function: unsafe extern "C" fn($($kind),*) -> $result =
+                // SAFETY: as the program says.
                 unsafe { std::mem::transmute(found) };
             // SAFETY: the caller's arguments are those of the program.
             unsafe { function($($argument),*) }

@@ -86,6 +86,7 @@ pub(crate) unsafe fn fchmod(fd: c_int, mode: mode_t) -> c_int {
 
 pub(crate) unsafe fn fchmodat(at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int {
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    // SAFETY: as the program says.
     let local = |at, path| unsafe { real::fchmodat(at, path, mode, flags) };
     // SAFETY: as the program says.
     unsafe { set(at, path, follow, mode_of(mode), local) }
@@ -121,6 +122,7 @@ pub(crate) unsafe fn fchownat(
         return done;
     }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    // SAFETY: as the program says.
     let local = |at, path| unsafe { real::fchownat(at, path, uid, gid, flags) };
     // SAFETY: as the program says.
     unsafe { set(at, path, follow, owner_of(uid, gid), local) }

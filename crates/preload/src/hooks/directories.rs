@@ -157,6 +157,7 @@ fn new_stream(fd: c_int) -> Result<*mut DIR, i32> {
 }
 
 pub(crate) unsafe fn opendir(path: *const c_char) -> *mut DIR {
+    // SAFETY: as the program says.
     let local = |_, path| unsafe { real::opendir(path) };
     let remote = |at: &At| {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NONBLOCK;

@@ -97,7 +97,7 @@ const FIRST_BYTES: usize = 256;
 fn fetch(fd: c_int) -> Result<c_int, i32> {
     let open = descriptors::find(fd).ok_or(libc::EBADF)?;
     let name = c"towline-program".as_ptr() as usize;
-    // SAFETY: a constant name. Not close-on-exec: an interpreter of a script opens it again.
+    // SAFETY: a constant name.
     let copy = unsafe { checked(libc::SYS_memfd_create, [name, 1, 0, 0, 0, 0]) }?;
     let mut buffer = vec![0u8; 1 << 20];
     let mut at = 0i64;

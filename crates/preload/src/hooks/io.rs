@@ -105,6 +105,7 @@ unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Result<&'a [iovec], i3
         Ok(0) => Ok(&[]),
         // SAFETY: as the program says.
         Ok(count @ 1..=1024) if !parts.is_null() => {
+            // SAFETY: as the program says.
             Ok(unsafe { std::slice::from_raw_parts(parts, count) })
         }
         _ => Err(libc::EINVAL),

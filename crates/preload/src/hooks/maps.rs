@@ -83,7 +83,7 @@ unsafe fn map(
     if access == libc::O_WRONLY || (writes && access != libc::O_RDWR) {
         return Err(libc::EACCES);
     }
-    if length == 0 || offset < 0 || offset as usize % PAGE != 0 {
+    if length == 0 || offset < 0 || !(offset as usize).is_multiple_of(PAGE) {
         return Err(libc::EINVAL);
     }
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFREG {
@@ -202,6 +202,7 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
     match ours {
         // SAFETY: as the program says.
         Ok(false) => {
+            // SAFETY: as the program says.
             match unsafe { checked(libc::SYS_msync, [from, length, flags as usize, 0, 0, 0]) } {
                 Ok(_) => 0,
                 Err(error) => finish(Err(error)),

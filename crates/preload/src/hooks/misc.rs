@@ -106,6 +106,7 @@ pub(crate) unsafe fn sigaction(
     let result = unsafe { real::sigaction(signal, new, old) };
     // SAFETY: null or a structure, as the program says.
     if result == 0
+        // SAFETY: as the program says.
         && let Some(new) = unsafe { new.as_ref() }
     {
         guard::handled(signal, is_handler(new.sa_sigaction));

@@ -39,6 +39,7 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
         // SAFETY: as the caller says.
         if result == T::FAILED
             && guard::errno() == libc::ENOENT
+            // SAFETY: as the program says.
             && let Some(found) = unsafe { led_in(at, path, follow) }
         {
             guard::set_errno(errno);

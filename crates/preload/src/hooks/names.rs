@@ -24,6 +24,7 @@ pub(crate) unsafe fn mkdir(path: *const c_char, mode: mode_t) -> c_int {
 }
 
 pub(crate) unsafe fn mkdirat(at: c_int, path: *const c_char, mode: mode_t) -> c_int {
+    // SAFETY: as the program says.
     let local = |at, path| unsafe { real::mkdirat(at, path, mode) };
     let remote =
         |at: &At| at.with(|base, path| base.make_directory(path, start::masked(mode))).map(|_| 0);
@@ -37,6 +38,7 @@ pub(crate) unsafe fn mknod(path: *const c_char, mode: mode_t, device: dev_t) -> 
 }
 
 pub(crate) unsafe fn mknodat(at: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
+    // SAFETY: as the program says.
     let local = |at, path| unsafe { real::mknodat(at, path, mode, device) };
     let kind = if mode & libc::S_IFMT == 0 { libc::S_IFREG } else { mode & libc::S_IFMT };
     let remote = |at: &At| {
@@ -89,6 +91,7 @@ pub(crate) unsafe fn rmdir(path: *const c_char) -> c_int {
 }
 
 pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: as the program says.
     let local = |at, path| unsafe { real::unlinkat(at, path, flags) };
     let directory = flags & libc::AT_REMOVEDIR != 0;
     let remote = |at: &At| {
@@ -175,7 +178,9 @@ pub(crate) unsafe fn renameat2(
 ) -> c_int {
     // SAFETY: as the program says.
     match unsafe { two(from_at, from, to_at, to) } {
+        // SAFETY: as the program says.
         None if flags == 0 => unsafe { real::renameat(from_at, from, to_at, to) },
+        // SAFETY: as the program says.
         None => unsafe { real::renameat2(from_at, from, to_at, to, flags) },
         Some(places) => ours(|| {
             pair(places?, |from, to| {
@@ -244,6 +249,7 @@ pub(crate) unsafe fn symlink(target: *const c_char, path: *const c_char) -> c_in
 }
 
 pub(crate) unsafe fn symlinkat(target: *const c_char, at: c_int, path: *const c_char) -> c_int {
+    // SAFETY: as the program says.
     let local = |at, path| unsafe { real::symlinkat(target, at, path) };
     let remote = |at: &At| {
         // SAFETY: as the program says.

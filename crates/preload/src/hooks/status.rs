@@ -74,6 +74,7 @@ unsafe fn itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
     }
     // SAFETY: as the program says.
     if flags & libc::AT_SYMLINK_NOFOLLOW == 0 && start::state().is_some() {
+        // SAFETY: as the program says.
         return unsafe { named_descriptor(path) };
     }
     None
@@ -248,12 +249,14 @@ fn space(at: &crate::place::At) -> Result<StatFs, i32> {
 }
 
 pub(crate) unsafe fn statfs(path: *const c_char, to: *mut statfs64) -> c_int {
+    // SAFETY: as the program says.
     let local = |_, path| unsafe { real::statfs(path, to) };
     // SAFETY: as the program says.
     unsafe { by_path(libc::AT_FDCWD, path, true, local, |at| fill_statfs(&space(at)?, to)) }
 }
 
 pub(crate) unsafe fn statvfs(path: *const c_char, to: *mut statvfs64) -> c_int {
+    // SAFETY: as the program says.
     let local = |_, path| unsafe { real::statvfs(path, to) };
     // SAFETY: as the program says.
     unsafe { by_path(libc::AT_FDCWD, path, true, local, |at| fill_statvfs(&space(at)?, to)) }
@@ -280,6 +283,7 @@ pub(crate) unsafe fn fstatvfs(fd: c_int, to: *mut statvfs64) -> c_int {
 pub(crate) unsafe fn pathconf(path: *const c_char, name: c_int) -> c_long {
     // The limits are those of any Linux file system.
     let like = c"/".as_ptr();
+    // SAFETY: as the program says.
     let local = |_, path| unsafe { real::pathconf(path, name) };
     let remote = |at: &crate::place::At| {
         at.with(|base, path| base.stat_path(path, true))?;

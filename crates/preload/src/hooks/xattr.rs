@@ -41,6 +41,7 @@ fn names(file: &File, path: &[u8], follow: bool) -> Result<Vec<u8>, Error> {
 macro_rules! two_forms {
     ($follow:ident, $no_follow:ident, ($($argument:ident: $kind:ty),*) -> $result:ty, $remote:expr) => {
         pub(crate) unsafe fn $follow(path: *const c_char, $($argument: $kind),*) -> $result {
+            // SAFETY: as the program says.
             let local = |_, path| unsafe { real::$follow(path, $($argument),*) };
             let remote = |at: &At| ($remote)(at, true);
             // SAFETY: as the program says.
@@ -48,6 +49,7 @@ macro_rules! two_forms {
         }
 
         pub(crate) unsafe fn $no_follow(path: *const c_char, $($argument: $kind),*) -> $result {
+            // SAFETY: as the program says.
             let local = |_, path| unsafe { real::$no_follow(path, $($argument),*) };
             let remote = |at: &At| ($remote)(at, false);
             // SAFETY: as the program says.
