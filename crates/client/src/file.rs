@@ -200,16 +200,19 @@ impl Client {
         fd.try_clone_to_owned()
     }
 
-    /// Runs `work` with an open file of this family whose handle is known; it stays open.
+    /// Runs `work` with an open file of this family whose handle is known, and the `flags` it was
+    /// opened with; it stays open.
     ///
     /// # Errors
     /// Those of `work`.
     pub fn with_handle<T>(
         &self,
         handle: u64,
+        flags: u32,
         work: impl FnOnce(&File) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let file = File { core: self.core.clone(), handle, attr: Attr::default() };
+        let (core, attr) = (self.core.clone(), Attr::default());
+        let file = File { core, handle, attr, write_flags: write_flags(flags) };
         let result = work(&file);
         let _ = file.into_handle();
         result

@@ -145,14 +145,16 @@ pub(crate) fn with_handle<T>(
     handle: u64,
     work: impl FnOnce(&File) -> Result<T, Error>,
 ) -> Result<T, i32> {
-    client(mount)?.with_handle(handle, work).map_err(number)
+    client(mount)?.with_handle(handle, 0, work).map_err(number)
 }
 
 /// Runs `work` with a remote open file.
 pub(crate) fn with<T>(open: Open, work: impl FnOnce(&File) -> Result<T, Error>) -> Result<T, i32> {
     let entry = open.entry;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
-    with_handle(mount, entry.handle.load(Ordering::Relaxed), work)
+    let (handle, flags) =
+        (entry.handle.load(Ordering::Relaxed), entry.flags.load(Ordering::Relaxed));
+    client(mount)?.with_handle(handle, flags, work).map_err(number)
 }
 
 /// Closes a file on the server without waiting for the answer.
@@ -213,16 +215,12 @@ pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i
     if data.is_empty() {
         return Ok((0, offset));
     }
-    let sync = flags & libc::O_DSYNC != 0;
     with(open, |file| {
         let (count, at) = if flags & libc::O_APPEND != 0 {
             file.append(&data[..data.len().min(APPEND_BYTES_MAX)])?
         } else {
             (file.write_at(data, at)?, at)
         };
-        if sync {
-            file.sync(towline_wire::request::sync_kind::DATA)?;
-        }
         Ok((count, at as i64))
     })
 }

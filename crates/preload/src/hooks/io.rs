@@ -471,7 +471,7 @@ pub(crate) unsafe fn copy_file_range(
         let handle = target.entry.handle.load(std::sync::atomic::Ordering::Relaxed);
         let client = remote::client(mounts[0] as usize)?;
         let copied = remote::with(source, |source| {
-            client.with_handle(handle, |target| source.copy_range(r, target, w, count))
+            client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count))
         })? as usize;
         for (open, own, pointer) in [(source, a.is_none(), from_at), (target, b.is_none(), to_at)] {
             if own {
