@@ -25,4 +25,4 @@ goals: build ## every goal beside its limit, about ten minutes; needs Python and
 
 install: build ## to PREFIX (default /usr/local)
 	install -D target/release/towline $(or $(PREFIX),/usr/local)/bin/towline
-	for page in man/*.1; do install -D -m 644 $$page $(or $(PREFIX),/usr/local)/share/man/man1/$${page##*/}; done
+	for page in man/*.[17]; do install -D -m 644 $$page $(or $(PREFIX),/usr/local)/share/man/man$${page##*.}/$${page##*/}; done

@@ -60,7 +60,7 @@ libfuzzer_sys::fuzz_target!(|data: (u8, Vec<u8>)| {
         contexts: vec!["base:allocation".into()],
     };
     let contexts = vec![Context { number: 0 }];
-    let agreed = Agreement { export, form, contexts, keeps_block_sizes: false };
+    let agreed = Agreement { export, form, contexts };
     let mut receiver = Receiver::new(agreed);
     let mut handler = Strict { missing: 0, buffer: vec![0; 100] };
     if let Ok(received) = receiver.receive(&data.1, &mut handler) {

@@ -22,7 +22,7 @@ pub struct Limits {
 }
 
 /// Longest run of pages that is handed over as one piece.
-const LENT_BYTES_MAX: u64 = 4 << 20;
+const LENT_BYTES_MAX: u64 = 1 << 20;
 /// Shorter holes are read like data.
 const HOLE_BYTES_MIN: u64 = 64 * 1024;
 

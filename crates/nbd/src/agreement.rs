@@ -106,6 +106,4 @@ pub struct Agreement {
     pub form: Form,
     /// Metadata contexts that BLOCK_STATUS reports, in order.
     pub contexts: Vec<Context>,
-    /// The client asked for the block sizes and so has to keep to them.
-    pub keeps_block_sizes: bool,
 }

@@ -49,8 +49,6 @@ pub struct Haggle {
     form: Form,
     /// Contexts that SET_META_CONTEXT chose, and the export they belong to.
     contexts: Option<(Vec<u8>, Vec<Context>)>,
-    /// Export that GO will use, by the last INFO or GO that asked for block sizes.
-    keeps_block_sizes: bool,
     options: u32,
 }
 
@@ -61,7 +59,6 @@ impl Default for Haggle {
             no_zeroes: false,
             form: Form::Simple,
             contexts: None,
-            keeps_block_sizes: false,
             options: 0,
         }
     }

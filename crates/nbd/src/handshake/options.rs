@@ -156,8 +156,7 @@ impl Haggle {
             Some((chosen_for, contexts)) if chosen_for == name => contexts,
             _ => Vec::new(),
         };
-        let keeps_block_sizes = self.keeps_block_sizes;
-        Ended::Agreed(Box::new(Agreement { export, form: self.form, contexts, keeps_block_sizes }))
+        Ended::Agreed(Box::new(Agreement { export, form: self.form, contexts }))
     }
 
     fn info(
@@ -194,7 +193,6 @@ impl Haggle {
         if option == option::INFO {
             return None;
         }
-        self.keeps_block_sizes = kinds.contains(&info::BLOCK_SIZE);
         Some(self.agree(offer, name))
     }
 

@@ -91,7 +91,7 @@ fn agreement(form: Form) -> Agreement {
         contexts: vec!["base:allocation".into(), "x:y".into()],
     };
     let contexts = vec![Context { number: 0 }, Context { number: 1 }];
-    Agreement { export, form, contexts, keeps_block_sizes: true }
+    Agreement { export, form, contexts }
 }
 
 fn request(form: Form, flags: u16, kind: u16, cookie: u64, offset: u64, length: u64) -> Vec<u8> {
