@@ -133,8 +133,6 @@ impl Server {
             }
         }
         let local_socket = add_local_socket(&mut listeners);
-        // Modes that clients ask for are already masked by their own umask.
-        rustix::process::umask(rustix::fs::Mode::empty());
         let cores = config.cores.clamp(1, 256);
         let statistics = Statistics::new(cores);
         let exports =
@@ -208,6 +206,9 @@ impl Server {
             };
             let (started, outcome) = std::sync::mpsc::channel();
             let body = move || {
+                // Modes that clients ask for are already masked by their own umask. Threads that may
+                // block are started by this one.
+                towline_store::directory::drop_umask();
                 // A ring belongs to the thread that made it.
                 let reactor = match Reactor::new(wish) {
                     Ok(reactor) => reactor,

@@ -70,3 +70,11 @@ pub(crate) fn page_bytes() -> u64 {
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
+
+/// Gives the calling thread, and those that it starts, a `umask(2)` of their own: none. Where that
+/// is forbidden (some containers), the whole process gets none.
+pub fn drop_umask() {
+    // SAFETY: only working directory, root and umask are separated; nothing relies on sharing them.
+    let _ = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) };
+    rustix::process::umask(rustix::fs::Mode::empty());
+}
