@@ -9,11 +9,13 @@
 mod aggregate;
 mod lending;
 mod pool;
+mod process;
 mod segment;
 mod shared;
 
 pub use aggregate::{Aggregate, Slice};
 pub use lending::{Lending, Loan};
 pub use pool::{Pool, PoolBuffer};
+pub use process::{Region, read_process};
 pub use segment::{Guard, Segment, zeros};
 pub use shared::SharedMemory;

@@ -200,6 +200,36 @@ impl SharedMemory {
         unsafe { AtomicU64::from_ptr(self.address(offset, 8).cast()) }
     }
 
+    /// As [`SharedMemory::create`], but whoever gets the memfd later can only read: it is sealed
+    /// against new writers, this mapping is the only one that can change it.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::create`].
+    pub fn create_for_readers(name: &str, length: usize) -> io::Result<Self> {
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, length as u64)?;
+        let memory = Self::map(fd, length, true)?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&memory.fd, seals)?;
+        Ok(memory)
+    }
+
+    /// True when the memfd is sealed against shrinking and new writers, so that it can be given
+    /// away for reading.
+    ///
+    /// # Errors
+    /// It takes no seals.
+    pub fn refuses_writers(&self) -> io::Result<bool> {
+        let seals = rustix::fs::fcntl_get_seals(&self.fd)?;
+        Ok(seals.contains(SealFlags::FUTURE_WRITE) && seals.contains(SealFlags::SHRINK))
+    }
+
+    /// True when it is mapped for writing here.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
     /// Gives the pages of a range back; it reads as zeros afterwards. Pages that the network
     /// still refers to keep their old bytes.
     ///

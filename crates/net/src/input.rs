@@ -112,7 +112,7 @@ impl Input {
             return Ok(Incoming::Progress);
         }
         let ahead = if sink.expects_bulk() {
-            (have + 4 * HEADER_BYTES).min(scratch.len())
+            (have + 4 * HEADER_BYTES).max(self.end_of_partial()).min(scratch.len())
         } else {
             scratch.len()
         };
@@ -126,6 +126,15 @@ impl Input {
         // What was kept because the sink is full is no news for whoever waits for the link.
         let done = drained && self.bulk.is_none() && !self.full;
         Ok(if done { Incoming::Drained } else { Incoming::Progress })
+    }
+
+    /// Where the message that has begun ends, or its bulk begins, as far as its header is here.
+    fn end_of_partial(&self) -> usize {
+        let header = self.partial.first_chunk().and_then(|head| Header::parse(head).ok());
+        header.map_or(0, |header| {
+            let payload = if is_bulk(&header) { 0 } else { header.payload_bytes as usize };
+            HEADER_BYTES + header.body_bytes as usize + payload
+        })
     }
 
     fn parse(

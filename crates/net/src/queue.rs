@@ -74,6 +74,12 @@ impl SendQueue {
         self.bytes
     }
 
+    /// Messages waiting, the one that is half sent among them.
+    #[must_use]
+    pub fn messages(&self) -> usize {
+        self.messages.len()
+    }
+
     /// True when nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {

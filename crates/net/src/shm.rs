@@ -76,6 +76,8 @@ pub struct ShmLink {
     memory: Arc<SharedMemory>,
     side: ShmSide,
     doorbell: Doorbell,
+    /// What wakes the client instead of the futex, when it waits for more than this link.
+    client_bell: Option<Doorbell>,
     socket: OwnedFd,
     /// Our own positions: never read back from memory that the peer can write.
     written: AtomicU64,
@@ -110,10 +112,28 @@ impl ShmLink {
             memory,
             side,
             doorbell,
+            client_bell: None,
             socket,
             written: AtomicU64::new(0),
             read: AtomicU64::new(0),
         })
+    }
+
+    /// The same link, whose client sleeps in `poll(2)` on an eventfd and not on the futex: both
+    /// sides have to agree. Such a client uses [`ShmLink::prepare_wait`], not [`ShmLink::wait`].
+    #[must_use]
+    pub fn with_client_bell(mut self, bell: Doorbell) -> Self {
+        self.client_bell = Some(bell);
+        self
+    }
+
+    /// The bell that wakes this side, if it has one.
+    #[must_use]
+    pub fn own_bell(&self) -> Option<&Doorbell> {
+        match self.side {
+            ShmSide::Client => self.client_bell.as_ref(),
+            ShmSide::Server => Some(&self.doorbell),
+        }
     }
 
     /// The socket whose closing tells of the peer's death.
@@ -234,9 +254,12 @@ impl ShmLink {
         if word.load(Ordering::Relaxed) != 0 && word.swap(0, Ordering::SeqCst) != 0 {
             match self.side {
                 ShmSide::Client => self.doorbell.ring(),
-                ShmSide::Server => {
-                    let _ = futex::wake(word, futex::Flags::empty(), 1);
-                }
+                ShmSide::Server => match &self.client_bell {
+                    Some(bell) => bell.ring(),
+                    None => {
+                        let _ = futex::wake(word, futex::Flags::empty(), 1);
+                    }
+                },
             }
         }
     }
@@ -245,10 +268,21 @@ impl ShmLink {
     /// do not sleep.
     #[must_use]
     pub fn prepare_sleep(&self) -> bool {
-        self.memory.word32(SERVER_SLEEPS).store(1, Ordering::SeqCst);
+        self.prepare_wait(false)
+    }
+
+    /// For a side that sleeps on its bell, before it does: sets its sleeping flag. False: bytes
+    /// have come, or (with `send`) there is room to send, so do not sleep.
+    #[must_use]
+    pub fn prepare_wait(&self, send: bool) -> bool {
+        let flag = match self.side {
+            ShmSide::Client => CLIENT_SLEEPS,
+            ShmSide::Server => SERVER_SLEEPS,
+        };
+        self.memory.word32(flag).store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.readable() {
-            self.memory.word32(SERVER_SLEEPS).store(0, Ordering::Relaxed);
+        if self.readable() || (send && self.writable()) {
+            self.memory.word32(flag).store(0, Ordering::Relaxed);
             return false;
         }
         true

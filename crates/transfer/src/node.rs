@@ -1,0 +1,535 @@
+//! A node: the place where a program's buffers have names, and from which it uses those of others.
+
+use crate::Error;
+use crate::choose::{Choice, Situation, Strategy, choose, least_capable};
+use crate::counters::WayCounts;
+use crate::global::{Access, Global, Home, Part, PartKind};
+use crate::limits::{
+    ADDRESSES_MAX, MESSAGE_BYTES_MAX, MESSAGE_COST_BYTES, PARTS_MAX, PUSHED_PARTS_MAX,
+};
+use crate::links::bell;
+use crate::message::{Control, Range};
+use crate::owner::{PUSH_BIT, is_mappable};
+use crate::progress::Shared;
+use crate::state::{BUFFER_BYTES, Entry, Peer, PeerId, State};
+use std::collections::{HashMap, VecDeque};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use towline_mem::{Aggregate, Pool, Segment};
+use towline_net::address::{Address, Listener};
+use towline_net::{Counters, Doorbell, local_pair};
+
+/// Which nodes a descriptor may make this one connect to: descriptors come from others, and the
+/// addresses in them too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Reach {
+    /// None: only owners that are linked already.
+    Linked,
+    /// Those on this machine.
+    #[default]
+    SameHost,
+    /// Any.
+    Anywhere,
+}
+
+/// What a node may use.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Buffers of the pool, 256 KiB each: all that data from others can occupy. At least 1.
+    pub pool_buffers: usize,
+    /// Most links at once.
+    pub peers_max: usize,
+    /// Who may be connected to because a descriptor says so.
+    pub reach: Reach,
+    /// Links over Unix sockets move to rings in shared memory, if the other side wants that too.
+    pub rings: bool,
+    /// Processes of the same user may read our memory, and we theirs, where the system allows it.
+    pub direct: bool,
+    /// Listen beyond this machine, although peers are not authenticated.
+    pub insecure: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            pool_buffers: 64,
+            peers_max: 256,
+            reach: Reach::default(),
+            rings: true,
+            direct: true,
+            insecure: false,
+        }
+    }
+}
+
+/// A link to another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerHandle(pub(crate) PeerId);
+
+/// How the contexts on buffers ended so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// Closed by who had them open.
+    pub closed: u64,
+    /// Gone with a lost link.
+    pub lost: u64,
+}
+
+/// A node. Clones are the same node; all calls may be made from any thread.
+#[derive(Clone)]
+pub struct Node(pub(crate) Arc<Shared>);
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Node({:016x})", self.number())
+    }
+}
+
+impl Node {
+    /// A node without links.
+    ///
+    /// # Errors
+    /// The system gives no random numbers or no eventfd.
+    pub fn new(options: Options) -> Result<Self, Error> {
+        const SCRATCH_BYTES: usize = 256 * 1024;
+        let options = Options { pool_buffers: options.pool_buffers.max(1), ..options };
+        let proof = Box::new(random()?);
+        let home = Home { node: random()?, host: machine_number(), addresses: Vec::new() };
+        let state = State {
+            options,
+            home: Arc::new(home),
+            pool: Pool::new(BUFFER_BYTES as usize, options.pool_buffers),
+            listeners: Vec::new(),
+            peers: HashMap::new(),
+            next_number: 0,
+            entries: Vec::new(),
+            free_entries: Vec::new(),
+            leases: HashMap::new(),
+            landings: HashMap::new(),
+            pushed: HashMap::new(),
+            operations: HashMap::new(),
+            finished: VecDeque::new(),
+            groups: HashMap::new(),
+            hungry: VecDeque::new(),
+            feeding: false,
+            inbox: VecDeque::new(),
+            counts: WayCounts::default(),
+            counters: Arc::new(Counters::default()),
+            scratch: vec![0; SCRATCH_BYTES],
+            led: false,
+            looked_for_stalls: Instant::now(),
+            proof: (std::ptr::from_ref::<u64>(&proof).addr() as u64, *proof),
+        };
+        Ok(Self(Arc::new(Shared::new(state, Doorbell::new(bell()?), proof))))
+    }
+
+    /// The number of this node.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.0.with(|state| state.home.node)
+    }
+
+    /// Listens at an address, which goes into the descriptors of buffers that are globalized from
+    /// now on. Returns it with the port that the system chose.
+    ///
+    /// # Errors
+    /// `Invalid`: a fifth address, or one beyond this machine without [`Options::insecure`]; what
+    /// `bind(2)` says.
+    pub fn listen(&self, address: &Address) -> Result<Address, Error> {
+        let (count, insecure) =
+            self.0.with(|state| (state.listeners.len(), state.options.insecure));
+        if count == ADDRESSES_MAX {
+            return Err(Error::Invalid("a node has at most 4 addresses"));
+        }
+        if !address.is_local() && !insecure {
+            return Err(Error::Invalid(
+                "address beyond this machine: peers are not authenticated (Options::insecure)",
+            ));
+        }
+        let listener = Listener::bind(address)?;
+        let bound = match address {
+            Address::Tcp(_) => listener.address()?,
+            other => other.clone(),
+        };
+        self.0.with(|state| {
+            state.listeners.push(Arc::new(listener));
+            let mut home = (*state.home).clone();
+            home.addresses.push(bound.clone());
+            state.home = Arc::new(home);
+        });
+        Ok(bound)
+    }
+
+    /// Where this node listens.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<Address> {
+        self.0.with(|state| state.home.addresses.clone())
+    }
+
+    /// Connects to another node, making progress for all meanwhile.
+    ///
+    /// # Errors
+    /// What `connect(2)` says; `TimedOut`: nobody answered for 5 seconds; `PeerLost`: what answered
+    /// is no node.
+    pub fn connect(&self, address: &Address) -> Result<PeerHandle, Error> {
+        self.0.connect(address).map(PeerHandle)
+    }
+
+    /// Links two nodes of this process.
+    ///
+    /// # Errors
+    /// No descriptors are left for the socket that passes them.
+    pub fn join(one: &Self, other: &Self) -> Result<(PeerHandle, PeerHandle), Error> {
+        let (near, far) = local_pair();
+        let (channel, other_channel) = UnixStream::pair()?;
+        let add = |node: &Self, link, channel: UnixStream, number| -> Result<_, Error> {
+            channel.set_nonblocking(true)?;
+            let mut peer = Peer::new(link, false);
+            (peer.greeting, peer.node, peer.channel) = (None, number, Some(channel.into()));
+            peer.same_user = true;
+            Ok(PeerHandle(node.0.with(|state| state.add(peer))))
+        };
+        let (a, b) = (one.number(), other.number());
+        Ok((add(one, near, channel, b)?, add(other, far, other_channel, a)?))
+    }
+
+    /// Closes a link: the peer's leases fall, operations over it fail.
+    pub fn disconnect(&self, peer: PeerHandle) {
+        self.0.with(|state| state.lose(peer.0));
+    }
+
+    /// The links that are ready, with the numbers of the nodes at their ends.
+    #[must_use]
+    pub fn peers(&self) -> Vec<(PeerHandle, u64)> {
+        self.0.with(|state| {
+            let ready = state.peers.iter().filter(|(_, peer)| peer.is_ready());
+            ready.map(|(id, peer)| (PeerHandle(*id), peer.node)).collect()
+        })
+    }
+
+    /// Gives buffers a global name. They are the node's until [`Node::reclaim`].
+    ///
+    /// # Errors
+    /// `Invalid`: no bytes, or more than 1024 slices.
+    pub fn globalize(&self, aggregate: Aggregate, access: Access) -> Result<Global, Error> {
+        if aggregate.is_empty() || aggregate.slices().len() > PARTS_MAX {
+            return Err(Error::Invalid("aggregate is empty or has more than 1024 slices"));
+        }
+        let generation = random()?;
+        self.0.with(|state| {
+            let slices: Vec<_> = aggregate.slices().cloned().collect();
+            let handle = state.free_entries.pop().unwrap_or_else(|| {
+                state.entries.push(None);
+                (state.entries.len() - 1) as u32
+            });
+            let (mut global, mut offset) = (Global::new(), 0);
+            for slice in &slices {
+                let kind = match &slice.segment {
+                    Segment::Registered(_) => PartKind::Registered,
+                    Segment::Shared(..) if is_mappable(slice, access) => PartKind::Mappable,
+                    Segment::Shared(..) => PartKind::Shared,
+                    Segment::File(_) => PartKind::File,
+                    _ => PartKind::Host,
+                };
+                let (home, length) = (state.home.clone(), slice.length);
+                global.append(Part { home, handle, generation, kind, access, offset, length })?;
+                offset += length;
+            }
+            state.entries[handle as usize] = Some(Entry {
+                generation,
+                slices,
+                length: aggregate.len(),
+                access,
+                leases: 0,
+                acknowledged: 0,
+                lost: 0,
+                closing: false,
+            });
+            Ok(global)
+        })
+    }
+
+    /// Takes buffers back: no new context can be opened on them, and when the open ones are closed
+    /// or lost the buffers are returned, with what was written back to them.
+    ///
+    /// # Errors
+    /// `Refused(ESTALE)`: the name is of no buffers of this node; `TimedOut`: contexts are still
+    /// open, and can be closed; call again.
+    pub fn reclaim(&self, global: &Global, limit: Option<Duration>) -> Result<Aggregate, Error> {
+        let mut handles: Vec<(u32, u64)> = Vec::new();
+        for part in global.parts() {
+            if !handles.contains(&(part.handle, part.generation)) {
+                handles.push((part.handle, part.generation));
+            }
+        }
+        self.0.wait_until(limit, |state| {
+            let home = state.home.node;
+            if global.parts().any(|part| part.home.node != home) {
+                return Some(Err(Error::Refused(towline_wire::Errno::ESTALE)));
+            }
+            let mut busy = false;
+            for (handle, generation) in &handles {
+                if let Err(errno) = state.entry(*handle, *generation) {
+                    return Some(Err(Error::Refused(errno)));
+                }
+                if let Some(Some(entry)) = state.entries.get_mut(*handle as usize) {
+                    entry.closing = true;
+                    busy |= entry.leases > 0;
+                }
+            }
+            if busy {
+                return None;
+            }
+            let mut buffers = Aggregate::new();
+            for (handle, _) in &handles {
+                if let Some(entry) = state.entries[*handle as usize].take() {
+                    for slice in entry.slices {
+                        buffers.append(slice.segment, slice.offset, slice.length);
+                    }
+                    state.free_entries.push(*handle);
+                }
+            }
+            Some(Ok(buffers))
+        })?
+    }
+
+    /// Waits until so many contexts on the buffers of `global` have ended, and says how.
+    ///
+    /// # Errors
+    /// `Refused(ESTALE)`: no buffers of this node; `TimedOut`.
+    pub fn acknowledged(
+        &self,
+        global: &Global,
+        count: u64,
+        limit: Option<Duration>,
+    ) -> Result<Acknowledged, Error> {
+        let Some(part) = global.parts().next() else { return Ok(Acknowledged::default()) };
+        self.0.wait_until(limit, |state| match state.entry(part.handle, part.generation) {
+            Err(errno) => Some(Err(Error::Refused(errno))),
+            Ok(entry) if entry.acknowledged + entry.lost >= count => {
+                Some(Ok(Acknowledged { closed: entry.acknowledged, lost: entry.lost }))
+            }
+            Ok(_) => None,
+        })?
+    }
+
+    /// Sends a message, such as a packed descriptor, to another node. Waits while the peer has not
+    /// taken 128 KiB of earlier ones.
+    ///
+    /// # Errors
+    /// `Invalid`: longer than 64 KiB; `PeerLost`.
+    pub fn send(&self, peer: PeerHandle, bytes: &[u8]) -> Result<(), Error> {
+        self.send_message(peer, bytes, None).map(|_| ())
+    }
+
+    /// Sends a message about `data`, which is all of this node, and pushes the data along with it if
+    /// the choice says so. Returns true when it was pushed; else the receiver brings it when it
+    /// opens a context.
+    ///
+    /// # Errors
+    /// As [`Node::send`]; `Refused`: no buffers of this node; `Strategy`: it should be pushed, but
+    /// the peer has not granted that much, or it has more than 256 parts.
+    pub fn send_data(
+        &self,
+        peer: PeerHandle,
+        bytes: &[u8],
+        data: &Global,
+        choice: Choice,
+    ) -> Result<bool, Error> {
+        self.send_message(peer, bytes, Some((data, choice)))
+    }
+
+    fn send_message(
+        &self,
+        peer: PeerHandle,
+        bytes: &[u8],
+        data: Option<(&Global, Choice)>,
+    ) -> Result<bool, Error> {
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(Error::Invalid("message longer than 64 KiB"));
+        }
+        let cost = bytes.len().max(MESSAGE_COST_BYTES);
+        self.0.wait_until(None, |state| {
+            let window = match state.ready_peer(peer.0) {
+                Err(error) => return Some(Err(error)),
+                Ok(peer) => peer.window_out,
+            };
+            if window < cost {
+                return None;
+            }
+            let pushed = match data.map(|(data, choice)| state.push_if(peer.0, data, choice)) {
+                Some(Err(error)) => return Some(Err(error)),
+                Some(Ok(pushed)) => pushed,
+                None => None,
+            };
+            if let Some(peer) = state.peers.get_mut(&peer.0) {
+                peer.window_out -= cost;
+            }
+            let was_pushed = pushed.is_some();
+            state.post(peer.0, &Control::Message { pushed, bytes });
+            Some(Ok(was_pushed))
+        })?
+    }
+
+    /// The next message of any peer.
+    ///
+    /// # Errors
+    /// `TimedOut`.
+    pub fn receive(&self, limit: Option<Duration>) -> Result<Message, Error> {
+        self.0.wait_until(limit, |state| {
+            let arrived = state.inbox.pop_front()?;
+            if let Some(peer) = state.peers.get_mut(&arrived.peer) {
+                peer.window_in -= arrived.cost;
+            }
+            let bytes = arrived.cost as u32; // at most a message
+            state.post(arrived.peer, &Control::Window { bytes });
+            Some(Message {
+                peer: PeerHandle(arrived.peer),
+                bytes: arrived.bytes,
+                pushed: arrived.pushed,
+                node: self.clone(),
+            })
+        })
+    }
+
+    /// Grants a peer memory to push into: so many buffers of the pool, kept for it until the link
+    /// ends. A node that only routes descriptors grants none.
+    ///
+    /// # Errors
+    /// `PeerLost`; `TooLarge`: more than the pool has.
+    pub fn grant_push(&self, peer: PeerHandle, buffers: usize) -> Result<(), Error> {
+        self.0.with(|state| {
+            let pool = state.options.pool_buffers;
+            if buffers > pool {
+                let (needed, pool) = (buffers as u64 * BUFFER_BYTES, pool as u64 * BUFFER_BYTES);
+                return Err(Error::TooLarge { needed, pool });
+            }
+            match state.peers.get_mut(&peer.0) {
+                Some(peer) => peer.push_target = peer.push_target.max(buffers),
+                None => return Err(Error::PeerLost),
+            }
+            Ok(())
+        })
+    }
+
+    /// Counts of every way that data took.
+    #[must_use]
+    pub fn counts(&self) -> WayCounts {
+        self.0.with(|state| state.counts)
+    }
+
+    /// Counts of the network layer: system calls, messages, bytes.
+    #[must_use]
+    pub fn net_counters(&self) -> Arc<Counters> {
+        self.0.with(|state| state.counters.clone())
+    }
+
+    /// Buffers of the pool in use now, and the most that were at once.
+    #[must_use]
+    pub fn pool_in_use(&self) -> (usize, usize) {
+        self.0.with(|state| state.pool.in_use())
+    }
+
+    /// Makes progress for at most `limit`: for owners that have nothing to wait for.
+    ///
+    /// # Errors
+    /// None but those of the system.
+    pub fn serve(&self, limit: Duration) -> Result<(), Error> {
+        match self.0.wait_until::<()>(Some(limit), |_| None) {
+            Ok(()) | Err(Error::TimedOut) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl State {
+    /// Pushes data to a peer if that is the choice; returns what its message has to say of it.
+    fn push_if(
+        &mut self,
+        peer: PeerId,
+        data: &Global,
+        choice: Choice,
+    ) -> Result<Option<(u64, Vec<Range>)>, Error> {
+        if data.parts().any(|part| part.home.node != self.home.node) {
+            return Err(Error::Invalid("data of another node cannot be pushed"));
+        }
+        let link = self.ready_peer(peer)?;
+        let granted = u64::from(link.push_out) * BUFFER_BYTES;
+        let automatic = choose(&Situation {
+            length: data.len(),
+            kind: least_capable(data.parts().map(|part| part.kind)),
+            passes_descriptors: link.channel.is_some(),
+            reads_memory: link.same_user,
+            granted,
+            writes: false,
+        });
+        let strategy = match choice {
+            Choice::Automatic => automatic,
+            Choice::Forced(strategy) => strategy,
+        };
+        if strategy != Strategy::Push || data.is_empty() {
+            return Ok(None);
+        }
+        let ranges: Vec<Range> = data.parts().map(Range::of).collect();
+        let fits = granted >= data.len() && ranges.len() <= PUSHED_PARTS_MAX;
+        match (fits, choice) {
+            (true, _) => {}
+            (false, Choice::Automatic) => return Ok(None),
+            (false, _) => {
+                return Err(Error::Strategy("peer has not granted that much memory to push into"));
+            }
+        }
+        let found = self.resolve(&ranges, false).map_err(Error::Refused)?;
+        let number = PUSH_BIT | self.number();
+        self.begin_lease(peer, number, &ranges).map_err(Error::Refused)?;
+        self.push(peer, number, found);
+        Ok(Some((number, ranges)))
+    }
+}
+
+/// A message from another node. Data that was pushed with it stays while it is kept; dropping it
+/// lets the owner know.
+#[derive(Debug)]
+pub struct Message {
+    /// Where it came from.
+    pub peer: PeerHandle,
+    /// What was sent.
+    pub bytes: Vec<u8>,
+    pushed: Option<u64>,
+    node: Node,
+}
+
+impl Message {
+    /// True when its data came with it.
+    #[must_use]
+    pub fn is_pushed(&self) -> bool {
+        self.pushed.is_some()
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        if let Some(number) = self.pushed {
+            self.node.0.with(|state| state.release_pushed(self.peer.0, number, false));
+        }
+    }
+}
+
+fn random() -> Result<u64, Error> {
+    let mut bytes = [0; 8];
+    let mut done = 0;
+    while done < bytes.len() {
+        done += rustix::rand::getrandom(&mut bytes[done..], rustix::rand::GetRandomFlags::empty())?;
+    }
+    // Zero stands for nothing in several places.
+    Ok(u64::from_le_bytes(bytes).max(1))
+}
+
+/// A number that the nodes of one running machine share: from the identity of its boot.
+fn machine_number() -> u64 {
+    let identity = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: String = identity.chars().filter(char::is_ascii_hexdigit).take(16).collect();
+    // Without it nodes take each other for strangers, and use no Unix sockets from descriptors.
+    u64::from_str_radix(&digits, 16).unwrap_or_else(|_| u64::from(std::process::id()))
+}

@@ -1,0 +1,514 @@
+//! The owner's side: other nodes read and write back our buffers.
+//!
+//! Every request is checked here, whatever its descriptor said: that the handle is of this
+//! generation, the range inside, the access granted. What is refused changes nothing.
+
+use crate::choose::Strategy;
+use crate::counters::Way;
+use crate::global::Access;
+use crate::limits::{LEASES_MAX, MAPPED_PARTS_MAX, QUEUED_MAX, REGIONS_MAX};
+use crate::message::{Control, Place, Range, Want, stream};
+use crate::state::{BUFFER_BYTES, Hungry, Landing, Lease, OWN, PeerId, State};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+use towline_mem::{Aggregate, Region, Segment, SharedMemory, Slice};
+use towline_net::send_descriptors;
+use towline_wire::limits::INLINE_BYTES_MAX;
+use towline_wire::{Errno, ProtocolError};
+
+/// Numbers of pushes, which the owner chooses, have this bit; those of requests do not.
+pub(crate) const PUSH_BIT: u64 = 1 << 63;
+
+/// Bytes of the tag that goes with each descriptor: operation, length of the memory.
+pub(crate) const TAG_BYTES: usize = 16;
+
+impl State {
+    /// The slices of our buffers that `ranges` name.
+    pub(crate) fn resolve(&self, ranges: &[Range], writes: bool) -> Result<Aggregate, Errno> {
+        let mut found = Aggregate::new();
+        for range in ranges {
+            let entry = self.entry(range.handle, range.generation)?;
+            if writes && entry.access != Access::ReadWrite {
+                return Err(Errno::EACCES);
+            }
+            let end = range.offset.checked_add(range.length).ok_or(Errno::ERANGE)?;
+            if range.length == 0 || end > entry.length {
+                return Err(Errno::ERANGE);
+            }
+            let mut before = 0;
+            for slice in &entry.slices {
+                let from = range.offset.max(before);
+                let until = end.min(before + slice.length);
+                if from < until {
+                    let offset = slice.offset + (from - before);
+                    found.append(slice.segment.clone(), offset, until - from);
+                }
+                before += slice.length;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Records that a context is open on the ranges.
+    pub(crate) fn begin_lease(
+        &mut self,
+        peer: PeerId,
+        operation: u64,
+        ranges: &[Range],
+    ) -> Result<(), Errno> {
+        let mut handles: Vec<u32> = ranges.iter().map(|range| range.handle).collect();
+        handles.sort_unstable();
+        handles.dedup();
+        let of = |handle: &u32| self.entries.get(*handle as usize).and_then(Option::as_ref);
+        if handles.iter().any(|handle| of(handle).is_none_or(|entry| entry.closing)) {
+            return Err(Errno::ESTALE);
+        }
+        for handle in &handles {
+            if let Some(Some(entry)) = self.entries.get_mut(*handle as usize) {
+                entry.leases += 1;
+            }
+        }
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.leases += 1;
+        }
+        let lease = Lease { handles, ..Lease::default() };
+        self.leases.insert((peer, operation), lease);
+        Ok(())
+    }
+
+    /// A context is closed: acknowledged, given up, or (`None`) lost with its link.
+    pub(crate) fn end_lease(&mut self, peer: PeerId, operation: u64, acknowledged: Option<bool>) {
+        // An unknown one ended before: a context is closed again when its operation had failed.
+        let Some(lease) = self.leases.remove(&(peer, operation)) else { return };
+        for handle in lease.handles {
+            if let Some(Some(entry)) = self.entries.get_mut(handle as usize) {
+                entry.leases -= 1;
+                entry.acknowledged += u64::from(acknowledged == Some(true));
+                entry.lost += u64::from(acknowledged.is_none());
+            }
+        }
+        if let Some(peer) = self.peers.get_mut(&peer) {
+            peer.leases -= 1;
+        }
+    }
+
+    /// A peer asks for ranges of our buffers.
+    pub(crate) fn fetch(
+        &mut self,
+        id: PeerId,
+        operation: u64,
+        want: Want,
+        granted: u64,
+        ranges: &[Range],
+    ) -> Result<(), ProtocolError> {
+        self.check_request(id, operation)?;
+        if self.leases.contains_key(&(id, operation)) {
+            return Err(ProtocolError { what: "operation number is in use", at: 0 });
+        }
+        if let Err(errno) = self.answer_fetch(id, operation, want, granted, ranges) {
+            self.end_lease(id, operation, Some(false));
+            self.post(id, &Control::Failed { operation, errno: errno.0 });
+        }
+        Ok(())
+    }
+
+    /// Refuses what no honest peer sends.
+    fn check_request(&self, id: PeerId, operation: u64) -> Result<(), ProtocolError> {
+        if operation & PUSH_BIT != 0 {
+            return Err(ProtocolError { what: "operation has the number of a push", at: 0 });
+        }
+        if self.peers.get(&id).is_some_and(|peer| peer.out.messages() > QUEUED_MAX) {
+            return Err(ProtocolError { what: "peer asks but does not read", at: 0 });
+        }
+        Ok(())
+    }
+
+    fn answer_fetch(
+        &mut self,
+        id: PeerId,
+        operation: u64,
+        want: Want,
+        granted: u64,
+        ranges: &[Range],
+    ) -> Result<(), Errno> {
+        let Some(peer) = self.peers.get(&id) else { return Ok(()) };
+        if peer.leases >= LEASES_MAX {
+            return Err(Errno::EAGAIN);
+        }
+        let same_user = peer.same_user;
+        let data = self.resolve(ranges, want == Want::Lease)?;
+        self.begin_lease(id, operation, ranges)?;
+        match want {
+            Want::Lease => self.post(id, &Control::Done { operation }),
+            Want::Data(Strategy::Inline) => {
+                if data.len() > INLINE_BYTES_MAX as u64 {
+                    return Err(Errno::EOPNOTSUPP);
+                }
+                let data = unpaged(data)?;
+                self.count_out(id, Way::Inline, &data);
+                self.post_with(id, &Control::Done { operation }, data);
+            }
+            Want::Data(Strategy::Pull) => {
+                if let Some(lease) = self.leases.get_mut(&(id, operation)) {
+                    lease.rest = data;
+                }
+                self.send_granted(id, operation, granted);
+            }
+            Want::Data(Strategy::PullDirect) => {
+                let regions = regions(&data).filter(|_| same_user).ok_or(Errno::EOPNOTSUPP)?;
+                self.counts.at(Way::PullDirect).bytes_out += data.len();
+                self.post(id, &Control::Regions { operation, regions });
+                // Held, so that a write-back does not move the memory while it is read.
+                if let Some(lease) = self.leases.get_mut(&(id, operation)) {
+                    lease.direct = data;
+                }
+            }
+            Want::Data(Strategy::Map) => self.give_away(id, operation, ranges, &data)?,
+            Want::Data(Strategy::Push) => return Err(Errno::EOPNOTSUPP),
+        }
+        Ok(())
+    }
+
+    /// Sends what is granted of a fetch, a fragment a message, and when that was all, says so.
+    pub(crate) fn send_granted(&mut self, id: PeerId, operation: u64, until: u64) {
+        while let Some(lease) = self.leases.get_mut(&(id, operation)) {
+            if lease.rest.is_empty() {
+                return;
+            }
+            lease.granted = lease.granted.max(until);
+            let room = lease.granted.saturating_sub(lease.sent);
+            if room == 0 {
+                return;
+            }
+            let fragment = lease.rest.split_to(room.min(BUFFER_BYTES));
+            let (offset, is_last) = (lease.sent, lease.rest.is_empty());
+            lease.sent += fragment.len();
+            self.count_out(id, Way::Pull, &fragment);
+            self.post_data(id, stream::FETCH, operation, offset, fragment);
+            if is_last {
+                self.post(id, &Control::Done { operation });
+            }
+        }
+    }
+
+    /// Passes the descriptors of the memory that holds the data.
+    fn give_away(
+        &mut self,
+        id: PeerId,
+        operation: u64,
+        ranges: &[Range],
+        data: &Aggregate,
+    ) -> Result<(), Errno> {
+        let mut memories: Vec<Arc<SharedMemory>> = Vec::new();
+        let mut places = Vec::new();
+        for slice in data.slices() {
+            let Segment::Shared(memory, _) = &slice.segment else { return Err(Errno::EOPNOTSUPP) };
+            let known = memories.iter().position(|other| Arc::ptr_eq(other, memory));
+            let index = known.unwrap_or_else(|| {
+                memories.push(memory.clone());
+                memories.len() - 1
+            });
+            if index >= MAPPED_PARTS_MAX {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            places.push(Place { memory: index as u8, offset: slice.offset, length: slice.length });
+        }
+        // All of the memory becomes visible, so all of it must have been globalized.
+        for range in ranges {
+            let entry = self.entry(range.handle, range.generation)?;
+            let whole = |memory: &Arc<SharedMemory>| {
+                entry.slices.iter().any(|slice| {
+                    is_mappable(slice, entry.access)
+                        && matches!(&slice.segment, Segment::Shared(m, _) if Arc::ptr_eq(m, memory))
+                })
+            };
+            let used = self.resolve(std::slice::from_ref(range), false)?;
+            let all = used
+                .slices()
+                .all(|slice| matches!(&slice.segment, Segment::Shared(memory, _) if whole(memory)));
+            if !all {
+                return Err(Errno::EOPNOTSUPP);
+            }
+        }
+        let Some(peer) = self.peers.get(&id) else { return Ok(()) };
+        let channel = peer.channel.as_ref().ok_or(Errno::EOPNOTSUPP)?;
+        for memory in &memories {
+            let mut tag = operation.to_le_bytes().to_vec();
+            tag.extend_from_slice(&(memory.len() as u64).to_le_bytes());
+            match send_descriptors(channel, &tag, &[memory.fd()]) {
+                Ok(TAG_BYTES) => {}
+                // The peer does not take what it asked for.
+                Ok(_) | Err(_) => return Err(Errno::EAGAIN),
+            }
+        }
+        self.counts.at(Way::Map).bytes_out += data.len();
+        let memories = memories.len() as u8; // at most MAPPED_PARTS_MAX
+        self.post(id, &Control::Mapped { operation, memories, places });
+        Ok(())
+    }
+
+    /// A peer writes back.
+    pub(crate) fn update(
+        &mut self,
+        id: PeerId,
+        operation: u64,
+        strategy: Strategy,
+        pushed: u64,
+        ranges: Vec<Range>,
+        payload: &[u8],
+    ) -> Result<(), ProtocolError> {
+        self.check_request(id, operation)?;
+        if self.landings.contains_key(&(id, operation)) {
+            return Err(ProtocolError { what: "operation number is in use", at: 0 });
+        }
+        let length = ranges.iter().map(|range| range.length).sum::<u64>();
+        let result = match strategy {
+            Strategy::Inline if payload.len() as u64 != length => {
+                return Err(ProtocolError { what: "payload is not as long as its ranges", at: 0 });
+            }
+            Strategy::Inline => {
+                self.count_in(Way::Inline, length, 2 * length);
+                self.apply(id, &ranges, 0, payload).map(|()| true)
+            }
+            Strategy::Push => {
+                let key = (id, pushed);
+                let fits = |p: &crate::state::Pushed| p.holders == 0 && p.length == length;
+                if !self.pushed.get(&key).is_some_and(fits) {
+                    return Err(ProtocolError { what: "write-back of what was not pushed", at: 0 });
+                }
+                let Some(data) = self.pushed.remove(&key) else { return Ok(()) };
+                if let Some(peer) = self.peers.get_mut(&id) {
+                    peer.push_used -= data.buffers.len();
+                }
+                self.count_in(Way::Push, length, length);
+                let mut result = Ok(true);
+                for (index, buffer) in data.buffers.iter().enumerate() {
+                    let at = index as u64 * BUFFER_BYTES;
+                    let count = (length - at).min(BUFFER_BYTES) as usize;
+                    if result.is_ok() {
+                        let bytes = &buffer.bytes()[..count];
+                        result = self.apply(id, &ranges, at, bytes).map(|()| true);
+                    }
+                }
+                drop(data);
+                self.feed();
+                result
+            }
+            Strategy::Pull => self.offer(id, operation, ranges, length).map(|()| false),
+            _ => Err(Errno::EOPNOTSUPP),
+        };
+        match result {
+            Ok(true) => self.post(id, &Control::Done { operation }),
+            Ok(false) => {}
+            Err(errno) => self.post(id, &Control::Failed { operation, errno: errno.0 }),
+        }
+        Ok(())
+    }
+
+    fn offer(
+        &mut self,
+        id: PeerId,
+        operation: u64,
+        ranges: Vec<Range>,
+        length: u64,
+    ) -> Result<(), Errno> {
+        self.resolve(&ranges, true)?;
+        let Some(peer) = self.peers.get_mut(&id) else { return Ok(()) };
+        if peer.landings >= LEASES_MAX {
+            return Err(Errno::EAGAIN);
+        }
+        peer.landings += 1;
+        let landing =
+            Landing { ranges, length, applied: 0, buffer: None, granted_at: Instant::now() };
+        self.landings.insert((id, operation), landing);
+        self.counts.at(Way::Pull).operations += 1;
+        self.hungry.push_back(Hungry::Landing(id, operation));
+        self.feed();
+        Ok(())
+    }
+
+    /// Takes a buffer for the next fragment of a write-back and grants it; false: there is none.
+    pub(crate) fn feed_landing(&mut self, id: PeerId, operation: u64) -> bool {
+        let Some(landing) = self.landings.get_mut(&(id, operation)) else { return true };
+        let Some(buffer) = self.pool.take() else { return false };
+        landing.buffer = Some(buffer);
+        landing.granted_at = Instant::now();
+        let until = (landing.applied + BUFFER_BYTES).min(landing.length);
+        self.post(id, &Control::Grant { operation, owner: true, until });
+        true
+    }
+
+    /// A fragment of a write-back landed.
+    pub(crate) fn landed(&mut self, id: PeerId, operation: u64, count: u64) {
+        let Some(mut landing) = self.landings.remove(&(id, operation)) else { return };
+        let Some(buffer) = landing.buffer.take() else { return };
+        self.counts.at(Way::Pull).bytes_in += count;
+        self.counts.at(Way::Pull).bytes_copied += 2 * count; // off the link, then into our buffers
+        let bytes = &buffer.bytes()[..count as usize];
+        let applied = self.apply(id, &landing.ranges, landing.applied, bytes);
+        drop(buffer);
+        landing.applied += count;
+        let done = landing.applied == landing.length;
+        if let (Ok(()), false) = (applied, done) {
+            self.landings.insert((id, operation), landing);
+            self.hungry.push_back(Hungry::Landing(id, operation));
+        } else {
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.landings -= 1;
+            }
+            let answer = match applied {
+                Ok(()) => Control::Done { operation },
+                Err(errno) => Control::Failed { operation, errno: errno.0 },
+            };
+            self.post(id, &answer);
+        }
+        self.feed();
+    }
+
+    fn count_in(&mut self, way: Way, bytes: u64, copied: u64) {
+        let counts = self.counts.at(way);
+        counts.operations += 1;
+        counts.bytes_in += bytes;
+        counts.bytes_copied += copied;
+    }
+
+    /// Writes bytes into our buffers, from `skip` bytes into the ranges on.
+    pub(crate) fn apply(
+        &mut self,
+        peer: PeerId,
+        ranges: &[Range],
+        skip: u64,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        self.resolve(ranges, true)?;
+        let holds = |handle: u32| {
+            let mine = |(key, lease): (&(PeerId, u64), &Lease)| {
+                key.0 == peer && lease.handles.contains(&handle)
+            };
+            self.leases.iter().any(mine)
+        };
+        for range in ranges {
+            let entry = self.entry(range.handle, range.generation)?;
+            // Buffers that are being reclaimed change only by contexts that are open on them.
+            if entry.closing && !holds(range.handle) {
+                return Err(Errno::ESTALE);
+            }
+        }
+        let (mut before, end) = (0, skip + bytes.len() as u64);
+        for range in ranges {
+            let (from, until) = (skip.max(before), end.min(before + range.length));
+            if from < until
+                && let Some(Some(entry)) = self.entries.get_mut(range.handle as usize)
+            {
+                let part = &bytes[(from - skip) as usize..(until - skip) as usize];
+                write_slices(&mut entry.slices, range.offset + (from - before), part)?;
+            }
+            before += range.length;
+        }
+        Ok(())
+    }
+
+    /// Grants of either direction.
+    pub(crate) fn granted(&mut self, id: PeerId, operation: u64, owner: bool, until: u64) {
+        if owner {
+            self.send_update(id, operation, until);
+        } else if id != OWN {
+            self.send_granted(id, operation, until);
+        }
+    }
+}
+
+/// True for shared memory that can be given away: all of it was globalized, and its seals allow what
+/// the access does and no more.
+pub(crate) fn is_mappable(slice: &Slice, access: Access) -> bool {
+    let Segment::Shared(memory, _) = &slice.segment else { return false };
+    let whole = slice.offset == 0 && slice.length == memory.len() as u64;
+    let sealed = memory.refuses_writers().unwrap_or(false);
+    whole
+        && match access {
+            Access::Read => sealed,
+            Access::ReadWrite => !sealed && memory.is_writable(),
+        }
+}
+
+/// The same bytes without file pages: what rides in a control message has to be readable for sure.
+fn unpaged(data: Aggregate) -> Result<Aggregate, Errno> {
+    if data.slices().any(|slice| matches!(slice.segment, Segment::File(_))) {
+        return data.to_vec().map(Aggregate::from_vec).map_err(|error| errno_of(&error));
+    }
+    Ok(data)
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    match error.kind() {
+        std::io::ErrorKind::UnexpectedEof => Errno::EIO,
+        _ => Errno::of(error),
+    }
+}
+
+/// Where memory is in our address space; `None` for what is no memory, or too many pieces.
+fn regions(data: &Aggregate) -> Option<Vec<Region>> {
+    if data.slices().len() > REGIONS_MAX {
+        return None;
+    }
+    data.slices()
+        .map(|slice| {
+            let (from, length) = (slice.offset as usize, slice.length as usize);
+            let address = match &slice.segment {
+                Segment::Host(bytes) => bytes[from..from + length].as_ptr().addr(),
+                Segment::Registered(buffer) => buffer.bytes()[from..from + length].as_ptr().addr(),
+                Segment::Shared(memory, _) => memory.address(from, length).addr(),
+                _ => return None,
+            };
+            Some(Region { address: address as u64, length: slice.length })
+        })
+        .collect()
+}
+
+/// Writes into an entry's memory from `at` on.
+fn write_slices(slices: &mut [Slice], at: u64, bytes: &[u8]) -> Result<(), Errno> {
+    let (mut before, end) = (0, at + bytes.len() as u64);
+    for slice in slices {
+        let (from, until) = (at.max(before), end.min(before + slice.length));
+        if from < until {
+            let part = &bytes[(from - at) as usize..(until - at) as usize];
+            let offset = slice.offset + (from - before);
+            let start = offset as usize;
+            match &mut slice.segment {
+                // Who else holds the bytes, such as a message on its way, keeps the old ones.
+                Segment::Host(memory) => {
+                    Arc::make_mut(memory)[start..start + part.len()].copy_from_slice(part);
+                }
+                Segment::Registered(buffer) => {
+                    let buffer = Arc::get_mut(buffer).ok_or(Errno::EBUSY)?;
+                    buffer.bytes_mut()[start..start + part.len()].copy_from_slice(part);
+                }
+                Segment::Shared(memory, _) if memory.is_writable() => memory.copy_in(start, part),
+                Segment::File(file) => write_file(file.as_fd(), offset, part)?,
+                _ => return Err(Errno::EACCES),
+            }
+        }
+        before += slice.length;
+    }
+    Ok(())
+}
+
+fn write_file(
+    file: std::os::fd::BorrowedFd<'_>,
+    mut offset: u64,
+    mut bytes: &[u8],
+) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match rustix::io::pwrite(file, bytes, offset) {
+            Ok(0) => return Err(Errno::EIO),
+            Ok(count) => {
+                bytes = &bytes[count..];
+                offset += count as u64;
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Errno::of(&error.into())),
+        }
+    }
+    Ok(())
+}

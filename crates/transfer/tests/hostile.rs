@@ -1,0 +1,366 @@
+//! Peers that forge, flood, stall or die: they are refused or cut off, and others do not notice.
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::{LIMIT, Via, bytes, link, node, options, serve};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+use towline_transfer::{
+    Access, Address, Choice, Errno, Error, Global, Intent, Node, Options, Part, Strategy, import,
+};
+use towline_wire::{Header, Kind};
+
+const GREETING_BYTES: usize = 80;
+
+/// A peer that speaks bytes.
+struct Raw(TcpStream);
+
+impl Raw {
+    fn connect(node: &Node) -> Self {
+        let Address::Tcp(address) = node.addresses()[0].clone() else { panic!() };
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(LIMIT).unwrap();
+        let mut hello = header(Kind::Hello, 48, 0).to_bytes().to_vec();
+        hello.extend_from_slice(&0x3153_4e41_5254_4c57u64.to_le_bytes());
+        hello.resize(GREETING_BYTES, 7);
+        hello[40..44].copy_from_slice(&[0; 4]); // wants nothing
+        stream.write_all(&hello).unwrap();
+        stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+        Self(stream)
+    }
+
+    fn control(&mut self, body: &[u8]) -> std::io::Result<()> {
+        let mut message = header(Kind::Request, body.len() as u32, 0).to_bytes().to_vec();
+        message.extend_from_slice(body);
+        self.0.write_all(&message)
+    }
+
+    /// True when the node closed the link.
+    fn is_cut(&mut self) -> bool {
+        let mut bytes = [0; 4096];
+        loop {
+            match self.0.read(&mut bytes) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+            }
+        }
+    }
+}
+
+fn header(kind: Kind, body: u32, payload: u32) -> Header {
+    let mut header = Header::new(kind, 0, 0);
+    (header.body_bytes, header.payload_bytes) = (body, payload);
+    header
+}
+
+fn ranges(part: &Part, count: u16) -> Vec<u8> {
+    let mut out = count.to_le_bytes().to_vec();
+    for _ in 0..count {
+        out.extend_from_slice(&part.handle.to_le_bytes());
+        out.extend_from_slice(&part.generation.to_le_bytes());
+        out.extend_from_slice(&part.offset.to_le_bytes());
+        out.extend_from_slice(&part.length.to_le_bytes());
+    }
+    out
+}
+
+fn fetch(operation: u64, strategy: u8, granted: u64, part: &Part) -> Vec<u8> {
+    let mut body = vec![3];
+    body.extend_from_slice(&operation.to_le_bytes());
+    body.push(strategy);
+    body.extend_from_slice(&granted.to_le_bytes());
+    body.extend_from_slice(&ranges(part, 1));
+    body
+}
+
+fn update(operation: u64, strategy: u8, part: &Part) -> Vec<u8> {
+    let mut body = vec![11];
+    body.extend_from_slice(&operation.to_le_bytes());
+    body.push(strategy);
+    body.extend_from_slice(&0u64.to_le_bytes());
+    body.extend_from_slice(&ranges(part, 1));
+    body
+}
+
+/// An owner with something to read and something to write, and an honest peer that uses it.
+struct Scene {
+    owner: Node,
+    honest: Node,
+    data: Vec<u8>,
+    readable: Global,
+    writable: Global,
+    _served: common::Served,
+}
+
+fn scene(pool_buffers: usize) -> Scene {
+    let owner = node(Via::Tcp, Options { pool_buffers, ..options(Via::Tcp) });
+    let honest = node(Via::Tcp, options(Via::Tcp));
+    let served = serve(&owner);
+    link(Via::Tcp, &honest, &owner);
+    let data = bytes(1_000_000, 1);
+    let readable = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
+    let writable = owner.globalize(import::host(vec![0; 400_000]), Access::ReadWrite).unwrap();
+    Scene { owner, honest, data, readable, writable, _served: served }
+}
+
+impl Scene {
+    fn others_do_not_notice(&self) {
+        let context = self.honest.open(&self.readable, Intent::Read, Choice::Automatic).unwrap();
+        assert!(context.to_vec().unwrap() == self.data);
+        context.close().unwrap();
+    }
+
+    fn part(&self) -> Part {
+        self.readable.parts().next().unwrap().clone()
+    }
+}
+
+fn of(part: Part) -> Global {
+    let mut global = Global::new();
+    global.append(part).unwrap();
+    global
+}
+
+#[test]
+fn forged_names_are_refused_and_nothing_else_happens() {
+    let s = scene(8);
+    let good = s.part();
+    let forged = [
+        (Part { generation: good.generation ^ 1, ..good.clone() }, Errno::ESTALE),
+        (Part { handle: 77, ..good.clone() }, Errno::ESTALE),
+        (Part { handle: u32::MAX, ..good.clone() }, Errno::ESTALE),
+        (Part { offset: 1, ..good.clone() }, Errno::ERANGE),
+        (Part { length: u64::MAX >> 20, offset: 1 << 60, ..good.clone() }, Errno::ERANGE),
+    ];
+    for (part, expected) in forged {
+        let mut small = of(part);
+        let small = small.split_to(10_000_000.min(small.len()));
+        for strategy in [Strategy::Pull, Strategy::Inline] {
+            match s.honest.open(&small, Intent::Read, Choice::Forced(strategy)) {
+                Err(Error::Refused(errno)) => assert_eq!(errno, expected, "{small:?}"),
+                Err(Error::Strategy(_) | Error::TooLarge { .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    // A descriptor that claims more than was granted.
+    let claimed = of(Part { access: Access::ReadWrite, length: 100, ..good });
+    let refused = s.honest.open(&claimed, Intent::Write, Choice::Automatic);
+    assert!(matches!(refused, Err(Error::Refused(Errno::EACCES))), "{refused:?}");
+    assert_eq!(s.honest.peers().len(), 1, "the link is the same");
+    assert_eq!(s.honest.pool_in_use().0, 0);
+    s.others_do_not_notice();
+    s.owner.reclaim(&s.readable, LIMIT).unwrap();
+}
+
+#[test]
+fn peers_that_break_the_protocol_are_cut_off() {
+    let s = scene(8);
+    let part = s.part();
+    let mut ungranted = header(Kind::Data, 0, 100);
+    ungranted.flags = 2;
+    ungranted.word_b = 1 << 31;
+    let mut ungranted = ungranted.to_bytes().to_vec();
+    ungranted.resize(132, 1);
+    let mut lying = fetch(1, 3, 0, &part);
+    lying.push(0);
+    let mut empty = part.clone();
+    empty.length = 0;
+    let messages: Vec<(&str, Vec<u8>)> = vec![
+        ("noise", bytes(200, 3)),
+        ("data that was not granted", ungranted),
+        ("an unknown tag", framed(&[200, 1, 2])),
+        ("an empty body", framed(&[])),
+        ("bytes behind the message", framed(&lying)),
+        ("an empty range", framed(&fetch(1, 3, 0, &empty))),
+        ("an unknown strategy", framed(&fetch(1, 9, 0, &part))),
+        ("the number of a push", framed(&fetch(1 << 63, 3, 0, &part))),
+        ("one number twice", [framed(&fetch(1, 3, 0, &part)), framed(&fetch(1, 3, 0, &part))].concat()),
+        ("a write-back of nothing pushed", framed(&update(1, 2, s.writable.parts().next().unwrap()))),
+        ("memory given over tcp", framed(&[7, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])),
+        ("another greeting", header(Kind::Hello, 0, 0).to_bytes().to_vec()),
+    ];
+    for (what, message) in messages {
+        let mut raw = Raw::connect(&s.owner);
+        let _ = raw.0.write_all(&message);
+        assert!(raw.is_cut(), "{what}");
+        s.others_do_not_notice();
+    }
+    let closed = s.owner.acknowledged(&s.readable, 0, LIMIT).unwrap();
+    assert_eq!(closed.lost, 1, "the lease of the one that had asked rightly before is gone");
+    s.owner.reclaim(&s.readable, LIMIT).unwrap();
+}
+
+fn framed(body: &[u8]) -> Vec<u8> {
+    let mut message = header(Kind::Request, body.len() as u32, 0).to_bytes().to_vec();
+    message.extend_from_slice(body);
+    message
+}
+
+#[test]
+fn a_peer_that_asks_and_does_not_read_is_bounded() {
+    let s = scene(8);
+    let mut raw = Raw::connect(&s.owner);
+    raw.0.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    // Opens, closes and opens again without ever reading an answer, until the node has enough.
+    let mut cut = false;
+    for operation in 0..2_000_000u64 {
+        let mut body = vec![9];
+        body.extend_from_slice(&operation.to_le_bytes());
+        body.push(1);
+        let part = Part { length: 16, ..s.part() };
+        if raw.control(&fetch(operation, 1, 0, &part)).is_err() || raw.control(&body).is_err() {
+            cut = true;
+            break;
+        }
+    }
+    assert!(cut, "the node went on answering to nobody");
+    s.others_do_not_notice();
+    // Leases are bounded too: more are refused with EAGAIN, which is no fault.
+    let mut raw = Raw::connect(&s.owner);
+    for operation in 0..1000 {
+        raw.control(&fetch(operation, 3, 0, &s.part())).unwrap();
+    }
+    s.others_do_not_notice();
+    drop(raw);
+    s.owner.reclaim(&s.readable, LIMIT).unwrap();
+}
+
+#[test]
+fn messages_that_nobody_takes_are_bounded() {
+    let s = scene(8);
+    let mut raw = Raw::connect(&s.owner);
+    let mut body = vec![1, 0];
+    body.extend_from_slice(&60_000u32.to_le_bytes());
+    body.resize(60_006, 0);
+    for _ in 0..3 {
+        let _ = raw.control(&body);
+    }
+    assert!(raw.is_cut());
+    s.others_do_not_notice();
+    // An honest peer waits instead.
+    let (to, _) = s.honest.peers()[0];
+    let sender = s.honest.clone();
+    let sending = std::thread::spawn(move || {
+        for number in 0..20u8 {
+            sender.send(to, &vec![number; 60_000]).unwrap();
+        }
+    });
+    let mut seen = Vec::new();
+    while seen.len() < 20 {
+        let message = s.owner.receive(LIMIT).unwrap();
+        if message.bytes.first() == Some(&(seen.len() as u8)) && message.bytes.len() == 60_000 {
+            seen.push(message.bytes[0]);
+        }
+    }
+    sending.join().unwrap();
+    assert_eq!(seen, (0..20).collect::<Vec<u8>>());
+}
+
+#[test]
+fn slow_writers_hold_no_more_than_the_pool() {
+    let s = scene(4);
+    let part = Part { length: 300_000, ..s.writable.parts().next().unwrap().clone() };
+    // Forty offers to write, of which nobody sends a byte.
+    let mut slow: Vec<Raw> = (0..10).map(|_| Raw::connect(&s.owner)).collect();
+    for (operation, raw) in slow.iter_mut().enumerate() {
+        for number in 0..4 {
+            raw.control(&update(operation as u64 * 4 + number, 3, &part)).unwrap();
+        }
+    }
+    s.others_do_not_notice(); // reading needs no memory of the owner
+    assert!(s.owner.pool_in_use().1 <= 4);
+    // When they go, whoever waits gets its turn.
+    drop(slow);
+    let mut context = s.honest.open(&s.writable, Intent::Write, Choice::Automatic).unwrap();
+    context.write_at(0, &vec![9; 400_000]).unwrap();
+    context.close().unwrap();
+    let found = s.owner.reclaim(&s.writable, LIMIT).unwrap().to_vec().unwrap();
+    assert!(found == vec![9; 400_000]);
+    assert!(s.owner.pool_in_use().1 <= 4);
+}
+
+#[test]
+fn a_lost_peer_gives_its_leases_back() {
+    for via in common::ALL {
+        let (owner, receiver) = (node(via, options(via)), node(via, options(via)));
+        let served = serve(&owner);
+        let peer = link(via, &receiver, &owner);
+        let global = owner.globalize(import::host(bytes(50_000, 1)), Access::Read).unwrap();
+        let choice = Choice::Forced(Strategy::Pull);
+        let context = receiver.open(&global, Intent::Read, choice).unwrap();
+        let soon = Some(Duration::from_millis(50));
+        let busy = owner.reclaim(&global, soon);
+        assert!(matches!(busy, Err(Error::TimedOut)), "{via:?}: a context is open: {busy:?}");
+        let refused = receiver.open(&global, Intent::Read, choice);
+        assert!(matches!(refused, Err(Error::Refused(Errno::ESTALE))), "{refused:?}");
+        receiver.disconnect(peer);
+        owner.reclaim(&global, LIMIT).unwrap();
+        assert!(!context.to_vec().unwrap().is_empty(), "what was brought stays");
+        drop(context);
+        assert_eq!(receiver.pool_in_use().0, 0);
+        drop(served);
+        // Nobody there: an operation under way ends with an error, not never.
+        let (owner, receiver) = (node(via, options(via)), node(via, options(via)));
+        let served = serve(&owner);
+        link(via, &receiver, &owner);
+        let global = owner.globalize(import::host(bytes(50_000, 1)), Access::Read).unwrap();
+        drop(served);
+        let operation = receiver.start_open(&global, Intent::Read, choice, None).unwrap();
+        drop(owner);
+        let lost = receiver.wait(operation, LIMIT);
+        assert!(matches!(lost, Err(Error::PeerLost)), "{via:?}: {lost:?}");
+        assert!(matches!(receiver.wait(operation, LIMIT), Err(Error::NoOperation)));
+        assert_eq!(receiver.pool_in_use().0, 0);
+    }
+}
+
+#[test]
+fn threads_wait_without_taking_each_others_results() {
+    let s = scene(8);
+    let threads: Vec<_> = (0..4)
+        .map(|index| {
+            let (node, global) = (s.honest.clone(), s.readable.clone());
+            let expected = s.data.clone();
+            std::thread::spawn(move || {
+                let group = node.group();
+                for round in 0..20 {
+                    let mut rest = global.clone();
+                    drop(rest.split_to(index * 1000 + round));
+                    let part = rest.split_to(20_000);
+                    let from = (index * 1000 + round) as usize;
+                    let group = (round % 2 == 0).then_some(group);
+                    let choice = Choice::Automatic;
+                    let started = node.start_open(&part, Intent::Read, choice, group).unwrap();
+                    let result = match group {
+                        Some(group) => {
+                            let (operation, result) = node.wait_group(group, LIMIT).unwrap();
+                            assert_eq!(operation, started);
+                            result
+                        }
+                        None => node.wait(started, LIMIT),
+                    };
+                    let Ok(towline_transfer::Finished::Opened(context)) = result else { panic!() };
+                    assert!(context.to_vec().unwrap() == expected[from..from + 20_000]);
+                    context.close().unwrap();
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    // Any: of two that are under way each comes once.
+    let choice = Choice::Automatic;
+    let mut started: Vec<_> = (0..2)
+        .map(|_| s.honest.start_open(&s.readable, Intent::Read, choice, None).unwrap())
+        .collect();
+    while !started.is_empty() {
+        let (operation, result) = s.honest.wait_any(LIMIT).unwrap();
+        result.unwrap();
+        let at = started.iter().position(|other| *other == operation).unwrap();
+        started.remove(at);
+    }
+    assert!(matches!(s.honest.wait_any(LIMIT), Err(Error::NoOperation)));
+}

@@ -1,0 +1,316 @@
+//! Each strategy over each link: the bytes are right, and the counters say that it was that strategy.
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::{ALL, LIMIT, Via, bytes, link, node, options, serve};
+use towline_transfer::{
+    Access, Choice, Error, Global, Intent, Node, Options, Strategy, Way, choose, import,
+};
+
+/// Bytes that were copied, counted at both ends, for each byte that came.
+fn copies(owner: &Node, receiver: &Node, way: Way, length: u64) -> f64 {
+    let copied = owner.counts().of(way).bytes_copied + receiver.counts().of(way).bytes_copied;
+    copied as f64 / length as f64
+}
+
+fn pair(via: Via) -> (Node, Node, common::Served) {
+    let (owner, receiver) = (node(via, options(via)), node(via, options(via)));
+    let served = serve(&owner);
+    link(via, &receiver, &owner);
+    (owner, receiver, served)
+}
+
+fn opened(receiver: &Node, global: &Global, strategy: Strategy) -> Result<Vec<u8>, Error> {
+    let context = receiver.open(global, Intent::Read, Choice::Forced(strategy))?;
+    let bytes = context.to_vec()?;
+    context.close()?;
+    Ok(bytes)
+}
+
+#[test]
+fn inline_and_pull_over_every_link() {
+    for via in ALL {
+        let (owner, receiver, _served) = pair(via);
+        for (length, strategy, way) in [
+            (1, Strategy::Inline, Way::Inline),
+            (16 * 1024, Strategy::Inline, Way::Inline),
+            (1, Strategy::Pull, Way::Pull),
+            (256 * 1024 + 1, Strategy::Pull, Way::Pull),
+            (3 * 1024 * 1024, Strategy::Pull, Way::Pull),
+        ] {
+            let data = bytes(length, 1);
+            let before = (owner.counts().of(way), receiver.counts().of(way));
+            let global = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
+            assert!(opened(&receiver, &global, strategy).unwrap() == data, "{via:?} {length}");
+            let after = (owner.counts().of(way), receiver.counts().of(way));
+            assert_eq!(after.0.bytes_out - before.0.bytes_out, length as u64, "{via:?}");
+            assert_eq!(after.1.bytes_in - before.1.bytes_in, length as u64, "{via:?}");
+            assert_eq!(after.1.operations - before.1.operations, 1);
+            let ended = owner.acknowledged(&global, 1, LIMIT).unwrap();
+            assert_eq!((ended.closed, ended.lost), (1, 0));
+            assert_eq!(owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap(), data);
+        }
+        let global = owner.globalize(import::host(bytes(16385, 0)), Access::Read).unwrap();
+        let refused = opened(&receiver, &global, Strategy::Inline);
+        assert!(matches!(refused, Err(Error::Strategy(_))), "{refused:?}");
+        assert_eq!(receiver.pool_in_use().0, 0, "{via:?}: buffers are back");
+    }
+}
+
+#[test]
+fn a_pull_from_host_memory_copies_twice_and_from_files_once() {
+    for (via, of_file) in [(Via::Tcp, 1.0), (Via::Unix, 1.0), (Via::Rings, 3.0)] {
+        let data = bytes(1024 * 1024, 2);
+        let (owner, receiver, _served) = pair(via);
+        let global = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
+        assert!(opened(&receiver, &global, Strategy::Pull).unwrap() == data);
+        assert_eq!(copies(&owner, &receiver, Way::Pull, 1 << 20), 2.0, "{via:?}");
+
+        let (owner, receiver, _served) = pair(via);
+        let mut file = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut file, &data).unwrap();
+        let local = import::file(file, 0, 1 << 20).unwrap();
+        let global = owner.globalize(local, Access::Read).unwrap();
+        assert!(opened(&receiver, &global, Strategy::Pull).unwrap() == data);
+        assert_eq!(copies(&owner, &receiver, Way::Pull, 1 << 20), of_file, "{via:?}");
+    }
+}
+
+#[test]
+fn mapped_memory_is_not_copied_and_shows_what_the_owner_writes() {
+    for via in [Via::Local, Via::Unix, Via::Rings] {
+        let (owner, receiver, _served) = pair(via);
+        let memory = import::shared_memory(1 << 20, Access::Read).unwrap();
+        let data = bytes(1 << 20, 3);
+        memory.copy_in(0, &data);
+        let global = owner.globalize(import::shared(&memory), Access::Read).unwrap();
+        let choice = Choice::Forced(Strategy::Map);
+        let context = receiver.open(&global, Intent::Read, choice).unwrap();
+        assert!(context.to_vec().unwrap() == data);
+        memory.copy_in(5, b"new");
+        let mut seen = [0; 3];
+        context.read_at(5, &mut seen).unwrap();
+        assert_eq!(&seen, b"new", "{via:?}: it is the same memory");
+        context.close().unwrap();
+        assert_eq!(copies(&owner, &receiver, Way::Map, 1 << 20), 0.0);
+        assert_eq!(receiver.counts().of(Way::Map).bytes_in, 1 << 20);
+        assert_eq!(receiver.counts().of(Way::Pull).bytes_in, 0);
+        assert_eq!(receiver.pool_in_use().1, 0, "{via:?}: no buffer was ever used");
+        owner.reclaim(&global, LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn memory_given_for_reading_cannot_be_written_by_who_gets_it() {
+    let memory = import::shared_memory(4096, Access::Read).unwrap();
+    let fd = memory.fd().try_clone_to_owned().unwrap();
+    let error = towline_mem::SharedMemory::open(fd, 4096, true).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(1), "mapping it for writing: {error}");
+    let fd = memory.fd().try_clone_to_owned().unwrap();
+    assert!(rustix::io::pwrite(&fd, b"x", 0).is_err());
+    towline_mem::SharedMemory::open(fd, 4096, false).unwrap();
+}
+
+#[test]
+fn only_whole_memory_is_given_away() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let memory = import::shared_memory(1 << 20, Access::Read).unwrap();
+    let data = bytes(1 << 20, 4);
+    memory.copy_in(0, &data);
+    // Half of it is globalized: mapping would show the other half too.
+    let half = import::shared(&memory).split_to(1 << 19);
+    let global = owner.globalize(half, Access::Read).unwrap();
+    let refused = opened(&receiver, &global, Strategy::Map);
+    assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+    let context = receiver.open(&global, Intent::Read, Choice::Automatic).unwrap();
+    assert!(context.ways().all(|(way, _)| way != Way::Map));
+    assert!(context.to_vec().unwrap() == data[..1 << 19]);
+    // All of it is globalized, and a part of the name opened: that is fine.
+    let mut global = owner.globalize(import::shared(&memory), Access::Read).unwrap();
+    let head = global.split_to(1000);
+    assert!(opened(&receiver, &head, Strategy::Map).unwrap() == data[..1000]);
+}
+
+#[test]
+fn direct_reads_copy_once() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let data = bytes(1_000_000, 5);
+    let global = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
+    match opened(&receiver, &global, Strategy::PullDirect) {
+        Ok(found) => assert!(found == data),
+        Err(Error::Strategy(what)) => {
+            println!("SKIPPED: this machine forbids process_vm_readv ({what})");
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    }
+    assert_eq!(copies(&owner, &receiver, Way::PullDirect, 1_000_000), 1.0);
+    // Over TCP, or when the owner does not want it, it is refused before anything is asked.
+    let (owner, receiver, _served) = pair(Via::Tcp);
+    let global = owner.globalize(import::host(data), Access::Read).unwrap();
+    let refused = opened(&receiver, &global, Strategy::PullDirect);
+    assert!(matches!(refused, Err(Error::Strategy(_))), "{refused:?}");
+}
+
+#[test]
+fn pushed_data_is_there_when_the_message_is() {
+    for via in ALL {
+        let (receiver, owner) = (node(via, options(via)), node(via, options(via)));
+        let served = serve(&receiver);
+        let to = link(via, &owner, &receiver);
+        drop(served);
+        let data = bytes(600_000, 6);
+        let global = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
+        let forced = Choice::Forced(Strategy::Push);
+        let refused = owner.send_data(to, b"early", &global, forced);
+        assert!(matches!(refused, Err(Error::Strategy(_))), "nothing was granted: {refused:?}");
+
+        let from = receiver.peers()[0].0;
+        receiver.grant_push(from, 3).unwrap();
+        let _served = serve(&owner);
+        // The grant has to arrive first.
+        let pushed = loop {
+            match owner.send_data(to, &global.pack().unwrap(), &global, forced) {
+                Err(Error::Strategy(_)) => std::thread::yield_now(),
+                other => break other.unwrap(),
+            }
+        };
+        assert!(pushed);
+        let message = receiver.receive(LIMIT).unwrap();
+        assert!(message.is_pushed());
+        let mut found = Global::unpack(&message.bytes).unwrap();
+        let before = receiver.net_counters().values();
+        let context = receiver.open(&found.split_to(300_000), Intent::Read, forced).unwrap();
+        assert_eq!(receiver.net_counters().values(), before, "{via:?}: nothing was asked for");
+        assert!(context.to_vec().unwrap() == data[..300_000]);
+        let rest = receiver.open(&found, Intent::Read, Choice::Automatic).unwrap();
+        assert!(rest.to_vec().unwrap() == data[300_000..]);
+        assert_eq!(rest.ways().next().unwrap().0, Way::Push);
+        rest.close().unwrap();
+        drop(message);
+        assert_eq!(copies(&owner, &receiver, Way::Push, 600_000), 2.0);
+        // The last who holds it acknowledges.
+        context.close().unwrap();
+        owner.acknowledged(&global, 1, LIMIT).unwrap();
+        owner.reclaim(&global, LIMIT).unwrap();
+        receiver.serve(std::time::Duration::from_millis(1)).unwrap();
+        assert_eq!(receiver.pool_in_use().0, 3, "{via:?}: what is used up is granted again");
+    }
+}
+
+#[test]
+fn what_is_written_reaches_the_owner() {
+    for via in ALL {
+        for choice in [
+            Choice::Automatic,
+            Choice::Forced(Strategy::Inline),
+            Choice::Forced(Strategy::Pull),
+            Choice::Forced(Strategy::Push),
+        ] {
+            for (length, intent) in [
+                (9_000, Intent::ReadWrite),
+                (9_000, Intent::Write),
+                (700_000, Intent::ReadWrite),
+                (700_000, Intent::Write),
+            ] {
+                if choice == Choice::Forced(Strategy::Inline) && length > 16384 {
+                    continue;
+                }
+                let (owner, receiver, _served) = pair(via);
+                if choice == Choice::Forced(Strategy::Push) {
+                    let from = owner.peers()[0].0;
+                    owner.grant_push(from, 8).unwrap();
+                    // What comes behind the grant says that it came.
+                    owner.send(from, b"granted").unwrap();
+                    receiver.receive(LIMIT).unwrap();
+                }
+                let mut file = tempfile::tempfile().unwrap();
+                let mut data = bytes(length, 7);
+                std::io::Write::write_all(&mut file, &data[length / 2..]).unwrap();
+                let mut local = import::host(data[..length / 2].to_vec());
+                local.concatenate(import::file(file, 0, (length / 2) as u64).unwrap());
+                let global = owner.globalize(local, Access::ReadWrite).unwrap();
+
+                let mut context = receiver.open(&global, intent, choice).unwrap();
+                let at = length / 2 - 2000;
+                for (at, new) in [(at, bytes(4000, 8)), (7, bytes(9, 9)), (length - 1, vec![0])] {
+                    context.write_at(at as u64, &new).unwrap();
+                    data[at..at + new.len()].copy_from_slice(&new);
+                }
+                context.close().unwrap();
+                if choice == Choice::Forced(Strategy::Push) {
+                    assert!(owner.counts().of(Way::Push).bytes_in >= 4000);
+                }
+                let found = owner.reclaim(&global, LIMIT).unwrap().to_vec().unwrap();
+                assert!(found == data, "{via:?} {choice:?} {length} {intent:?}");
+                assert_eq!(receiver.pool_in_use().0, 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn mapped_memory_is_written_in_place() {
+    let (owner, receiver, _served) = pair(Via::Rings);
+    let memory = import::shared_memory(100_000, Access::ReadWrite).unwrap();
+    let global = owner.globalize(import::shared(&memory), Access::ReadWrite).unwrap();
+    let choice = Choice::Forced(Strategy::Map);
+    let mut context = receiver.open(&global, Intent::ReadWrite, choice).unwrap();
+    context.write_at(50_000, b"in place").unwrap();
+    let mut seen = [0; 8];
+    memory.copy_out(50_000, &mut seen);
+    assert_eq!(&seen, b"in place");
+    context.close().unwrap();
+    let moved: u64 = Way::ALL.iter().map(|way| receiver.counts().of(*way).bytes_copied).sum();
+    assert_eq!(moved, 0);
+}
+
+#[test]
+fn a_context_needs_no_more_than_the_pool() {
+    let owner = node(Via::Unix, options(Via::Unix));
+    let small = Options { pool_buffers: 2, ..options(Via::Unix) };
+    let receiver = node(Via::Unix, small);
+    let _served = serve(&owner);
+    link(Via::Unix, &receiver, &owner);
+    let data = bytes(2_000_000, 10);
+    let mut global = owner.globalize(import::host(data.clone()), Access::Read).unwrap();
+    let refused = opened(&receiver, &global, Strategy::Pull);
+    assert!(matches!(refused, Err(Error::TooLarge { .. })), "{refused:?}");
+    // Many at once wait for each other, and the pool is never exceeded.
+    let group = receiver.group();
+    let (mut offset, mut started) = (0, Vec::new());
+    while !global.is_empty() {
+        let part = global.split_to(200_000);
+        let choice = Choice::Forced(Strategy::Pull);
+        let operation = receiver.start_open(&part, Intent::Read, choice, Some(group)).unwrap();
+        started.push((operation, offset, part.len() as usize));
+        offset += part.len() as usize;
+    }
+    while !started.is_empty() {
+        let (operation, result) = receiver.wait_group(group, LIMIT).unwrap();
+        let at = started.iter().position(|s| s.0 == operation).unwrap();
+        let (_, offset, length) = started.swap_remove(at);
+        let towline_transfer::Finished::Opened(context) = result.unwrap() else { panic!() };
+        assert!(context.to_vec().unwrap() == data[offset..offset + length]);
+        context.close().unwrap();
+    }
+    assert!(receiver.pool_in_use().1 <= 2);
+    assert!(matches!(receiver.wait_group(group, LIMIT), Err(Error::NoOperation)));
+}
+
+#[test]
+fn the_rule_says_what_happens() {
+    let (owner, receiver, _served) = pair(Via::Unix);
+    let memory = import::shared_memory(1 << 20, Access::Read).unwrap();
+    let mapped = owner.globalize(import::shared(&memory), Access::Read).unwrap();
+    let small = owner.globalize(import::host(vec![1; 100]), Access::Read).unwrap();
+    for (global, way) in [(&mapped, Way::Map), (&small, Way::Inline)] {
+        let context = receiver.open(global, Intent::Read, Choice::Automatic).unwrap();
+        assert_eq!(context.ways().collect::<Vec<_>>(), [(way, global.len())]);
+    }
+    let table = choose::table();
+    for word in ["tcp", "unix", "shm", "Inline", "Push", "Pull", "PullDirect", "Map"] {
+        assert!(table.contains(word), "{table}");
+    }
+}
