@@ -11,6 +11,7 @@ use crate::operation::{Finished, Group, Job, OperationId, Run, Stage, wire_numbe
 use crate::owner::PUSH_BIT;
 use crate::state::{BUFFER_BYTES, OWN, PeerId, State};
 use crate::{Error, Intent};
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 use towline_wire::limits::INLINE_BYTES_MAX;
@@ -50,8 +51,8 @@ impl Node {
         let own = self.number();
         let mut links: HashMap<u64, PeerId> = HashMap::from([(own, OWN)]);
         for home in global.homes() {
-            if !links.contains_key(&home.node) {
-                links.insert(home.node, self.0.reach(home)?);
+            if let Entry::Vacant(link) = links.entry(home.node) {
+                link.insert(self.0.reach(home)?);
             }
         }
         self.0.with(|state| {

@@ -3,10 +3,12 @@
 use crate::Error;
 use crate::global::Home;
 use crate::greeting::{self, GREETING_BYTES, Greeting, want};
+use crate::limits::STALL_SECONDS;
 use crate::node::Reach;
 use crate::progress::Shared;
 use crate::state::{Direct, Peer, PeerId, State};
 use rustix::event::EventfdFlags;
+use rustix::net::sockopt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -119,6 +121,7 @@ impl State {
     }
 
     pub(crate) fn add(&mut self, peer: Peer) -> PeerId {
+        notice_silence(&peer.link);
         let id = self.number();
         self.peers.insert(id, peer);
         id
@@ -176,11 +179,7 @@ impl State {
         let own = self.greeting(&peer.link);
         let agreed = own.wants & hello.wants;
         let link = Arc::try_unwrap(peer.link)
-            .map_err(|_| io::Error::other("link is polled by another thread"));
-        let link = match link {
-            Ok(link) => link,
-            Err(error) => return Err(error),
-        };
+            .map_err(|_| io::Error::other("link is polled by another thread"))?;
         let (link, channel) = if peer.inbound {
             offer(link, Greeting { wants: agreed, ..own })?
         } else {
@@ -197,7 +196,7 @@ impl State {
     /// Finds out who is at the other end of a Unix socket, and whether its memory can be read.
     fn know(&self, peer: &mut Peer, hello: &Greeting) -> io::Result<()> {
         let Some(socket) = peer.link.fd() else { return Ok(()) };
-        let who = rustix::net::sockopt::socket_peercred(socket)?;
+        let who = sockopt::socket_peercred(socket)?;
         peer.same_user = who.uid == rustix::process::geteuid();
         if !peer.same_user || hello.proof_address == 0 || !self.options.direct {
             return Ok(());
@@ -215,6 +214,16 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// Lets the system ask a silent TCP peer whether it lives, so that its leases do not stay for ever.
+/// Without it the link works as well.
+fn notice_silence(link: &Link) {
+    let (LinkKind::Tcp, Some(socket)) = (link.kind(), link.fd()) else { return };
+    let limit = Duration::from_secs(STALL_SECONDS);
+    let _ = sockopt::set_tcp_keepidle(socket, limit);
+    let _ = sockopt::set_tcp_user_timeout(socket, limit.as_millis() as u32);
+    let _ = sockopt::set_socket_keepalive(socket, true);
 }
 
 /// The side that accepted: answers, and gives what was agreed on.

@@ -348,7 +348,8 @@ pub(crate) fn control_bytes(control: &Control<'_>, payload_bytes: u64) -> Vec<u8
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+    use crate::choose::Strategy;
+    use proptest::prelude::{Just, any, prop_assert_eq, prop_oneof, proptest};
 
     proptest! {
         #[test]

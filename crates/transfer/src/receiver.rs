@@ -263,7 +263,8 @@ impl State {
         for _ in 0..memories {
             let mut tag = [0; TAG_BYTES];
             let missing = ProtocolError { what: "memory was promised and not given", at: 0 };
-            let (count, fds) = receive_descriptors(channel, &mut tag, Wait::No).map_err(|_| missing)?;
+            let (count, fds) =
+                receive_descriptors(channel, &mut tag, Wait::No).map_err(|_| missing)?;
             let (Ok([fd]), TAG_BYTES) = (<[_; 1]>::try_from(fds), count) else {
                 return Err(missing);
             };

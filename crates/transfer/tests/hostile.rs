@@ -178,9 +178,21 @@ fn peers_that_break_the_protocol_are_cut_off() {
         ("an empty range", framed(&fetch(1, 3, 0, &empty))),
         ("an unknown strategy", framed(&fetch(1, 9, 0, &part))),
         ("the number of a push", framed(&fetch(1 << 63, 3, 0, &part))),
-        ("one number twice", [framed(&fetch(1, 3, 0, &part)), framed(&fetch(1, 3, 0, &part))].concat()),
-        ("a write-back of nothing pushed", framed(&update(1, 2, s.writable.parts().next().unwrap()))),
-        ("memory given over tcp", framed(&[7, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])),
+        (
+            "one number twice",
+            [framed(&fetch(1, 3, 0, &part)), framed(&fetch(1, 3, 0, &part))].concat(),
+        ),
+        (
+            "a write-back of nothing pushed",
+            framed(&update(1, 2, s.writable.parts().next().unwrap())),
+        ),
+        (
+            "memory given over tcp",
+            framed(&[
+                7, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0,
+                0,
+            ]),
+        ),
         ("another greeting", header(Kind::Hello, 0, 0).to_bytes().to_vec()),
     ];
     for (what, message) in messages {

@@ -58,8 +58,12 @@ enum Step {
 
 fn buffer() -> impl Strategy<Value = Buffer> {
     let length = prop_oneof![1usize..300, 1usize..40_000, 200_000usize..600_000];
-    (0usize..2, 0u8..3, length, any::<u8>())
-        .prop_map(|(owner, kind, length, seed)| Buffer { owner, kind, length, seed })
+    (0usize..2, 0u8..3, length, any::<u8>()).prop_map(|(owner, kind, length, seed)| Buffer {
+        owner,
+        kind,
+        length,
+        seed,
+    })
 }
 
 fn step() -> impl Strategy<Value = Step> {
