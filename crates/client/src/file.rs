@@ -1,236 +1,25 @@
-//! Sessions and open files: one method for each operation of the protocol.
+//! Open files: their data, locks and space; operations on names are in `names.rs`.
 
-use crate::core::{Core, Outcome};
+use crate::Error;
+use crate::client::Client;
+use crate::convert::{attributes, check, done, number, unexpected, write_flags};
+use crate::core::Core;
 use crate::operation::Operation;
-use crate::{Error, Transport};
 use std::sync::Arc;
-use std::time::Duration;
-use towline_wire::entry::Entries;
-use towline_wire::limits::{LISTING_BYTES_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX, RECONNECT_SECONDS};
-use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, open_flag, valid, write_flag};
-use towline_wire::{Attr, Errno, Reply, Request, StatFs, Timestamp};
-
-/// Bytes of entries asked for at once: some 800 with attributes. The buffer is cleared each time, so
-/// that more would cost small directories dearly.
-const LIST_BYTES: usize = 128 * 1024;
-
-/// How a client behaves.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Options {
-    /// How long a lost connection is tried to be replaced before operations fail.
-    pub reconnect: Duration,
-    /// How long to look for an answer in shared memory before sleeping, in microseconds.
-    pub spin_us: u32,
-    /// A random number that names a family of sessions: whoever knows it shares their open files,
-    /// see [`File::from_handle`]. Zero: none.
-    pub family: u64,
-    /// Sockets get no smaller descriptor than this.
-    pub descriptor_min: i32,
-    /// How many operations that were started may wait to be sent until somebody waits for an
-    /// answer, so that many leave by one system call. For programs that keep a pipeline full: half
-    /// of its depth is a good number. Zero: each is sent at once.
-    pub coalesce: u32,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            reconnect: Duration::from_secs(RECONNECT_SECONDS),
-            spin_us: 20,
-            family: 0,
-            descriptor_min: 0,
-            coalesce: 0,
-        }
-    }
-}
-
-/// A session with one server. Cloning shares it.
-#[derive(Clone)]
-pub struct Client {
-    pub(crate) core: Arc<Core>,
-}
+use towline_wire::request::{CURRENT, write_flag};
+use towline_wire::{Attr, Errno, Reply, Request, StatFs};
 
 /// An open file or directory. Dropping it closes it with the next request.
 pub struct File {
-    core: Arc<Core>,
-    handle: u64,
-    attr: Attr,
+    pub(crate) core: Arc<Core>,
+    pub(crate) handle: u64,
+    pub(crate) attr: Attr,
     /// What its writes say: [`write_flag::APPEND`] when it was opened with `O_APPEND`.
-    write_flags: u32,
-}
-
-/// One name of a listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct DirEntry {
-    /// Where the listing goes on after it.
-    pub cookie: u64,
-    /// Inode number.
-    pub inode: u64,
-    /// `DT_*`.
-    pub file_type: u8,
-    /// Name.
-    pub name: Vec<u8>,
-    /// Attributes, if asked for and to be had.
-    pub attr: Option<Attr>,
-}
-
-fn attributes(reply: Reply<'_>) -> Result<Attr, Error> {
-    match reply {
-        Reply::Attributes { attr } => Ok(attr),
-        _ => Err(unexpected()),
-    }
-}
-
-fn number(reply: Reply<'_>) -> Result<u64, Error> {
-    match reply {
-        Reply::Number { value } => Ok(value),
-        _ => Err(unexpected()),
-    }
-}
-
-fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, Error> {
-    match reply {
-        Reply::Bytes { value } => Ok(value.to_vec()),
-        _ => Err(unexpected()),
-    }
-}
-
-fn done(_: Reply<'_>) -> Result<(), Error> {
-    Ok(())
-}
-
-fn unexpected() -> Error {
-    towline_wire::ProtocolError { what: "result of another kind than asked for", at: 0 }.into()
-}
-
-fn flag(follow: bool) -> u32 {
-    if follow { 0 } else { NO_FOLLOW }
-}
-
-/// What the writes of a file say that is opened with these flags.
-fn write_flags(open_flags: u32) -> u32 {
-    if open_flags & open_flag::APPEND != 0 { write_flag::APPEND } else { 0 }
-}
-
-/// Fails as a local call would for a path no kernel would take.
-fn check(path: &[u8]) -> Result<&[u8], Error> {
-    if path.contains(&0) {
-        return Err(Errno::EINVAL.into());
-    }
-    if path.len() > PATH_BYTES_MAX
-        || path.split(|b| *b == b'/').any(|name| name.len() > NAME_BYTES_MAX)
-    {
-        return Err(Errno::ENAMETOOLONG.into());
-    }
-    Ok(path)
-}
-
-impl Client {
-    /// Connects and begins a session.
-    ///
-    /// # Errors
-    /// [`Error::Connection`] says where and why.
-    pub fn connect(transport: &Transport, options: Options) -> Result<Self, Error> {
-        Ok(Self { core: Core::connect(transport, options)? })
-    }
-
-    /// Opens the root directory of an export.
-    ///
-    /// # Errors
-    /// `ENOENT` when there is no such export, `EACCES` when it is not for this user.
-    pub fn attach(&self, export: &[u8]) -> Result<File, Error> {
-        let outcome = self.core.call(&[Request::Attach { name: export }], &[], &mut [])?;
-        File::opened(&self.core, outcome.single()?, None, export, 0)
-    }
-
-    /// Names of the server's exports.
-    ///
-    /// # Errors
-    /// [`Error::Connection`].
-    pub fn exports(&self) -> Result<Vec<Vec<u8>>, Error> {
-        let names = self.inquire(0)?;
-        Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
-    }
-
-    /// The server's counters and stage times, as JSON.
-    ///
-    /// # Errors
-    /// [`Error::Connection`].
-    pub fn statistics(&self) -> Result<String, Error> {
-        Ok(String::from_utf8_lossy(&self.inquire(1)?).into_owned())
-    }
-
-    fn inquire(&self, what: u32) -> Result<Vec<u8>, Error> {
-        let mut answer = vec![0; LISTING_BYTES_MAX];
-        let outcome = self.core.call(&[Request::Inquire { what }], &[], &mut answer)?;
-        outcome.single()?;
-        answer.truncate(outcome.payload);
-        Ok(answer)
-    }
-
-    /// What its lane runs over at present.
-    #[must_use]
-    pub fn link_kind(&self) -> towline_net::LinkKind {
-        self.core.link().kind()
-    }
-
-    /// Where the time of this client's requests went so far.
-    #[must_use]
-    pub fn times(&self) -> crate::Times {
-        self.core.times()
-    }
-
-    /// Receives what has come, without waiting, and completes what it completes. For programs that
-    /// wait for [`Client::fd`] in an event loop of their own.
-    pub fn progress(&self) {
-        self.core.progress();
-    }
-
-    /// A duplicate of the descriptor that becomes readable when something has come. Over shared
-    /// memory it only tells that the server is gone; use [`Operation::wait`] there. It changes
-    /// when a lost connection is replaced.
-    ///
-    /// # Errors
-    /// `EMFILE` when there are no descriptors left.
-    pub fn fd(&self) -> std::io::Result<std::os::fd::OwnedFd> {
-        let link = self.core.link();
-        let fd = link.fd().ok_or(std::io::ErrorKind::Unsupported)?;
-        fd.try_clone_to_owned()
-    }
-
-    /// Runs `work` with an open file of this family whose handle is known, and the `flags` it was
-    /// opened with; it stays open.
-    ///
-    /// # Errors
-    /// Those of `work`.
-    pub fn with_handle<T>(
-        &self,
-        handle: u64,
-        flags: u32,
-        work: impl FnOnce(&File) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        let (core, attr) = (self.core.clone(), Attr::default());
-        let file = File { core, handle, attr, write_flags: write_flags(flags) };
-        let result = work(&file);
-        let _ = file.into_handle();
-        result
-    }
-
-    /// Closes an open file of this family, without waiting for the answer.
-    pub fn close_handle(&self, handle: u64) {
-        self.core.close_later(handle);
-    }
-
-    /// Tells the server that the session is over, so that it keeps nothing for it.
-    pub fn close(self) {
-        self.core.close();
-    }
+    pub(crate) write_flags: u32,
 }
 
 impl File {
-    fn opened(
+    pub(crate) fn opened(
         core: &Arc<Core>,
         reply: Reply<'_>,
         base: Option<(u64, &[u8])>,
@@ -242,7 +31,7 @@ impl File {
         Ok(Self { core: core.clone(), handle, attr, write_flags: write_flags(flags) })
     }
 
-    fn one<T>(
+    pub(crate) fn one<T>(
         &self,
         request: Request<'_>,
         convert: impl FnOnce(Reply<'_>) -> Result<T, Error>,
@@ -370,27 +159,6 @@ impl File {
         self.core.start(&requests, Vec::new(), Vec::new(), |outcome, _| outcome.last().map(|_| ()))
     }
 
-    /// `fstatat(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn stat_path(&self, path: &[u8], follow: bool) -> Result<Attr, Error> {
-        self.one(
-            Request::Stat { base: self.handle, flags: flag(follow), path: check(path)? },
-            attributes,
-        )
-    }
-
-    /// [`File::stat_path`], completed later.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub fn start_stat_path(&self, path: &[u8], follow: bool) -> Result<Operation<Attr>, Error> {
-        let request = Request::Stat { base: self.handle, flags: flag(follow), path: check(path)? };
-        self.core
-            .start(&[request], Vec::new(), Vec::new(), |outcome, _| attributes(outcome.single()?))
-    }
-
     /// `fstat(2)`.
     ///
     /// # Errors
@@ -475,190 +243,6 @@ impl File {
         }
     }
 
-    /// One batch of entries from `cookie` on (zero: the start), and whether it was the last.
-    ///
-    /// # Errors
-    /// As `getdents64(2)`.
-    pub fn list(&self, cookie: u64, attributes: bool) -> Result<(Vec<DirEntry>, bool), Error> {
-        let request = [Request::ReadDir {
-            handle: self.handle,
-            cookie,
-            length: LIST_BYTES as u32,
-            attributes: attributes.into(),
-        }];
-        let mut listing = vec![0; LIST_BYTES];
-        let outcome = self.core.call(&request, &[], &mut listing)?;
-        entries(&outcome, &listing)
-    }
-
-    /// All entries of the directory; `.` and `..` are left out.
-    ///
-    /// # Errors
-    /// As `getdents64(2)`.
-    pub fn list_all(&self, attributes: bool) -> Result<Vec<DirEntry>, Error> {
-        let (mut all, mut end) = self.list(0, attributes)?;
-        while !end {
-            let cookie = all.last().map_or(0, |entry| entry.cookie);
-            let (more, last) = self.list(cookie, attributes)?;
-            all.extend(more);
-            end = last;
-        }
-        all.retain(|entry| entry.name != b"." && entry.name != b"..");
-        Ok(all)
-    }
-
-    /// Opens, lists and closes a directory, completed later: one round trip where the listing
-    /// fits into 128 KiB. Yields the entries and whether there are no more.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub fn start_list_path(
-        &self,
-        path: &[u8],
-        attributes: bool,
-    ) -> Result<Operation<(Vec<DirEntry>, bool)>, Error> {
-        let requests = [
-            Request::Open { base: self.handle, flags: 0o200_000, mode: 0, path: check(path)? },
-            Request::ReadDir {
-                handle: CURRENT,
-                cookie: 0,
-                length: LIST_BYTES as u32,
-                attributes: attributes.into(),
-            },
-            Request::Close { handle: CURRENT },
-        ];
-        self.core.start(&requests, Vec::new(), vec![0; LIST_BYTES], |outcome, listing| {
-            outcome.last()?;
-            entries(&outcome, &listing)
-        })
-    }
-
-    /// `fchmodat`, `fchownat`, `utimensat`, `truncate` in one; `None` leaves a thing as it is. An
-    /// empty path means this open file.
-    ///
-    /// # Errors
-    /// As the system calls.
-    pub fn set_attr(&self, path: &[u8], follow: bool, set: &SetAttr) -> Result<Attr, Error> {
-        let bit = |present: bool, bit: u32| if present { bit } else { 0 };
-        let (accessed, modified) = set.times.unwrap_or((Timestamp::OMIT, Timestamp::OMIT));
-        let request = Request::SetAttr {
-            base: self.handle,
-            flags: flag(follow),
-            valid: bit(set.mode.is_some(), valid::MODE)
-                | bit(set.uid.is_some(), valid::UID)
-                | bit(set.gid.is_some(), valid::GID)
-                | bit(set.size.is_some(), valid::SIZE)
-                | bit(set.times.is_some(), valid::TIMES),
-            mode: set.mode.unwrap_or(0),
-            uid: set.uid.unwrap_or(0),
-            gid: set.gid.unwrap_or(0),
-            size: set.size.unwrap_or(0),
-            accessed,
-            modified,
-            path: check(path)?,
-        };
-        self.one(request, attributes)
-    }
-
-    /// `mkdirat(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn make_directory(&self, path: &[u8], mode: u32) -> Result<Attr, Error> {
-        self.one(Request::MakeDir { base: self.handle, mode, path: check(path)? }, attributes)
-    }
-
-    /// `mknodat(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn make_node(&self, path: &[u8], mode: u32, rdev: u64) -> Result<Attr, Error> {
-        self.one(
-            Request::MakeNode { base: self.handle, mode, rdev, path: check(path)? },
-            attributes,
-        )
-    }
-
-    /// `symlinkat(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn symlink(&self, path: &[u8], target: &[u8]) -> Result<Attr, Error> {
-        self.one(Request::Symlink { base: self.handle, path: check(path)?, target }, attributes)
-    }
-
-    /// `readlinkat(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn read_link(&self, path: &[u8]) -> Result<Vec<u8>, Error> {
-        self.one(Request::ReadLink { base: self.handle, path: check(path)? }, bytes)
-    }
-
-    /// `linkat(2)`; with an empty path links this open file.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn link(
-        &self,
-        path: &[u8],
-        follow: bool,
-        new_base: &Self,
-        new_path: &[u8],
-    ) -> Result<Attr, Error> {
-        let flags = if follow { FOLLOW } else { 0 };
-        let (new_base, new_path) = (new_base.handle, check(new_path)?);
-        self.one(
-            Request::Link { base: self.handle, flags, path: check(path)?, new_base, new_path },
-            attributes,
-        )
-    }
-
-    /// `unlinkat(2)`; `directory` as with `AT_REMOVEDIR`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn unlink(&self, path: &[u8], directory: bool) -> Result<(), Error> {
-        let flags = if directory { DIRECTORY } else { 0 };
-        self.one(Request::Unlink { base: self.handle, flags, path: check(path)? }, done)
-    }
-
-    /// [`File::unlink`], completed later.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub fn start_unlink(&self, path: &[u8]) -> Result<Operation<()>, Error> {
-        let request = Request::Unlink { base: self.handle, flags: 0, path: check(path)? };
-        self.core
-            .start(&[request], Vec::new(), Vec::new(), |outcome, _| outcome.single().map(|_| ()))
-    }
-
-    /// `renameat2(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn rename(
-        &self,
-        path: &[u8],
-        new_base: &Self,
-        new_path: &[u8],
-        flags: u32,
-    ) -> Result<(), Error> {
-        let (new_base, new_path) = (new_base.handle, check(new_path)?);
-        self.one(
-            Request::Rename { base: self.handle, flags, path: check(path)?, new_base, new_path },
-            done,
-        )
-    }
-
-    /// `faccessat(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn access(&self, path: &[u8], mode: u32) -> Result<(), Error> {
-        self.one(Request::Access { base: self.handle, mode, path: check(path)? }, done)
-    }
-
     /// `fstatfs(2)`.
     ///
     /// # Errors
@@ -713,67 +297,6 @@ impl File {
             length,
         };
         self.one(request, number)
-    }
-
-    /// `getxattr(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Vec<u8>, Error> {
-        self.one(
-            Request::GetXattr { base: self.handle, flags: flag(follow), path: check(path)?, name },
-            bytes,
-        )
-    }
-
-    /// `setxattr(2)`; `how` as its flags.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn set_xattr(
-        &self,
-        path: &[u8],
-        follow: bool,
-        name: &[u8],
-        value: &[u8],
-        how: u32,
-    ) -> Result<(), Error> {
-        let request = Request::SetXattr {
-            base: self.handle,
-            flags: flag(follow),
-            how,
-            path: check(path)?,
-            name,
-            value,
-        };
-        self.one(request, done)
-    }
-
-    /// `listxattr(2)`: the names.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn list_xattrs(&self, path: &[u8], follow: bool) -> Result<Vec<Vec<u8>>, Error> {
-        let request =
-            Request::ListXattr { base: self.handle, flags: flag(follow), path: check(path)? };
-        let names = self.one(request, bytes)?;
-        Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
-    }
-
-    /// `removexattr(2)`.
-    ///
-    /// # Errors
-    /// As the system call.
-    pub fn remove_xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<(), Error> {
-        self.one(
-            Request::RemoveXattr {
-                base: self.handle,
-                flags: flag(follow),
-                path: check(path)?,
-                name,
-            },
-            done,
-        )
     }
 
     /// `fcntl` locks and `flock(2)`; see [`towline_wire::request::lock`] for families and kinds.
@@ -832,21 +355,6 @@ impl Drop for File {
     }
 }
 
-/// Attributes to change; `None` leaves one as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SetAttr {
-    /// Permission bits.
-    pub mode: Option<u32>,
-    /// Owner.
-    pub uid: Option<u32>,
-    /// Group.
-    pub gid: Option<u32>,
-    /// Length.
-    pub size: Option<u64>,
-    /// Access and modification time.
-    pub times: Option<(Timestamp, Timestamp)>,
-}
-
 /// A byte-range or whole-file lock; see [`towline_wire::request::lock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lock {
@@ -860,24 +368,4 @@ pub struct Lock {
     pub start: u64,
     /// Bytes; zero: to the end.
     pub length: u64,
-}
-
-fn entries(outcome: &Outcome, listing: &[u8]) -> Result<(Vec<DirEntry>, bool), Error> {
-    outcome.last()?;
-    let end = outcome.replies()?.iter().find_map(|reply| match reply {
-        Reply::Listed { end, .. } => Some(*end != 0),
-        _ => None,
-    });
-    let mut found = Vec::with_capacity(outcome.payload / 160);
-    for entry in Entries::new(&listing[..outcome.payload]) {
-        let entry = entry?;
-        found.push(DirEntry {
-            cookie: entry.cookie,
-            inode: entry.inode,
-            file_type: entry.file_type,
-            name: entry.name.to_vec(),
-            attr: entry.attr,
-        });
-    }
-    Ok((found, end.ok_or_else(unexpected)?))
 }

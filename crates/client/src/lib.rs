@@ -10,18 +10,23 @@
 //! so each takes effect once. After a restart of the server open files are opened again.
 
 mod borrow;
+mod client;
+mod convert;
 mod core;
 mod error;
 mod file;
 mod handshake;
 mod lent;
+mod names;
 mod operation;
 mod reclaim;
 mod times;
 mod url;
 
+pub use client::{Client, Options};
 pub use error::Error;
-pub use file::{Client, DirEntry, File, Lock, Options, SetAttr};
+pub use file::{File, Lock};
+pub use names::{DirEntry, SetAttr};
 pub use operation::{Group, Operation};
 pub use times::Times;
 pub use towline_net::LinkKind;

@@ -1,0 +1,149 @@
+//! A client: one session with one server.
+
+use crate::File;
+use crate::convert::write_flags;
+use crate::core::Core;
+use crate::{Error, Transport};
+use std::sync::Arc;
+use std::time::Duration;
+use towline_wire::limits::{LISTING_BYTES_MAX, RECONNECT_SECONDS};
+use towline_wire::{Attr, Request};
+
+/// How a client behaves.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// How long a lost connection is tried to be replaced before operations fail.
+    pub reconnect: Duration,
+    /// How long to look for an answer in shared memory before sleeping, in microseconds.
+    pub spin_us: u32,
+    /// A random number that names a family of sessions: whoever knows it shares their open files,
+    /// see [`File::from_handle`]. Zero: none.
+    pub family: u64,
+    /// Sockets get no smaller descriptor than this.
+    pub descriptor_min: i32,
+    /// How many operations that were started may wait to be sent until somebody waits for an
+    /// answer, so that many leave by one system call. For programs that keep a pipeline full: half
+    /// of its depth is a good number. Zero: each is sent at once.
+    pub coalesce: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            reconnect: Duration::from_secs(RECONNECT_SECONDS),
+            spin_us: 20,
+            family: 0,
+            descriptor_min: 0,
+            coalesce: 0,
+        }
+    }
+}
+
+/// A session with one server. Cloning shares it.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) core: Arc<Core>,
+}
+
+impl Client {
+    /// Connects and begins a session.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] says where and why.
+    pub fn connect(transport: &Transport, options: Options) -> Result<Self, Error> {
+        Ok(Self { core: Core::connect(transport, options)? })
+    }
+
+    /// Opens the root directory of an export.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such export, `EACCES` when it is not for this user.
+    pub fn attach(&self, export: &[u8]) -> Result<File, Error> {
+        let outcome = self.core.call(&[Request::Attach { name: export }], &[], &mut [])?;
+        File::opened(&self.core, outcome.single()?, None, export, 0)
+    }
+
+    /// Names of the server's exports.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn exports(&self) -> Result<Vec<Vec<u8>>, Error> {
+        let names = self.inquire(0)?;
+        Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
+    }
+
+    /// The server's counters and stage times, as JSON.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn statistics(&self) -> Result<String, Error> {
+        Ok(String::from_utf8_lossy(&self.inquire(1)?).into_owned())
+    }
+
+    fn inquire(&self, what: u32) -> Result<Vec<u8>, Error> {
+        let mut answer = vec![0; LISTING_BYTES_MAX];
+        let outcome = self.core.call(&[Request::Inquire { what }], &[], &mut answer)?;
+        outcome.single()?;
+        answer.truncate(outcome.payload);
+        Ok(answer)
+    }
+
+    /// What its lane runs over at present.
+    #[must_use]
+    pub fn link_kind(&self) -> towline_net::LinkKind {
+        self.core.link().kind()
+    }
+
+    /// Where the time of this client's requests went so far.
+    #[must_use]
+    pub fn times(&self) -> crate::Times {
+        self.core.times()
+    }
+
+    /// Receives what has come, without waiting, and completes what it completes. For programs that
+    /// wait for [`Client::fd`] in an event loop of their own.
+    pub fn progress(&self) {
+        self.core.progress();
+    }
+
+    /// A duplicate of the descriptor that becomes readable when something has come. Over shared
+    /// memory it only tells that the server is gone; use [`Operation::wait`] there. It changes
+    /// when a lost connection is replaced.
+    ///
+    /// # Errors
+    /// `EMFILE` when there are no descriptors left.
+    pub fn fd(&self) -> std::io::Result<std::os::fd::OwnedFd> {
+        let link = self.core.link();
+        let fd = link.fd().ok_or(std::io::ErrorKind::Unsupported)?;
+        fd.try_clone_to_owned()
+    }
+
+    /// Runs `work` with an open file of this family whose handle is known, and the `flags` it was
+    /// opened with; it stays open.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn with_handle<T>(
+        &self,
+        handle: u64,
+        flags: u32,
+        work: impl FnOnce(&File) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let (core, attr) = (self.core.clone(), Attr::default());
+        let file = File { core, handle, attr, write_flags: write_flags(flags) };
+        let result = work(&file);
+        let _ = file.into_handle();
+        result
+    }
+
+    /// Closes an open file of this family, without waiting for the answer.
+    pub fn close_handle(&self, handle: u64) {
+        self.core.close_later(handle);
+    }
+
+    /// Tells the server that the session is over, so that it keeps nothing for it.
+    pub fn close(self) {
+        self.core.close();
+    }
+}

@@ -1,0 +1,57 @@
+//! Results of requests as what calls return, and arguments as what requests carry.
+
+use crate::Error;
+use towline_wire::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
+use towline_wire::request::{NO_FOLLOW, open_flag, write_flag};
+use towline_wire::{Attr, Errno, Reply};
+
+pub(crate) fn attributes(reply: Reply<'_>) -> Result<Attr, Error> {
+    match reply {
+        Reply::Attributes { attr } => Ok(attr),
+        _ => Err(unexpected()),
+    }
+}
+
+pub(crate) fn number(reply: Reply<'_>) -> Result<u64, Error> {
+    match reply {
+        Reply::Number { value } => Ok(value),
+        _ => Err(unexpected()),
+    }
+}
+
+pub(crate) fn bytes(reply: Reply<'_>) -> Result<Vec<u8>, Error> {
+    match reply {
+        Reply::Bytes { value } => Ok(value.to_vec()),
+        _ => Err(unexpected()),
+    }
+}
+
+pub(crate) fn done(_: Reply<'_>) -> Result<(), Error> {
+    Ok(())
+}
+
+pub(crate) fn unexpected() -> Error {
+    towline_wire::ProtocolError { what: "result of another kind than asked for", at: 0 }.into()
+}
+
+pub(crate) fn flag(follow: bool) -> u32 {
+    if follow { 0 } else { NO_FOLLOW }
+}
+
+/// What the writes of a file say that is opened with these flags.
+pub(crate) fn write_flags(open_flags: u32) -> u32 {
+    if open_flags & open_flag::APPEND != 0 { write_flag::APPEND } else { 0 }
+}
+
+/// Fails as a local call would for a path no kernel would take.
+pub(crate) fn check(path: &[u8]) -> Result<&[u8], Error> {
+    if path.contains(&0) {
+        return Err(Errno::EINVAL.into());
+    }
+    if path.len() > PATH_BYTES_MAX
+        || path.split(|b| *b == b'/').any(|name| name.len() > NAME_BYTES_MAX)
+    {
+        return Err(Errno::ENAMETOOLONG.into());
+    }
+    Ok(path)
+}

@@ -1,0 +1,149 @@
+//! What the leader receives completes requests.
+
+use super::{Core, Out, Outcome, State, Status};
+use crate::Error;
+use crate::borrow::{Borrowed, Refusal};
+use crate::lent::{exclusive, shared};
+use std::sync::Arc;
+use towline_net::{Link, Sink};
+use towline_wire::header::{reply_flag, request_flag};
+use towline_wire::{Errno, Header, Kind, ProtocolError};
+
+/// Completes requests with what the leader receives.
+pub(super) struct Completing<'a> {
+    pub(super) core: &'a Arc<Core>,
+    pub(super) link: Arc<Link>,
+    /// Messages to be sent in answer: data that was granted, requests sent again.
+    pub(super) answers: Vec<Out>,
+    pub(super) finished: usize,
+}
+
+impl Completing<'_> {
+    /// What a reply lends; `None` when it cannot be mapped here, and the request is sent again.
+    fn borrow(
+        &mut self,
+        state: &mut State,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<Option<Borrowed>, ProtocolError> {
+        let slot = &mut state.slots[usize::from(header.slot)];
+        let Some(memories) = &mut state.memories else {
+            return Err(ProtocolError { what: "lent what was not asked for", at: 1 });
+        };
+        slot.indebted = true;
+        match memories.borrow(header, body, &self.link, slot.target.len()) {
+            Ok(borrowed) => Ok(Some(borrowed)),
+            Err(Refusal::Illegal(error)) => Err(error),
+            Err(Refusal::Unmapped) => {
+                // Too little address space, for one. From now on everything is sent.
+                state.memories = None;
+                let mut bytes = (*slot.message).clone();
+                bytes[1] &= !request_flag::BORROWS;
+                slot.message = Arc::new(bytes);
+                slot.indebted = false;
+                self.answers.push(Out::Message { bytes: slot.message.clone(), done: 0 });
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Sink for Completing<'_> {
+    fn message(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        _payload: &[u8],
+    ) -> Result<(), ProtocolError> {
+        let mut state = self.core.state.lock();
+        if header.kind == Kind::Notice {
+            return Ok(()); // A server that shuts down closes the lane, and then we reconnect.
+        }
+        let number = usize::from(header.slot);
+        let current = state.slots.get_mut(number).filter(|slot| slot.sequence == header.sequence);
+        let Some(slot) = current else { return Ok(()) };
+        match header.kind {
+            Kind::Reply if header.flags & reply_flag::UNKNOWN != 0 => {
+                self.core.complete(&mut state, number, Err(Error::Unknown));
+                Ok(())
+            }
+            Kind::Reply => {
+                let (failed, received) = (slot.failed, slot.received);
+                let lent = header.flags & reply_flag::LENT != 0;
+                let mut outcome = if lent && matches!(slot.status, Status::Waiting) {
+                    let Some(borrowed) = self.borrow(&mut state, header, body)? else {
+                        return Ok(());
+                    };
+                    let results = body[..header.offset as usize].to_vec();
+                    Outcome { results, payload: borrowed.len(), borrowed: Some(borrowed) }
+                } else {
+                    Outcome { results: body.to_vec(), payload: received, borrowed: None }
+                };
+                let slot = &mut state.slots[number];
+                if let Some((at, errno)) = failed {
+                    if at == 0 {
+                        self.core.complete(&mut state, number, Err(errno.into()));
+                        return Ok(());
+                    }
+                    outcome.payload = outcome.payload.min(at as usize);
+                }
+                if let Some(stamps) = &mut slot.stamps {
+                    stamps.answered(header.word_b);
+                }
+                self.core.complete(&mut state, number, Ok(outcome));
+                self.finished += 1;
+                Ok(())
+            }
+            Kind::Data => {
+                if header.word_a != 0 {
+                    let errno = Errno(u16::try_from(header.word_a).unwrap_or(Errno::EIO.0));
+                    slot.failed.get_or_insert((header.offset, errno));
+                }
+                Ok(())
+            }
+            Kind::Grant => {
+                let (from, length) = (header.offset, u64::from(header.word_a));
+                if from.checked_add(length).is_none_or(|end| end > slot.source.len() as u64) {
+                    return Err(ProtocolError { what: "grant beyond what was offered", at: 16 });
+                }
+                let mut head = Header::new(Kind::Data, header.slot, header.sequence);
+                head.offset = from;
+                head.payload_bytes = header.word_a;
+                slot.sending += 1;
+                let source =
+                    &raw const shared(slot.source.bytes())[from as usize..(from + length) as usize];
+                self.answers.push(Out::Data {
+                    slot: header.slot,
+                    head: head.to_bytes(),
+                    source,
+                    done: 0,
+                });
+                Ok(())
+            }
+            _ => Err(ProtocolError { what: "message of a kind that only clients send", at: 0 }),
+        }
+    }
+
+    fn place(
+        &mut self,
+        header: &Header,
+        _body: &[u8],
+        done: usize,
+        rest: usize,
+    ) -> Option<&mut [u8]> {
+        let mut state = self.core.state.lock();
+        let slot = state
+            .slots
+            .get_mut(usize::from(header.slot))
+            // Once it is answered the buffer may be gone at any moment, whatever the server sends.
+            .filter(|s| s.sequence == header.sequence && matches!(s.status, Status::Waiting))?;
+        let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
+        let part = slot.target.part_mut(from, rest)?;
+        slot.received = slot.received.max(from + rest);
+        Some(exclusive(part))
+    }
+
+    fn expects_bulk(&self) -> bool {
+        self.core.state.lock().bulk > 0
+    }
+}

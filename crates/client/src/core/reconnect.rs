@@ -1,0 +1,139 @@
+//! A lost lane is replaced, and what was not answered is sent again.
+
+use super::{Core, Out, Outcome, Status, connection_error};
+use crate::Error;
+use crate::borrow::Memories;
+use crate::handshake::{Failure, Greeted, greet};
+use crate::reclaim::{FirstUse, OpenFiles};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use towline_net::Input;
+use towline_wire::codec::Field;
+use towline_wire::hello::resumed;
+use towline_wire::limits::HEADER_BYTES;
+use towline_wire::request::parse_compound;
+use towline_wire::{Errno, Header, Reply, Request};
+
+impl Core {
+    /// Replaces a lost lane and sends again what was not answered. Called by the leader.
+    pub(super) fn reconnect(self: &Arc<Self>, cause: &io::Error) {
+        let deadline = Instant::now() + self.options.reconnect;
+        let mut pause = Duration::from_millis(5);
+        if cause.kind() == io::ErrorKind::InvalidData {
+            return self.fail_all(&connection_error(
+                &self.transport,
+                "sent what is no legal message",
+                cause,
+            ));
+        }
+        loop {
+            let (session, secret) = {
+                let state = self.state.lock();
+                (state.session, state.secret)
+            };
+            match greet(&self.transport, self.client, session, secret, &self.options) {
+                Ok(greeted) => match self.resume(greeted) {
+                    Ok(()) => return,
+                    Err(error) if Instant::now() >= deadline => {
+                        return self.fail_all(&connection_error(
+                            &self.transport,
+                            "connection lost again while reopening files",
+                            &error,
+                        ));
+                    }
+                    Err(_) => {}
+                },
+                Err(Failure::Final(error)) => return self.fail_all(&error),
+                Err(Failure::Io(error)) if Instant::now() >= deadline => {
+                    let what = format!(
+                        "connection lost ({cause}), and not to be had again within {:?}",
+                        self.options.reconnect
+                    );
+                    return self.fail_all(&connection_error(&self.transport, &what, &error));
+                }
+                Err(Failure::Io(_)) => {}
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(500));
+        }
+    }
+
+    pub(super) fn fail_all(&self, error: &Error) {
+        self.out.lock().clear();
+        let mut state = self.state.lock();
+        state.dead = Some(error.clone());
+        for slot in 0..state.slots.len() {
+            state.slots[slot].sending = 0;
+            self.complete(&mut state, slot, Err(error.clone()));
+            self.tell(&mut state, slot as u16);
+        }
+        self.slot_free.notify_all();
+    }
+
+    /// Goes on over a new lane.
+    pub(super) fn resume(self: &Arc<Self>, greeted: Greeted) -> io::Result<()> {
+        let Greeted { link, welcome } = greeted;
+        let mut out = self.out.lock();
+        self.receiving.lock().input = Input::default();
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        out.clear();
+        if welcome.resumed != resumed::JOINED {
+            // The last slot is kept for this.
+            let mut lane = FirstUse {
+                link: &link,
+                identity: self.identity,
+                slot: state.slots.len() as u16,
+                sequence: 0,
+            };
+            state.files.reclaim(|requests| lane.exchange(requests))?;
+            if welcome.resumed == resumed::REMEMBERED {
+                lane.exchange(&[Request::Reclaimed {}])?;
+            }
+        }
+        state.memories = Memories::of(&link, self.options.descriptor_min);
+        state.debts = 0;
+        state.link = Arc::new(link);
+        state.session = welcome.session;
+        state.secret = welcome.secret;
+        state.boot_epoch = welcome.boot_epoch;
+        for number in 0..state.slots.len() {
+            let slot = &mut state.slots[number];
+            slot.sending = 0;
+            slot.indebted = false;
+            if !matches!(slot.status, Status::Waiting) {
+                self.tell(state, number as u16);
+                continue;
+            }
+            if welcome.resumed == resumed::NEW && !slot.repeatable {
+                self.complete(state, number, Err(Error::Unknown));
+                continue;
+            }
+            if welcome.resumed != resumed::JOINED
+                && let Some(result) = after_restart(&state.files, &slot.message)
+            {
+                self.complete(state, number, result);
+                continue;
+            }
+            slot.received = 0;
+            slot.failed = None;
+            out.push_back(Out::Message { bytes: slot.message.clone(), done: 0 });
+        }
+        Ok(())
+    }
+}
+
+/// What became, without sending it again, of a request that was under way when the server ended:
+/// files that were being closed are closed, and those that could not be had again are lost.
+fn after_restart(files: &OpenFiles, message: &[u8]) -> Option<Result<Outcome, Error>> {
+    let header = message.first_chunk().and_then(|head| Header::parse(head).ok())?;
+    let body = message.get(HEADER_BYTES..)?.get(..header.body_bytes as usize)?;
+    let requests = parse_compound(body).ok()?;
+    if let [Request::Close { .. }] = requests[..] {
+        let mut results = Vec::new();
+        Reply::Done {}.encode(&mut results);
+        return Some(Ok(Outcome { results, payload: 0, borrowed: None }));
+    }
+    files.is_stale(&requests).then_some(Err(Errno::ESTALE.into()))
+}

@@ -1,0 +1,212 @@
+//! Requests on their way out.
+
+use super::{Core, GATHER, Out, SlotRef, State, Status};
+use crate::Error;
+use crate::lent::{Buffer, shared};
+use crate::times::Stamps;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use towline_wire::header::request_flag;
+use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::request::encode_compound;
+use towline_wire::{Errno, Header, Kind, Request};
+
+impl Core {
+    pub(crate) fn close_later(self: &Arc<Self>, handle: u64) {
+        let mut state = self.state.lock();
+        state.files.forget(handle);
+        if state.dead.is_some() {
+            return;
+        }
+        state.closing.push(handle);
+        drop(state);
+        self.close_pending();
+    }
+
+    /// Sends the closes that wait, as far as there are slots; nobody waits for their answers.
+    pub(super) fn close_pending(self: &Arc<Self>) {
+        loop {
+            let mut state = self.state.lock();
+            if state.free.is_empty() || state.dead.is_some() {
+                return;
+            }
+            let Some(handle) = state.closing.pop() else { return };
+            let slot =
+                self.fill(&mut state, &[Request::Close { handle }], Buffer::none(), Buffer::none());
+            let Some(slot) = slot else { return };
+            let found = &mut state.slots[usize::from(slot.slot)];
+            found.abandoned = true;
+            let bytes = found.message.clone();
+            drop(state);
+            self.send(Out::Message { bytes, done: 0 });
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        let bytes = Arc::new(Header::new(Kind::Goodbye, 0, 0).to_bytes().to_vec());
+        self.out.lock().push_back(Out::Message { bytes, done: 0 });
+        // The server ends the session by itself some time later if this does not reach it.
+        let _ = self.flush();
+    }
+
+    /// Takes a free slot for a request; `None` when there is none.
+    pub(super) fn fill(
+        &self,
+        state: &mut State,
+        requests: &[Request<'_>],
+        source: Buffer,
+        target: Buffer,
+    ) -> Option<SlotRef> {
+        let number = state.free.pop()?;
+        let slot = &mut state.slots[usize::from(number)];
+        // This request gives back what the last reply lent.
+        state.debts -= usize::from(std::mem::take(&mut slot.indebted));
+        slot.sequence = slot.sequence.wrapping_add(1);
+        slot.stamps = Stamps::of(slot.sequence);
+        let inline = source.len() <= INLINE_BYTES_MAX;
+        let body = encode_compound(requests);
+        let mut header = Header::new(Kind::Request, number, slot.sequence);
+        header.body_bytes = body.len() as u32;
+        (header.word_a, header.word_b) = self.identity;
+        if state.memories.is_some() {
+            header.flags = request_flag::BORROWS;
+        }
+        if inline {
+            header.payload_bytes = source.len() as u32;
+        } else {
+            header.offset = source.len() as u64;
+        }
+        let mut message =
+            Vec::with_capacity(HEADER_BYTES + body.len() + header.payload_bytes as usize);
+        message.extend_from_slice(&header.to_bytes());
+        message.extend_from_slice(&body);
+        if inline {
+            message.extend_from_slice(shared(source.bytes()));
+        }
+        slot.message = Arc::new(message);
+        slot.sending = 0;
+        slot.source = source;
+        slot.target = target;
+        state.bulk += usize::from(slot.is_bulk());
+        slot.received = 0;
+        slot.failed = None;
+        slot.repeatable = requests.iter().all(Request::repeatable);
+        slot.abandoned = false;
+        slot.status = Status::Waiting;
+        slot.waiter = None;
+        slot.waker = None;
+        Some(SlotRef { slot: number, sequence: slot.sequence })
+    }
+
+    /// Takes a slot and sends a request, unless fewer than `coalesce` messages wait to be sent: then
+    /// it waits with them until somebody waits for an answer.
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        requests: &[Request<'_>],
+        source: Buffer,
+        target: Buffer,
+        coalesce: usize,
+    ) -> Result<SlotRef, Error> {
+        if source.len() > TRANSFER_BYTES_MAX || target.len() > TRANSFER_BYTES_MAX {
+            return Err(Errno::EINVAL.into());
+        }
+        let mut state = self.state.lock();
+        while state.free.is_empty() && state.dead.is_none() {
+            state = self.advance(state, None);
+        }
+        if let Some(error) = &state.dead {
+            return Err(error.clone());
+        }
+        if state.files.is_stale(requests) {
+            return Err(Errno::ESTALE.into());
+        }
+        let slot = self.fill(&mut state, requests, source, target).ok_or(Errno::EAGAIN)?;
+        let found = &state.slots[usize::from(slot.slot)];
+        let (bytes, measured) = (found.message.clone(), found.stamps.is_some());
+        let releases = state.releases();
+        drop(state);
+        if coalesce > 0 || !releases.is_empty() {
+            let mut out = self.out.lock();
+            out.extend(releases);
+            if out.len() + 1 < coalesce {
+                out.push_back(Out::Message { bytes, done: 0 });
+                return Ok(slot);
+            }
+        }
+        self.send(Out::Message { bytes, done: 0 });
+        if measured
+            && let Some(stamps) = &mut self.state.lock().slots[usize::from(slot.slot)].stamps
+        {
+            stamps.sent();
+        }
+        Ok(slot)
+    }
+
+    /// Queues a message and sends what the link takes. What it does not take now, and a broken
+    /// link, are the business of whoever leads.
+    pub(super) fn send(&self, out: Out) {
+        self.out.lock().push_back(out);
+        if matches!(self.flush(), Ok(false)) {
+            // Somebody may be leading who sleeps until something comes: wait here for room, while
+            // the leader reads, so that both directions go on.
+            while self.state.lock().leader {
+                let limit = Some(Duration::from_millis(10));
+                let waited = self.link().wait_writable(limit);
+                if waited.is_err() || !matches!(self.flush(), Ok(false)) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends from the queue without waiting; false when something is left.
+    pub(super) fn flush(&self) -> io::Result<bool> {
+        let mut out = self.out.lock();
+        // Looked up under the lock of the queue: what waits there belongs to the present link, and
+        // would be lost on one that was replaced meanwhile.
+        let link = self.link();
+        while !out.is_empty() {
+            let sent = {
+                let parts: SmallVec<[&[u8]; 8]> =
+                    out.iter().take(GATHER / 2).flat_map(Out::rest).collect();
+                link.send(&parts, &self.counters)
+            };
+            match sent {
+                Ok(count) => self.sent(&mut out, count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// So many bytes of the queue have left.
+    pub(super) fn sent(&self, out: &mut VecDeque<Out>, mut count: usize) {
+        while let Some(front) = out.front_mut() {
+            let rest: usize = front.rest().iter().map(|part| part.len()).sum();
+            let (Out::Message { done, .. } | Out::Data { done, .. }) = &mut *front;
+            if count < rest {
+                *done += count;
+                return;
+            }
+            count -= rest;
+            if let Some(Out::Data { slot, .. }) = out.pop_front() {
+                self.sent_data(slot);
+            }
+        }
+    }
+
+    /// A granted part is sent; a request that was answered meanwhile is over now.
+    pub(super) fn sent_data(&self, slot: u16) {
+        let mut state = self.state.lock();
+        let found = &mut state.slots[usize::from(slot)];
+        found.sending = found.sending.saturating_sub(1);
+        if found.sending == 0 {
+            self.tell(&mut state, slot);
+        }
+    }
+}

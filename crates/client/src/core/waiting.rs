@@ -1,0 +1,278 @@
+//! Waiting for answers: one of the threads that wait receives for all.
+
+use super::completing::Completing;
+use super::{Core, Finished, Out, Outcome, Receiving, SlotRef, State, Status, Wait};
+use crate::Error;
+use crate::borrow::Borrowed;
+use crate::lent::{Buffer, exclusive};
+use parking_lot::{Condvar, MutexGuard};
+use std::io;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+use towline_net::{Incoming, Link};
+
+impl Core {
+    /// Tells who waits that a request is over, or gives its slot back when nobody does.
+    pub(super) fn tell(&self, state: &mut State, slot: u16) {
+        let found = &mut state.slots[usize::from(slot)];
+        if found.sending > 0 || !matches!(found.status, Status::Done(_)) {
+            return;
+        }
+        if found.abandoned {
+            return self.release(state, slot);
+        }
+        if let Some(waiter) = found.waiter.take() {
+            waiter.notify_one();
+        }
+        if let Some(waker) = found.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Waits for one request.
+    pub(crate) fn wait(self: &Arc<Self>, slot: &SlotRef) -> Finished {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(finished) = self.take(&mut state, slot) {
+                drop(state);
+                self.close_pending();
+                return finished;
+            }
+            state = self.advance(state, Some(std::slice::from_ref(slot)));
+        }
+    }
+
+    /// Waits for any of several; returns which one, by its place among them.
+    pub(crate) fn wait_any<'a>(
+        self: &Arc<Self>,
+        slots: impl Iterator<Item = &'a SlotRef>,
+    ) -> (usize, Finished) {
+        let slots: Vec<SlotRef> = slots.cloned().collect();
+        let mut state = self.state.lock();
+        loop {
+            for (index, slot) in slots.iter().enumerate() {
+                if let Some(finished) = self.take(&mut state, slot) {
+                    return (index, finished);
+                }
+            }
+            state = self.advance(state, Some(&slots));
+        }
+    }
+
+    /// Looks whether a request is over, making what progress is possible without waiting; if not,
+    /// the waker is told when it is.
+    pub(crate) fn poll(self: &Arc<Self>, slot: &SlotRef, waker: &Waker) -> Option<Finished> {
+        let mut state = self.state.lock();
+        if !state.leader {
+            state = self.lead(state, Wait::No);
+        }
+        let finished = self.take(&mut state, slot);
+        if finished.is_none() {
+            state.slots[usize::from(slot.slot)].waker = Some(waker.clone());
+        }
+        finished
+    }
+
+    /// Receives what is there without waiting, for those who wait for [`Core::fd`] elsewhere.
+    pub(crate) fn progress(self: &Arc<Self>) {
+        let state = self.state.lock();
+        if !state.leader {
+            drop(self.lead(state, Wait::No));
+        }
+    }
+
+    pub(crate) fn abandon(&self, slot: &SlotRef) {
+        let mut state = self.state.lock();
+        let found = &mut state.slots[usize::from(slot.slot)];
+        if found.sequence != slot.sequence {
+            return;
+        }
+        found.abandoned = true;
+        self.tell(&mut state, slot.slot);
+    }
+
+    pub(super) fn release(&self, state: &mut State, slot: u16) {
+        let found = &mut state.slots[usize::from(slot)];
+        found.status = Status::Free;
+        found.source = Buffer::none();
+        found.target = Buffer::none();
+        state.debts += usize::from(found.indebted);
+        state.free.push(slot);
+        self.slot_free.notify_one();
+    }
+
+    /// Takes the outcome of a request that is over. Lent data is copied to its place here, by the
+    /// thread that wants it, and the state is unlocked meanwhile.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        slot: &SlotRef,
+    ) -> Option<Finished> {
+        let number = usize::from(slot.slot);
+        let found = &mut state.slots[number];
+        if found.sequence != slot.sequence
+            || found.sending > 0
+            || !matches!(found.status, Status::Done(_))
+        {
+            return None;
+        }
+        let Status::Done(mut result) = std::mem::replace(&mut found.status, Status::Copying) else {
+            return None;
+        };
+        if let Ok(outcome) = &mut result
+            && let Some(borrowed) = outcome.borrowed.take()
+        {
+            let mut target = std::mem::replace(&mut found.target, Buffer::none());
+            let place = target.part_mut(0, borrowed.len());
+            let whole = MutexGuard::unlocked(state, || {
+                place.is_some_and(|place| borrowed.copy_to(exclusive(place)))
+            });
+            state.slots[number].target = target;
+            if !whole {
+                match &state.dead {
+                    Some(error) => result = Err(error.clone()),
+                    None => {
+                        self.ask_again(state, number, &borrowed);
+                        return None;
+                    }
+                }
+            }
+        }
+        let found = &mut state.slots[number];
+        // An operation gets its buffer back: that of a read, else that of a write.
+        let target = std::mem::replace(&mut found.target, Buffer::none()).into_owned();
+        let source = std::mem::replace(&mut found.source, Buffer::none()).into_owned();
+        let buffer = if target.is_empty() { source } else { target };
+        if let Some(stamps) = found.stamps.take() {
+            state.times.finish(&stamps);
+        }
+        self.release(state, slot.slot);
+        Some(result.map(|outcome| (outcome, buffer)))
+    }
+
+    /// Waits again for a request whose lent data went with the lane.
+    pub(super) fn ask_again(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        number: usize,
+        borrowed: &Borrowed,
+    ) {
+        let slot = &mut state.slots[number];
+        slot.status = Status::Waiting;
+        slot.received = 0;
+        slot.failed = None;
+        let (bulk, bytes) = (usize::from(slot.is_bulk()), slot.message.clone());
+        state.bulk += bulk;
+        // Else it is sent again when whoever leads notices that the lane is lost.
+        if !borrowed.is_of(&state.link) {
+            MutexGuard::unlocked(state, || self.send(Out::Message { bytes, done: 0 }));
+        }
+    }
+
+    /// Waits until something may have changed for these slots (or, with none, until a slot may be
+    /// free): by leading, or by sleeping while somebody else leads.
+    pub(super) fn advance<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        slots: Option<&[SlotRef]>,
+    ) -> MutexGuard<'a, State> {
+        if !state.leader {
+            return self.lead(state, Wait::For(slots));
+        }
+        match slots {
+            None => self.slot_free.wait(&mut state),
+            Some(slots) => {
+                if self.options.coalesce > 0 && !self.out.lock().is_empty() {
+                    // The leader sleeps until something comes.
+                    drop(state);
+                    let _ = self.flush(); // a broken link is the leader's business
+                    state = self.state.lock();
+                    if !state.leader || state.is_over(Some(slots)) {
+                        return state;
+                    }
+                }
+                let condvar = Arc::new(Condvar::new());
+                for slot in slots {
+                    state.slots[usize::from(slot.slot)].waiter = Some(condvar.clone());
+                }
+                state.sleepers += 1;
+                condvar.wait(&mut state);
+                state.sleepers -= 1;
+                for slot in slots {
+                    let found = &mut state.slots[usize::from(slot.slot)];
+                    if found.sequence == slot.sequence {
+                        found.waiter = None;
+                    }
+                }
+            }
+        }
+        state
+    }
+
+    /// Receives once for all.
+    pub(super) fn lead<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        wait: Wait<'_>,
+    ) -> MutexGuard<'a, State> {
+        state.leader = true;
+        let link = state.link.clone();
+        drop(state);
+        let received = self.receive(&link, wait);
+        if let Err(error) = received {
+            self.reconnect(&error);
+        }
+        let mut state = self.state.lock();
+        state.leader = false;
+        // Whoever sleeps may have to lead now, unless the present leader goes on.
+        let next = (state.sleepers > 0).then(|| {
+            state.slots.iter().find_map(|slot| match slot.status {
+                Status::Waiting => slot.waiter.clone(),
+                _ => None,
+            })
+        });
+        match next.flatten() {
+            Some(waiter) => drop(waiter.notify_one()),
+            None => drop(self.slot_free.notify_one()),
+        }
+        state
+    }
+
+    pub(super) fn receive(self: &Arc<Self>, link: &Arc<Link>, wait: Wait<'_>) -> io::Result<()> {
+        let mut receiving = self.receiving.lock();
+        let Receiving { input, scratch } = &mut *receiving;
+        let flushed = self.flush()?;
+        let spin = Duration::from_micros(self.options.spin_us.into());
+        let wait = match wait {
+            Wait::No => None,
+            Wait::For(_) if !flushed => {
+                link.wait_either(Some(Duration::from_millis(100)))?;
+                None
+            }
+            // A request that was answered early is over when the last of its data is sent, here or
+            // by another thread: then nothing more may come.
+            Wait::For(slots) => (!self.state.lock().is_over(slots)).then_some(spin),
+        };
+        let mut sink =
+            Completing { core: self, link: link.clone(), answers: Vec::new(), finished: 0 };
+        let incoming = input.receive(link, scratch, wait, &mut sink, &self.counters)?;
+        let answers = std::mem::take(&mut sink.answers);
+        if !answers.is_empty() {
+            self.out.lock().extend(answers);
+            self.flush()?;
+        }
+        match incoming {
+            Incoming::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn complete(&self, state: &mut State, slot: usize, result: Result<Outcome, Error>) {
+        if matches!(state.slots[slot].status, Status::Waiting) {
+            state.bulk -= usize::from(state.slots[slot].is_bulk());
+            state.slots[slot].status = Status::Done(result);
+            self.tell(state, slot as u16);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Operations on names: attributes, directories, links, extended attributes.
+
+use crate::Error;
+use crate::File;
+use crate::convert::{attributes, bytes, check, done, flag, unexpected};
+use crate::core::Outcome;
+use crate::operation::Operation;
+use towline_wire::entry::Entries;
+use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, valid};
+use towline_wire::{Attr, Reply, Request, Timestamp};
+
+/// Bytes of entries asked for at once: some 800 with attributes. The buffer is cleared each time, so
+/// that more would cost small directories dearly.
+const LIST_BYTES: usize = 128 * 1024;
+
+/// One name of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DirEntry {
+    /// Where the listing goes on after it.
+    pub cookie: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// `DT_*`.
+    pub file_type: u8,
+    /// Name.
+    pub name: Vec<u8>,
+    /// Attributes, if asked for and to be had.
+    pub attr: Option<Attr>,
+}
+
+/// Attributes to change; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length.
+    pub size: Option<u64>,
+    /// Access and modification time.
+    pub times: Option<(Timestamp, Timestamp)>,
+}
+
+impl File {
+    /// `fstatat(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn stat_path(&self, path: &[u8], follow: bool) -> Result<Attr, Error> {
+        self.one(
+            Request::Stat { base: self.handle, flags: flag(follow), path: check(path)? },
+            attributes,
+        )
+    }
+
+    /// [`File::stat_path`], completed later.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_stat_path(&self, path: &[u8], follow: bool) -> Result<Operation<Attr>, Error> {
+        let request = Request::Stat { base: self.handle, flags: flag(follow), path: check(path)? };
+        self.core
+            .start(&[request], Vec::new(), Vec::new(), |outcome, _| attributes(outcome.single()?))
+    }
+
+    /// One batch of entries from `cookie` on (zero: the start), and whether it was the last.
+    ///
+    /// # Errors
+    /// As `getdents64(2)`.
+    pub fn list(&self, cookie: u64, attributes: bool) -> Result<(Vec<DirEntry>, bool), Error> {
+        let request = [Request::ReadDir {
+            handle: self.handle,
+            cookie,
+            length: LIST_BYTES as u32,
+            attributes: attributes.into(),
+        }];
+        let mut listing = vec![0; LIST_BYTES];
+        let outcome = self.core.call(&request, &[], &mut listing)?;
+        entries(&outcome, &listing)
+    }
+
+    /// All entries of the directory; `.` and `..` are left out.
+    ///
+    /// # Errors
+    /// As `getdents64(2)`.
+    pub fn list_all(&self, attributes: bool) -> Result<Vec<DirEntry>, Error> {
+        let (mut all, mut end) = self.list(0, attributes)?;
+        while !end {
+            let cookie = all.last().map_or(0, |entry| entry.cookie);
+            let (more, last) = self.list(cookie, attributes)?;
+            all.extend(more);
+            end = last;
+        }
+        all.retain(|entry| entry.name != b"." && entry.name != b"..");
+        Ok(all)
+    }
+
+    /// Opens, lists and closes a directory, completed later: one round trip where the listing
+    /// fits into 128 KiB. Yields the entries and whether there are no more.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_list_path(
+        &self,
+        path: &[u8],
+        attributes: bool,
+    ) -> Result<Operation<(Vec<DirEntry>, bool)>, Error> {
+        let requests = [
+            Request::Open { base: self.handle, flags: 0o200_000, mode: 0, path: check(path)? },
+            Request::ReadDir {
+                handle: CURRENT,
+                cookie: 0,
+                length: LIST_BYTES as u32,
+                attributes: attributes.into(),
+            },
+            Request::Close { handle: CURRENT },
+        ];
+        self.core.start(&requests, Vec::new(), vec![0; LIST_BYTES], |outcome, listing| {
+            outcome.last()?;
+            entries(&outcome, &listing)
+        })
+    }
+
+    /// `fchmodat`, `fchownat`, `utimensat`, `truncate` in one; `None` leaves a thing as it is. An
+    /// empty path means this open file.
+    ///
+    /// # Errors
+    /// As the system calls.
+    pub fn set_attr(&self, path: &[u8], follow: bool, set: &SetAttr) -> Result<Attr, Error> {
+        let bit = |present: bool, bit: u32| if present { bit } else { 0 };
+        let (accessed, modified) = set.times.unwrap_or((Timestamp::OMIT, Timestamp::OMIT));
+        let request = Request::SetAttr {
+            base: self.handle,
+            flags: flag(follow),
+            valid: bit(set.mode.is_some(), valid::MODE)
+                | bit(set.uid.is_some(), valid::UID)
+                | bit(set.gid.is_some(), valid::GID)
+                | bit(set.size.is_some(), valid::SIZE)
+                | bit(set.times.is_some(), valid::TIMES),
+            mode: set.mode.unwrap_or(0),
+            uid: set.uid.unwrap_or(0),
+            gid: set.gid.unwrap_or(0),
+            size: set.size.unwrap_or(0),
+            accessed,
+            modified,
+            path: check(path)?,
+        };
+        self.one(request, attributes)
+    }
+
+    /// `mkdirat(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn make_directory(&self, path: &[u8], mode: u32) -> Result<Attr, Error> {
+        self.one(Request::MakeDir { base: self.handle, mode, path: check(path)? }, attributes)
+    }
+
+    /// `mknodat(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn make_node(&self, path: &[u8], mode: u32, rdev: u64) -> Result<Attr, Error> {
+        self.one(
+            Request::MakeNode { base: self.handle, mode, rdev, path: check(path)? },
+            attributes,
+        )
+    }
+
+    /// `symlinkat(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn symlink(&self, path: &[u8], target: &[u8]) -> Result<Attr, Error> {
+        self.one(Request::Symlink { base: self.handle, path: check(path)?, target }, attributes)
+    }
+
+    /// `readlinkat(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn read_link(&self, path: &[u8]) -> Result<Vec<u8>, Error> {
+        self.one(Request::ReadLink { base: self.handle, path: check(path)? }, bytes)
+    }
+
+    /// `linkat(2)`; with an empty path links this open file.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn link(
+        &self,
+        path: &[u8],
+        follow: bool,
+        new_base: &Self,
+        new_path: &[u8],
+    ) -> Result<Attr, Error> {
+        let flags = if follow { FOLLOW } else { 0 };
+        let (new_base, new_path) = (new_base.handle, check(new_path)?);
+        self.one(
+            Request::Link { base: self.handle, flags, path: check(path)?, new_base, new_path },
+            attributes,
+        )
+    }
+
+    /// `unlinkat(2)`; `directory` as with `AT_REMOVEDIR`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn unlink(&self, path: &[u8], directory: bool) -> Result<(), Error> {
+        let flags = if directory { DIRECTORY } else { 0 };
+        self.one(Request::Unlink { base: self.handle, flags, path: check(path)? }, done)
+    }
+
+    /// [`File::unlink`], completed later.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_unlink(&self, path: &[u8]) -> Result<Operation<()>, Error> {
+        let request = Request::Unlink { base: self.handle, flags: 0, path: check(path)? };
+        self.core
+            .start(&[request], Vec::new(), Vec::new(), |outcome, _| outcome.single().map(|_| ()))
+    }
+
+    /// `renameat2(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn rename(
+        &self,
+        path: &[u8],
+        new_base: &Self,
+        new_path: &[u8],
+        flags: u32,
+    ) -> Result<(), Error> {
+        let (new_base, new_path) = (new_base.handle, check(new_path)?);
+        self.one(
+            Request::Rename { base: self.handle, flags, path: check(path)?, new_base, new_path },
+            done,
+        )
+    }
+
+    /// `faccessat(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn access(&self, path: &[u8], mode: u32) -> Result<(), Error> {
+        self.one(Request::Access { base: self.handle, mode, path: check(path)? }, done)
+    }
+
+    /// `getxattr(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<Vec<u8>, Error> {
+        self.one(
+            Request::GetXattr { base: self.handle, flags: flag(follow), path: check(path)?, name },
+            bytes,
+        )
+    }
+
+    /// `setxattr(2)`; `how` as its flags.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn set_xattr(
+        &self,
+        path: &[u8],
+        follow: bool,
+        name: &[u8],
+        value: &[u8],
+        how: u32,
+    ) -> Result<(), Error> {
+        let request = Request::SetXattr {
+            base: self.handle,
+            flags: flag(follow),
+            how,
+            path: check(path)?,
+            name,
+            value,
+        };
+        self.one(request, done)
+    }
+
+    /// `listxattr(2)`: the names.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn list_xattrs(&self, path: &[u8], follow: bool) -> Result<Vec<Vec<u8>>, Error> {
+        let request =
+            Request::ListXattr { base: self.handle, flags: flag(follow), path: check(path)? };
+        let names = self.one(request, bytes)?;
+        Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
+    }
+
+    /// `removexattr(2)`.
+    ///
+    /// # Errors
+    /// As the system call.
+    pub fn remove_xattr(&self, path: &[u8], follow: bool, name: &[u8]) -> Result<(), Error> {
+        self.one(
+            Request::RemoveXattr {
+                base: self.handle,
+                flags: flag(follow),
+                path: check(path)?,
+                name,
+            },
+            done,
+        )
+    }
+}
+
+fn entries(outcome: &Outcome, listing: &[u8]) -> Result<(Vec<DirEntry>, bool), Error> {
+    outcome.last()?;
+    let end = outcome.replies()?.iter().find_map(|reply| match reply {
+        Reply::Listed { end, .. } => Some(*end != 0),
+        _ => None,
+    });
+    let mut found = Vec::with_capacity(outcome.payload / 160);
+    for entry in Entries::new(&listing[..outcome.payload]) {
+        let entry = entry?;
+        found.push(DirEntry {
+            cookie: entry.cookie,
+            inode: entry.inode,
+            file_type: entry.file_type,
+            name: entry.name.to_vec(),
+            attr: entry.attr,
+        });
+    }
+    Ok((found, end.ok_or_else(unexpected)?))
+}
