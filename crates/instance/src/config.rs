@@ -22,6 +22,8 @@ pub struct Config {
     pub family: u64,
     /// Process of `towline run`.
     pub parent: u32,
+    /// What `umask` was when it started: a server in the same process changes it.
+    pub umask: u32,
     /// The library to preload.
     pub library: Vec<u8>,
     /// Prefixes.
@@ -39,6 +41,7 @@ impl Config {
         };
         out.extend_from_slice(&self.family.to_ne_bytes());
         out.extend_from_slice(&u64::from(self.parent).to_ne_bytes());
+        out.extend_from_slice(&u64::from(self.umask).to_ne_bytes());
         bytes(&mut out, &self.library);
         out.extend_from_slice(&(self.mounts.len() as u64).to_ne_bytes());
         for mount in &self.mounts {
@@ -57,6 +60,7 @@ impl Config {
         let mut reader = Reader(bytes);
         let family = reader.number()?;
         let parent = u32::try_from(reader.number()?).ok()?;
+        let umask = u32::try_from(reader.number()?).ok()?;
         let library = reader.bytes()?.to_vec();
         let count = usize::try_from(reader.number()?).ok()?;
         if count > crate::MOUNTS_MAX {
@@ -72,7 +76,7 @@ impl Config {
                 device: reader.number()?,
             });
         }
-        Some(Self { family, parent, library, mounts })
+        Some(Self { family, parent, umask, library, mounts })
     }
 }
 
@@ -106,8 +110,13 @@ mod tests {
             inode: 2,
             device: 3,
         };
-        let config =
-            Config { family: 9, parent: 7, library: b"/l".to_vec(), mounts: vec![mount; 2] };
+        let config = Config {
+            family: 9,
+            parent: 7,
+            umask: 0o27,
+            library: b"/l".to_vec(),
+            mounts: vec![mount; 2],
+        };
         let bytes = config.to_bytes();
         assert_eq!(Config::parse(&bytes), Some(config));
         for cut in 0..bytes.len() {

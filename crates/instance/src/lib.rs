@@ -23,6 +23,8 @@ pub const VARIABLE: &str = "TOWLINE_RUN";
 pub const PLACEHOLDERS: &str = "d";
 /// Folder of the stand-ins for remote working directories.
 pub const WORKING: &str = "cwd";
+/// Folder of the memory that stands for files mapped shared.
+pub const MAPPINGS: &str = "m";
 /// The mapped file.
 pub const STATE: &str = "state";
 /// Open file descriptions of one run.

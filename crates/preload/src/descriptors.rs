@@ -8,7 +8,7 @@ use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, Taken};
 /// Descriptors beyond this are never remote: opening one fails with `EMFILE`.
 const DESCRIPTORS_MAX: usize = 65536;
 /// Descriptors kept for our own sockets.
-const OWN: i32 = 32;
+const OWN: i32 = 64;
 
 /// One more than the number of the entry, or zero.
 static TABLE: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
@@ -238,6 +238,12 @@ fn number_of(fd: i32) -> Option<usize> {
     let rest = target.strip_prefix(start::directory())?.strip_prefix(b"/")?;
     let name = rest.strip_prefix(PLACEHOLDERS.as_bytes())?.strip_prefix(b"/")?;
     std::str::from_utf8(name).ok()?.parse().ok()
+}
+
+/// What `/proc` says a descriptor is.
+pub(crate) fn target_of(fd: i32) -> Option<Vec<u8>> {
+    let mut link = [0u8; 4096];
+    read_link(&format!("/proc/self/fd/{fd}\0"), &mut link).map(<[u8]>::to_vec)
 }
 
 fn read_link<'a>(path: &str, target: &'a mut [u8]) -> Option<&'a [u8]> {

@@ -90,7 +90,9 @@ fn may_be_remote(directory: i32, path: &[u8]) -> bool {
             start::mounts().iter().any(|target| path.starts_with(&target.mount.prefix))
                 || path.windows(2).any(odd)
         }
-        Some(_) if directory != libc::AT_FDCWD => descriptors::find(directory).is_some(),
+        Some(_) if directory != libc::AT_FDCWD => {
+            descriptors::find(directory).is_some() || is_part(path)
+        }
         Some(_) => working::is_remote() || working::is_above() || path.starts_with(b".."),
     }
 }
@@ -118,6 +120,14 @@ unsafe fn search(directory: i32, path: *const c_char) -> Option<At> {
     }
 }
 
+/// True when a path from a local directory begins with a name that a prefix contains, so that it
+/// could lead there.
+fn is_part(path: &[u8]) -> bool {
+    let first = path.split(|b| *b == b'/').next().unwrap_or_default();
+    let has = |target: &Target| target.mount.prefix.split(|b| *b == b'/').any(|part| part == first);
+    first == b".." || start::mounts().iter().any(has)
+}
+
 fn find_absolute(mounts: &[Target], path: &[u8]) -> Option<At> {
     if let Some(found) = matching(mounts, path) {
         return Some(found);
@@ -143,7 +153,10 @@ fn matching(mounts: &[Target], path: &[u8]) -> Option<At> {
 
 fn find_relative(mounts: &[Target], directory: i32, path: &[u8]) -> Option<At> {
     if directory != libc::AT_FDCWD {
-        let open = descriptors::find(directory)?;
+        let Some(open) = descriptors::find(directory) else {
+            let full = join(&descriptors::target_of(directory)?, path);
+            return matching(mounts, &normal(&full));
+        };
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
         return Some(At { mount, directory: Some(open), path: path.to_vec() });
     }

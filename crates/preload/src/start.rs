@@ -80,10 +80,14 @@ fn find_run() -> Option<Run> {
 extern "C" fn start() {
     let _ = guard::inside(|| {
         let Some(run) = find_run() else { return Ok(()) };
+        let (parent, umask) = (run.config.parent, run.config.umask);
         RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
         // SAFETY: no other thread runs yet that could create files meanwhile.
         unsafe {
-            let mask = guard::system_call(libc::SYS_umask, [0o077, 0, 0, 0, 0, 0]);
+            let first = guard::system_call(libc::SYS_getppid, [0; 6]) as u32 == parent;
+            let given = if first { umask as usize } else { 0o077 };
+            let mask = guard::system_call(libc::SYS_umask, [given, 0, 0, 0, 0, 0]);
+            let mask = if first { umask as isize } else { mask };
             guard::system_call(libc::SYS_umask, [mask as usize, 0, 0, 0, 0, 0]);
             set_umask(mask as u32);
             libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child));
@@ -115,6 +119,7 @@ extern "C" fn after_fork() {
 
 extern "C" fn in_child() {
     crate::ALLOCATOR.unlock();
+    crate::hooks::maps::disown();
     remote::disown();
 }
 

@@ -5,7 +5,7 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use towline_instance::{PLACEHOLDERS, WORKING};
+use towline_instance::{MAPPINGS, PLACEHOLDERS, WORKING};
 
 /// The library that is preloaded.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
@@ -22,7 +22,7 @@ impl RunDirectory {
             let path = parent.join(format!("run-{}-{number}", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {
-                    for name in [PLACEHOLDERS, WORKING] {
+                    for name in [PLACEHOLDERS, WORKING, MAPPINGS] {
                         DirBuilder::new().mode(0o700).create(path.join(name))?;
                     }
                     return Ok(Self(path));

@@ -71,6 +71,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 fn start(args: &Args) -> Outcome<u8> {
     let directory = RunDirectory::new()?;
+    let umask = rustix::process::umask(rustix::fs::Mode::empty());
+    rustix::process::umask(umask);
     let server = args.serve.as_deref().map(|served| embedded(served, &directory)).transpose()?;
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())
@@ -90,6 +92,7 @@ fn start(args: &Args) -> Outcome<u8> {
     let config = Config {
         family,
         parent: std::process::id(),
+        umask: umask.bits(),
         library: library.as_os_str().as_bytes().to_vec(),
         mounts: met.iter().map(|one| one.mount.clone()).collect(),
     };

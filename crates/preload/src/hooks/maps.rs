@@ -1,5 +1,6 @@
-//! Mappings of remote files. The bytes are read when the file is mapped. A shared writable mapping is
-//! compared with what was read and its changed pages are written at `msync`, `munmap`, `fsync`,
+//! Mappings of remote files. The bytes are read when the file is mapped. Shared mappings of a file are
+//! one piece of memory for all processes of the run (a file in the run's directory). A writable one
+//! is compared with what was read, and its changed pages are written at `msync`, `munmap`, `fsync`,
 //! `close`, `exec` and the end of the program.
 
 use crate::descriptors::{self, Open};
@@ -22,6 +23,7 @@ struct Map {
     offset: i64,
     /// What the file held when last read or written.
     known: Vec<u8>,
+    shared: Shared,
 }
 
 static MAPS: Mutex<Vec<Map>> = Mutex::new(Vec::new());
@@ -69,6 +71,146 @@ pub(crate) unsafe fn mmap(
     })
 }
 
+fn unmap(at: *mut c_void, length: size_t) {
+    // SAFETY: just mapped by us, and nobody knows of it.
+    let _ = unsafe { checked(libc::SYS_munmap, [at as usize, length, 0, 0, 0, 0]) };
+}
+
+/// The memory that stands for a file in all processes of the run: a file whose first part tells,
+/// with a byte for each page, what was read. It stays locked while somebody maps it; the first who
+/// does reads anew.
+struct Shared(c_int);
+
+/// Where the pages begin: files of up to 256 GiB.
+const PAGES_AT: i64 = 64 << 20;
+
+impl Shared {
+    fn of(open: Open) -> Result<Self, i32> {
+        let (mount, inode) = (&open.entry.mount, &open.entry.inode);
+        let mut path = crate::start::directory().to_vec();
+        let name = format!(
+            "/{}/{}-{}\0",
+            towline_instance::MAPPINGS,
+            mount.load(Ordering::Relaxed),
+            inode.load(Ordering::Relaxed)
+        );
+        path.extend_from_slice(name.as_bytes());
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC;
+        let arguments =
+            [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
+        let first = descriptors::own_first() as usize;
+        // SAFETY: the path ends with a zero byte; the first descriptor is closed again.
+        unsafe {
+            let fd = checked(libc::SYS_openat, arguments)?;
+            let moved = [fd, libc::F_DUPFD_CLOEXEC as usize, first, 0, 0, 0];
+            let own = checked(libc::SYS_fcntl, moved);
+            checked(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
+            own.map(|fd| Self(fd as c_int))
+        }
+    }
+
+    fn call(&self, number: i64, a: usize, b: usize, c: usize) -> Result<usize, i32> {
+        // SAFETY: calls on a descriptor of ours, without addresses.
+        unsafe { checked(number, [self.0 as usize, a, b, c, 0, 0]) }
+    }
+
+    /// Waits until no other process reads it in or writes it back.
+    fn turn(&self) -> Result<Turn<'_>, i32> {
+        set_turn(self.0, libc::F_WRLCK)?;
+        Ok(Turn(self))
+    }
+
+    fn map(
+        &self,
+        at: *mut c_void,
+        length: size_t,
+        flags: c_int,
+        open: Open,
+        offset: off64_t,
+    ) -> Result<*mut c_void, i32> {
+        let _turn = self.turn()?;
+        let pages = length.div_ceil(PAGE);
+        let first = offset as usize / PAGE;
+        if first + pages > PAGES_AT as usize {
+            return Err(libc::EFBIG);
+        }
+        if self.call(libc::SYS_flock, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0).is_ok() {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            self.call(libc::SYS_fallocate, mode as usize, 0, PAGES_AT as usize)?;
+        }
+        self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
+        let end = PAGES_AT + offset + (pages * PAGE) as i64;
+        // SAFETY: all zero is a valid `stat`, and the call fills it.
+        let mut status: libc::stat = unsafe { std::mem::zeroed() };
+        self.call(libc::SYS_fstat, &raw mut status as usize, 0, 0)?;
+        if status.st_size < end {
+            self.call(libc::SYS_ftruncate, end as usize, 0, 0)?;
+        }
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: as the program says.
+        let mapped = unsafe { plain(at, length, protection, flags, self.0, PAGES_AT + offset) };
+        if mapped == libc::MAP_FAILED {
+            return Err(crate::guard::errno());
+        }
+        let bytes = mapped.cast::<u8>();
+        let mut known = vec![0u8; pages];
+        let (list, at) = (known.as_mut_ptr() as usize, first);
+        if let Err(error) = self.call(libc::SYS_pread64, list, pages, at) {
+            unmap(mapped, length);
+            return Err(error);
+        }
+        // Runs of pages that nobody has read yet.
+        let mut page = 0;
+        while page < pages {
+            let run = known[page..].iter().take_while(|known| **known == 0).count();
+            if run == 0 {
+                page += 1;
+                continue;
+            }
+            let from = page * PAGE;
+            let count = (run * PAGE).min(length - from);
+            // SAFETY: within the mapping.
+            let target = unsafe { std::slice::from_raw_parts_mut(bytes.add(from), count) };
+            let read = remote::read_at(open, target, offset + from as i64);
+            match read {
+                Ok(read) => target[read..].fill(0),
+                Err(error) => {
+                    unmap(mapped, length);
+                    return Err(error);
+                }
+            }
+            known[page..page + run].fill(1);
+            page += run;
+        }
+        self.call(libc::SYS_pwrite64, known.as_ptr() as usize, pages, first)?;
+        Ok(mapped)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = self.call(libc::SYS_close, 0, 0, 0);
+    }
+}
+
+/// Held while a shared mapping is read in or written back.
+struct Turn<'a>(&'a Shared);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let _ = set_turn(self.0.0, libc::F_UNLCK);
+    }
+}
+
+fn set_turn(fd: c_int, kind: c_int) -> Result<(), i32> {
+    // SAFETY: all zero is a valid `struct flock`.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    (lock.l_type, lock.l_len) = (kind as _, 1);
+    let arguments = [fd as usize, libc::F_OFD_SETLKW as usize, &raw const lock as usize, 0, 0, 0];
+    // SAFETY: the structure outlives the call.
+    unsafe { checked(libc::SYS_fcntl, arguments) }.map(drop)
+}
+
 unsafe fn map(
     at: *mut c_void,
     length: size_t,
@@ -89,24 +231,24 @@ unsafe fn map(
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFREG {
         return Err(libc::ENODEV);
     }
-    // Shared memory without a file, so that children of a fork share it as they would the file.
-    let kind = if is_shared { libc::MAP_SHARED } else { libc::MAP_PRIVATE };
-    let flags = flags & !libc::MAP_TYPE | kind | libc::MAP_ANONYMOUS;
     let open_protection = protection | libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: as the program says.
-    let mapped = unsafe { plain(at, length, open_protection, flags, -1, 0) };
-    if mapped == libc::MAP_FAILED {
-        return Err(crate::guard::errno());
-    }
-    // SAFETY: just mapped, readable and writable.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), length) };
-    let count = match remote::read_at(open, bytes, offset) {
-        Ok(count) => count,
-        Err(error) => {
-            // SAFETY: just mapped.
-            let _ = unsafe { checked(libc::SYS_munmap, [mapped as usize, length, 0, 0, 0, 0]) };
+    let (mapped, shared) = if is_shared {
+        let shared = Shared::of(open)?;
+        (shared.map(at, length, flags, open, offset)?, Some(shared))
+    } else {
+        let flags = flags | libc::MAP_ANONYMOUS;
+        // SAFETY: as the program says.
+        let mapped = unsafe { plain(at, length, open_protection, flags, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return Err(crate::guard::errno());
+        }
+        // SAFETY: just mapped, readable and writable.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), length) };
+        if let Err(error) = remote::read_at(open, bytes, offset) {
+            unmap(mapped, length);
             return Err(error);
         }
+        (mapped, None)
     };
     if writes {
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
@@ -116,9 +258,11 @@ unsafe fn map(
             root.open(&path, libc::O_RDWR as u32, 0).map(towline_client::File::into_handle)
         })?;
         let inode = open.entry.inode.load(Ordering::Relaxed);
-        let known = bytes[..count].to_vec();
+        // SAFETY: just mapped, readable.
+        let known = unsafe { std::slice::from_raw_parts(mapped.cast::<u8>(), length) }.to_vec();
         let at = mapped as usize;
-        let map = Map { at, length, mount, handle: again, inode, offset, known };
+        let shared = shared.ok_or(libc::EIO)?;
+        let map = Map { at, length, mount, handle: again, inode, offset, known, shared };
         MAPS.lock().map_err(|_| libc::EIO)?.push(map);
         COUNT.fetch_add(1, Ordering::Release);
     } else if protection != open_protection {
@@ -130,14 +274,18 @@ unsafe fn map(
 }
 
 impl Map {
-    /// Writes the pages that changed.
+    /// Writes the pages that changed, as far as the file reaches.
     fn write_back(&mut self) -> Result<(), i32> {
+        let size = remote::with_handle(self.mount, self.handle, towline_client::File::stat)?.size;
+        let end = (size as i64).saturating_sub(self.offset).clamp(0, self.known.len() as i64);
+        // So that an older page of one process does not overtake a newer one of another.
+        let _turn = self.shared.turn()?;
         // SAFETY: mapped until it is taken off the list; the program may write meanwhile, as it may
         // with any mapping, so pages are copied before they are compared.
         let now = self.at as *const u8;
         let mut page = [0u8; PAGE];
-        for start in (0..self.known.len()).step_by(PAGE) {
-            let length = PAGE.min(self.known.len() - start);
+        for start in (0..end as usize).step_by(PAGE) {
+            let length = PAGE.min(end as usize - start);
             // SAFETY: within the mapping, which is at least as long as what was read into it.
             unsafe { std::ptr::copy_nonoverlapping(now.add(start), page.as_mut_ptr(), length) };
             let known = &mut self.known[start..start + length];
@@ -240,4 +388,12 @@ pub(crate) fn write_back_all() {
         }
         Ok(())
     });
+}
+
+/// In the child of a fork: what it changes in mappings it inherited is written back by its parent.
+pub(crate) fn disown() {
+    if let Ok(mut maps) = MAPS.try_lock() {
+        std::mem::forget(std::mem::take(&mut *maps));
+    }
+    COUNT.store(0, Ordering::Release);
 }

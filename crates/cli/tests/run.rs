@@ -1,0 +1,267 @@
+//! `towline run`: the same scripts on a local directory and on a remote one say the same.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use support::{TOWLINE, World};
+
+/// Where the remote directory is for the programs; it does not exist here.
+const PREFIX: &str = "/towline-run-test";
+
+fn has(program: &str) -> bool {
+    let found = Command::new("sh")
+        .args(["-c", &format!("command -v {program}")])
+        .stdout(Stdio::null())
+        .status()
+        .unwrap()
+        .success();
+    if !found {
+        println!("SKIPPED: {program} is not installed");
+    }
+    found
+}
+
+fn shell(script: &str, directory: &str, scratch: &Path, remote: Option<&str>) -> Output {
+    let mut command = match remote {
+        None => Command::new("bash"),
+        Some(url) => {
+            let mut command = Command::new(TOWLINE);
+            command.args(["run", "--at", &format!("{PREFIX}={url}"), "--", "bash"]);
+            command
+        }
+    };
+    fs::create_dir_all(scratch).unwrap();
+    command
+        .args(["-c", &format!("cd {directory} || exit 99\n{script}"), "bash", directory])
+        .env("HOME", scratch)
+        .env("SCRATCH", scratch)
+        .env("GIT_AUTHOR_DATE", "2020-01-01T00:00:00Z")
+        .env("GIT_COMMITTER_DATE", "2020-01-01T00:00:00Z")
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Runs a script on a local directory and under `run`, over TCP and through the Unix socket, and
+/// compares what it says, how it ends and what files it leaves.
+fn same(script: &str) {
+    let world = World::new();
+    let local = world.local("local");
+    fs::create_dir(&local).unwrap();
+    let expected = shell(script, local.to_str().unwrap(), &world.local("scratch-l"), None);
+    assert_ne!(expected.status.code(), Some(99));
+    for transport in ["tcp", "unix"] {
+        let top = format!("dir/{transport}");
+        fs::create_dir(world.local("served").join(transport)).unwrap();
+        let url = world.through(transport, &top);
+        let scratch = world.local(&format!("scratch-{transport}"));
+        let got = shell(script, PREFIX, &scratch, Some(&url));
+        let text = |bytes: &[u8]| {
+            String::from_utf8_lossy(bytes)
+                .replace(local.to_str().unwrap(), PREFIX)
+                .replace("scratch-l", &format!("scratch-{transport}"))
+        };
+        assert_eq!(text(&got.stdout), text(&expected.stdout), "{transport}: {}", text(&got.stderr));
+        assert_eq!(text(&got.stderr), text(&expected.stderr), "{transport}");
+        assert_eq!(got.status.code(), expected.status.code(), "{transport}");
+        let listed = |directory: &Path| {
+            let script =
+                "find . -printf '%p %y %m %n %l\\n' | sort; find . -type f | sort | xargs cksum";
+            let output = Command::new("sh").args(["-c", script]).current_dir(directory).output();
+            text(&output.unwrap().stdout)
+        };
+        assert_eq!(listed(&world.local("served").join(transport)), listed(&local), "{transport}");
+    }
+}
+
+#[test]
+fn redirections_pipes_and_children() {
+    same(
+        r#"echo one > f; echo two >> f; while read line; do echo "got $line"; done < f
+        cat < f | tr a-z A-Z; cat f f > g; wc -c g
+        exec 5> h; echo five >&5; (echo child >&5); sh -c 'echo exec >&5'; exec 5>&-; cat h
+        cat <<X
+here document $(cat f | wc -l)
+X
+        for i in 1 2 3 4; do echo $i >> app & done; wait; sort app; rm app
+        ls nothing 2> error; test -s error && echo complained
+        exec 6< f; read a <&6; sh -c 'cat <&6'; read b <&6 || echo at the end
+        env -i /bin/cat f; echo a b c | xargs -n1 -P3 sh -c 'echo $0 > x$0'; cat xa xb xc
+        find . -name 'x?' -exec cat {} + | sort; diff <(cat f) <(cat f) && echo no difference
+        cat /dev/fd/0 < f; cat /proc/self/fd/0 < f; cat - < f; umask 077; echo > private"#,
+    );
+}
+
+#[test]
+fn directories_and_working_directory() {
+    same(
+        r#"pwd; mkdir -p a/b/c; cd a/b; pwd; echo deep > c/file; cat c/file ../b/c/file
+        (cd c && pwd && cat file && sh -c 'pwd; ls'); cd ..; ls -R; find . | sort; cd - > /dev/null
+        cd /; cat "$1/a/b/c/file"; cd "$1"; realpath a/b/../b/c; ls -d */ .; rm -r a; ls
+        mkdir d; rmdir d; rmdir d; mkdir x; touch x/y; rmdir x; mv x z; ls z; cp -a z w; ls w
+        ln -s z link; readlink link; ls link/; cd link; pwd; pwd -P; cd ..; ln z/y hard
+        stat -c %h hard; ln -s /etc/hostname out; cmp out /etc/hostname && echo out
+        ln -s "$1/hard" "$SCRATCH/in"; cat "$SCRATCH/in" && echo in; ls missing; cat z"#,
+    );
+}
+
+#[test]
+fn coreutils_one_by_one() {
+    same(
+        r#"printf 'c\nb\na\n' > f; cat f; tac f; sort f; sort -o f f; cat f; head -n1 f; tail -n1 f
+        wc f; cut -c1 f; paste f f; nl f; od -c f; base64 f; md5sum f; sha256sum f; cksum f; sum f
+        cp f g; cp -p f h; mv g i; ln f j; ls; dd if=f of=k bs=1 count=3 status=none; cat k
+        truncate -s 5 k; stat -c '%s %a %F' k; split -l1 f part; cat partaa; csplit -s f 2; cat xx00
+        tee t < f > /dev/null; cat t; touch -d 2020-01-01 t; date -r t +%Y; chmod 640 t
+        stat -c %a t; install -m 600 f u; stat -c %a u; shred -u u; ls u; mktemp -p . XXXXXX > /dev/null
+        rm -f ./??????; mkfifo p; test -p p && echo fifo; test -w f && echo writable; comm f f
+        join f f; uniq f; fold -w1 f; expand f; fmt f; pr -t f; shuf f | sort; tsort < /dev/null
+        sync f; unlink j; du -a . > /dev/null; df . > /dev/null; readlink -f f | wc -l; dir; vdir > /dev/null
+        sed -i s/a/A/ f; cat f; grep -n A f; awk '{print NR, $0}' f; tr a-z A-Z < f; rm -rf -- *"#,
+    );
+}
+
+#[test]
+fn tar_and_copies_of_trees() {
+    if !has("tar") {
+        return;
+    }
+    same(
+        r#"mkdir tree; for d in 1 2 3; do mkdir tree/$d; for f in a b c; do
+            head -c $((d * 5000)) /dev/zero | tr '\0' $f > tree/$d/$f; done; done
+        ln -s a tree/1/link; chmod 600 tree/2/a; tar cf t.tar tree; tar tf t.tar | sort
+        mkdir out; tar xf t.tar -C out; diff -r tree out/tree && echo same; cp -a tree copy
+        diff -r tree copy && echo same; tar cf - tree | (mkdir piped; cd piped; tar xf -)
+        diff -r tree piped/tree && echo same; grep -rl aaa tree | sort; rm -rf out piped copy t.tar"#,
+    );
+}
+
+#[test]
+fn programs_and_scripts_run_from_there() {
+    same(
+        r##"printf '#!/bin/sh\necho "script $1"; cat "$0" | wc -l\n' > s; ./s x; chmod +x s; ./s x
+        cp /bin/echo e; ./e a program; PATH="$PWD:$PATH"; e found; env ./e by env; ./missing
+        printf 'echo no interpreter\n' > n; chmod +x n; ./n; find . -name e -exec {} found \;"##,
+    );
+}
+
+#[test]
+fn git_works() {
+    if !has("git") {
+        return;
+    }
+    same(
+        r#"git config --global user.email a@b; git config --global user.name n
+        git config --global init.defaultBranch main; git init -q r; cd r; mkdir s; echo a > a
+        echo b > s/b; git add .; git commit -qm one; echo c >> a; git status --short; git diff
+        git commit -qam two; git gc -q; git fsck; cd ..; git clone -q r c; git -C c log --oneline
+        rm -rf r c"#,
+    );
+}
+
+#[test]
+fn python_sees_files_as_ever() {
+    if !has("python3") {
+        return;
+    }
+    same(
+        r#"python3 - <<'P'
+import fcntl, glob, mmap, os, shutil, socket, subprocess, tempfile
+with open('p', 'w') as f: f.write('hello\n' * 3)
+with open('p', 'a') as f: f.write('more\n')
+with open('p', 'r+b') as f:
+    f.seek(2); f.write(b'XX'); f.seek(0); print(f.read())
+print(sorted(os.listdir('.')), os.getcwd() == os.path.realpath('.'))
+with tempfile.TemporaryFile(dir='.') as f:
+    f.write(b'q' * 10); f.flush(); print(os.fstat(f.fileno()).st_size); f.seek(0); print(f.read())
+fd = os.open('gone', os.O_RDWR | os.O_CREAT); os.write(fd, b'still'); os.unlink('gone')
+print(subprocess.run(['cat', '/proc/self/fd/0'], stdin=os.open('p', 0), capture_output=True).stdout)
+os.lseek(fd, 0, 0); print(subprocess.run(['cat'], stdin=fd, capture_output=True).stdout)
+print(os.lseek(fd, 0, os.SEEK_CUR))
+with open('mm', 'w+b') as f:
+    f.write(b'0' * 10000); f.flush()
+    with mmap.mmap(f.fileno(), 10000) as m:
+        m[5000:5003] = b'abc'; m.flush(); f.seek(5000); print(f.read(3))
+g = open('lk', 'w'); fcntl.lockf(g, fcntl.LOCK_EX); r, w = os.pipe()
+if os.fork() == 0:
+    try: fcntl.lockf(open('lk', 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB); os.write(w, b'got')
+    except OSError: os.write(w, b'busy')
+    os._exit(0)
+os.wait(); print(os.read(r, 10), sorted(glob.glob('m*')))
+a, b = socket.socketpair(); h = open('mm', 'rb'); socket.send_fds(a, [b'x'], [h.fileno()])
+_, fds, _, _ = socket.recv_fds(b, 10, 5); h.seek(5000); print(os.read(fds[0], 3))
+os.dup2(h.fileno(), 50); h.close(); os.lseek(50, 5001, 0); print(os.read(50, 2)); os.close(50)
+try: os.read(50, 1)
+except OSError as e: print(e.errno)
+shutil.copy('p', 'p2'); os.rename('p2', 'p3'); os.truncate('p3', 4); print(open('p3').read())
+P"#,
+    );
+}
+
+#[test]
+fn databases_are_not_torn() {
+    if !has("sqlite3") {
+        return;
+    }
+    same(
+        r#"sqlite3 db 'create table t(a); insert into t values(1); select sum(a) from t;'
+        for i in 1 2 3 4; do sqlite3 -cmd '.timeout 20000' db "insert into t values($i)" & done
+        wait; sqlite3 db 'select count(*) from t; pragma integrity_check'; rm db"#,
+    );
+}
+
+#[test]
+fn wrong_use_is_explained_and_statuses_passed_on() {
+    let world = World::new();
+    let at = format!("{PREFIX}={}", world.url("dir"));
+    let status = |arguments: &[&str]| {
+        let output = Command::new(TOWLINE).arg("run").args(arguments).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(status(&["--at", &at, "--", "sh", "-c", "exit 7"]), (Some(7), String::new()));
+    assert_eq!(status(&["--at", &at, "--", "sh", "-c", "kill -9 $$"]).0, Some(137));
+    assert_eq!(status(&["--at", &at, "--", "/no/such/program"]).0, Some(127));
+    let (code, complaint) = status(&["--at", "relative=towline://h/x", "--", "true"]);
+    assert!(code == Some(125) && complaint.contains("absolute"), "{complaint}");
+    let gone = format!("{PREFIX}={}", world.url("none"));
+    let (code, complaint) = status(&["--at", &gone, "--", "true"]);
+    assert!(code == Some(125) && complaint.contains("none"), "{complaint}");
+    let (code, complaint) = status(&["--at", PREFIX, "--", "true"]);
+    assert!(code == Some(125) && complaint.contains("--serve"), "{complaint}");
+}
+
+#[test]
+fn a_directory_is_served_for_the_time_of_a_run() {
+    let world = World::new();
+    let served = world.local("served");
+    let output = Command::new(TOWLINE)
+        .args(["run", "--serve", served.to_str().unwrap(), "--at", PREFIX, "--", "sh", "-c"])
+        .arg(format!(
+            "umask 022; echo x > {PREFIX}/made; cat {PREFIX}/made; stat -c %a {PREFIX}/made"
+        ))
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "x\n644\n");
+    assert_eq!(fs::read(served.join("made")).unwrap(), b"x\n");
+}
+
+#[test]
+fn every_name_in_the_table_is_exported() {
+    let table = include_str!("../../preload/src/table.rs");
+    let library = fs::read(env!("TOWLINE_PRELOAD")).unwrap();
+    let mut count = 0;
+    for line in table.lines().filter_map(|line| line.strip_prefix("    [")) {
+        for name in line.split(']').next().unwrap().split(' ') {
+            let wanted = [b"\0", name.as_bytes(), b"\0"].concat();
+            let found = library.windows(wanted.len()).any(|window| window == wanted);
+            assert!(found, "{name} is not among the library's symbols");
+            count += 1;
+        }
+    }
+    assert!(count > 200, "only {count} names found in the table");
+}
