@@ -72,3 +72,10 @@ fn stripes() {
     let (first, second) = (file(directory.path(), "a"), file(directory.path(), "b"));
     conforms(&format!("stripe:64K:{first},{second}"));
 }
+
+#[test]
+fn file_direct() {
+    // Not on tmpfs, which knows no direct access.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    conforms(&format!("{}:direct", file(directory.path(), "a")));
+}

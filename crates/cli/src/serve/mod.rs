@@ -24,8 +24,8 @@ Exports:
   --mem NAME=SIZE[:ro]    a file system in memory, gone when the server ends
   --disk NAME=PATH[:ro][:cached|:direct|:read-direct]
                           a file or block device; how it meets the page cache: all requests go
-                          through it (cached, the default), none that is aligned to 4096 bytes
-                          (direct), or writes only (read-direct)
+                          through it (cached, the default), none (direct), or writes and what is
+                          not aligned to 4096 bytes (read-direct)
   --disk NAME=mem:SIZE    a disk in memory
   --disk NAME=stripe:CHUNK:PATH,PATH,...[:ro][:MODE]
                           stripes over several files or devices

@@ -39,7 +39,8 @@ pub enum CacheMode {
     /// All.
     #[default]
     Cached,
-    /// None that is aligned to 4096 bytes.
+    /// None. Requests have to be aligned to the blocks of the device: a part of a block would need
+    /// the page cache, which the kernel does not keep in agreement with direct writes under way.
     Direct,
     /// Writes, but no reads that are aligned to 4096 bytes.
     ReadDirect,
@@ -89,9 +90,13 @@ impl FileDisk {
         if size == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has no bytes"));
         }
+        let block_minimum = match &direct {
+            Some(direct) if mode == CacheMode::Direct => direct_unit(direct, size)?,
+            _ => 1,
+        };
         let geometry = Geometry {
             size,
-            block_minimum: 1,
+            block_minimum,
             block_preferred: 4096,
             rotational: kind == FileType::BlockDevice && is_rotational(&cached),
             read_only,
@@ -115,6 +120,23 @@ impl FileDisk {
                 self.direct.as_ref()
             }
             _ => None,
+        }
+    }
+
+    /// Blocks that go around the cache are multiples of this.
+    fn unit(&self) -> u64 {
+        match self.mode {
+            CacheMode::Direct => self.geometry.block_minimum.into(),
+            _ => DIRECT_ALIGNMENT,
+        }
+    }
+
+    /// The descriptor for bytes in memory: around the cache where it should be and can.
+    fn way(&self, direction: Direction, offset: u64, bytes: &[u8]) -> &OwnedFd {
+        let alignment = offset | bytes.as_ptr().addr() as u64 | bytes.len() as u64;
+        match self.around(direction) {
+            Some(direct) if alignment.is_multiple_of(self.unit()) => direct,
+            _ => &self.cached,
         }
     }
 
@@ -155,15 +177,40 @@ impl FileDisk {
     }
 
     fn write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        let zeroes = vec![0; length.min(1 << 20) as usize];
+        let most = length.min(1 << 20) as usize;
+        let (zeroes, start) = aligned_zeroes(most);
         let mut done = 0;
         while done < length {
-            let count = (length - done).min(zeroes.len() as u64) as usize;
-            self.write(offset + done, &zeroes[..count], false)?;
+            let count = (length - done).min(most as u64) as usize;
+            self.write(offset + done, &zeroes[start..start + count], false)?;
             done += count as u64;
         }
         Ok(())
     }
+}
+
+/// A buffer of zeroes, aligned for direct access, and where in it they begin.
+fn aligned_zeroes(length: usize) -> (Vec<u8>, usize) {
+    let bytes = vec![0; length + DIRECT_ALIGNMENT as usize];
+    let start = bytes.as_ptr().align_offset(DIRECT_ALIGNMENT as usize);
+    (bytes, start)
+}
+
+/// The smallest unit in which a file can be read directly: found by trying, since that is all that
+/// every kernel tells.
+fn direct_unit(direct: &OwnedFd, size: u64) -> io::Result<u32> {
+    let (mut buffer, start) = aligned_zeroes(DIRECT_ALIGNMENT as usize);
+    let mut reads = |unit: usize| {
+        let target = &mut buffer[start..start + unit];
+        rustix::io::pread(direct, target, 0).is_ok_and(|count| count == unit)
+    };
+    let unit = [512, 4096].into_iter().find(|unit| reads(*unit as usize));
+    unit.filter(|unit| size.is_multiple_of(u64::from(*unit))).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "its size is no multiple of the blocks that direct access needs; use :cached",
+        )
+    })
 }
 
 fn is_rotational(device: &OwnedFd) -> bool {
@@ -265,21 +312,23 @@ impl BlockStore for FileDisk {
     fn locate(&self, offset: u64, length: u64, direction: Direction) -> Option<Place> {
         let cached = |length| Some(Place { file: self.cached.clone(), offset, length });
         let Some(direct) = self.around(direction) else { return cached(length) };
-        let beyond = offset % DIRECT_ALIGNMENT;
-        let aligned = length - length % DIRECT_ALIGNMENT;
+        let unit = self.unit();
+        let beyond = offset % unit;
+        let aligned = length - length % unit;
         if beyond == 0 && aligned > 0 {
             Some(Place { file: direct.clone(), offset, length: aligned })
         } else if beyond == 0 {
             cached(length)
         } else {
-            cached(length.min(DIRECT_ALIGNMENT - beyond))
+            cached(length.min(unit - beyond))
         }
     }
 
     fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        let file = self.way(Direction::Read, offset, target);
         let mut done = 0;
         while done < target.len() {
-            match rustix::io::pread(&*self.cached, &mut target[done..], offset + done as u64) {
+            match rustix::io::pread(file, &mut target[done..], offset + done as u64) {
                 Ok(0) => return Err(Errno::IO.into()),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
@@ -291,10 +340,11 @@ impl BlockStore for FileDisk {
 
     fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()> {
         let flags = if durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+        let file = self.way(Direction::Write, offset, data);
         let mut done = 0;
         while done < data.len() {
             let part = &[IoSlice::new(&data[done..])];
-            match rustix::io::pwritev2(&*self.cached, part, offset + done as u64, flags) {
+            match rustix::io::pwritev2(file, part, offset + done as u64, flags) {
                 Ok(0) => return Err(Errno::IO.into()),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
