@@ -28,6 +28,7 @@ mod known;
 mod listing;
 mod open_file;
 mod open_flags;
+mod residency;
 mod resolve;
 mod store;
 pub(crate) mod system;

@@ -45,8 +45,6 @@ pub(super) struct DirectoryFile {
     /// `O_DIRECT` is in effect. Falls, for all later access, with the first that is not aligned
     /// as the device wants it: our buffers are not the client's, whose own may have been.
     direct: AtomicBool,
-    /// The file system can tell what a read would wait for.
-    tells_residency: AtomicBool,
 }
 
 impl DirectoryFile {
@@ -69,8 +67,12 @@ impl DirectoryFile {
             caller: caller.filter(|caller| caller.enforce).cloned(),
             position: Mutex::new(()),
             direct: AtomicBool::new(opening.flags.contains(OFlags::DIRECT)),
-            tells_residency: AtomicBool::new(true),
         }
+    }
+
+    /// The number of the device that it is on.
+    fn device(&self) -> u64 {
+        self.identity.0
     }
 
     /// Writes as the user who opened the file.
@@ -115,7 +117,7 @@ impl DirectoryFile {
                 Ok(_) | Err(Code::INTR) => {}
                 Err(Code::AGAIN) => return Ok(ReadOutcome::WouldBlock),
                 Err(Code::OPNOTSUPP) => {
-                    self.tells_residency.store(false, Relaxed);
+                    self.tree.residency.cannot_tell(self.device());
                     return self.read_waiting(offset, length).map(ReadOutcome::Ready);
                 }
                 Err(error) => return Err(errno(error)),
@@ -125,7 +127,7 @@ impl DirectoryFile {
     }
 
     fn read_small(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {
-        if wait || !self.tells_residency.load(Relaxed) {
+        if wait || !self.tree.residency.may_tell(self.device()) {
             self.read_waiting(offset, length).map(ReadOutcome::Ready)
         } else {
             self.read_resident(offset, length)
@@ -171,7 +173,7 @@ impl DirectoryFile {
     /// Whether one byte can be read at once. Of the last byte of a range this tells besides that
     /// the file is long enough and that reading ahead has come so far.
     fn probe(&self, offset: u64) -> Result<Probe, Errno> {
-        if !self.tells_residency.load(Relaxed) {
+        if !self.tree.residency.may_tell(self.device()) {
             return Ok(Probe::Unknown);
         }
         let mut byte = Vec::with_capacity(1);
@@ -180,7 +182,7 @@ impl DirectoryFile {
             Ok(_) => Ok(Probe::Here),
             Err(Code::AGAIN | Code::INTR) => Ok(Probe::Away),
             Err(Code::OPNOTSUPP) => {
-                self.tells_residency.store(false, Relaxed);
+                self.tree.residency.cannot_tell(self.device());
                 Ok(Probe::Unknown)
             }
             Err(error) => Err(errno(error)),

@@ -4,6 +4,7 @@ use super::attributes::{errno, identity_of, stat_file, stat_name};
 use super::identity::{Acting, ServerIdentity};
 use super::known::Known;
 use super::open_file::DirectoryFile;
+use super::residency::Residency;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno as Code;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -31,6 +32,8 @@ pub(super) struct Tree {
     pub(super) read_only: bool,
     /// Directories whose place is known.
     pub(super) known: Known,
+    /// Whether reads can tell what they would wait for.
+    pub(super) residency: Residency,
 }
 
 /// A descriptor that is either an open file's own or was opened for one call.

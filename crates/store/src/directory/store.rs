@@ -7,6 +7,7 @@ use super::identity::{Acting, ServerIdentity};
 use super::known::Known;
 use super::open_file::DirectoryFile;
 use super::open_flags::Opening;
+use super::residency::Residency;
 use super::resolve::{Found, PARENT, Tree, is_name, proc_path};
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
@@ -48,6 +49,7 @@ impl DirectoryStore {
             server: ServerIdentity::of_this_thread()?,
             read_only,
             known: Known::default(),
+            residency: Residency::default(),
         });
         let opening = Opening::of(OpenHow { flags: super::open_flags::PATH_ONLY, mode: 0 })?;
         let root = Arc::new(DirectoryFile::new(&tree, root, &opening, &stat, None));
