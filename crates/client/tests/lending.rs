@@ -255,10 +255,12 @@ fn a_loan_that_ended_with_its_lane_is_read_again() {
     assert!(counter(&other, "bytes_on_loan") >= MIB as u64);
     rustix::net::shutdown(client.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
     eventually("a lost lane gives back", || counter(&other, "bytes_on_loan") == 0);
-    // What the blocks held is overwritten, and they are used for something else.
+    // Its blocks go to another file before it is written anew: a pattern is the same in each block,
+    // so they must not get their bytes from this one again.
     let root = other.attach(b"mem").unwrap();
-    root.write_path(b"f", CREATE | TRUNCATE, 0o600, &pattern(MIB, 2)).unwrap();
+    root.write_path(b"f", CREATE | TRUNCATE, 0o600, b"").unwrap();
     root.write_path(b"g", CREATE, 0o600, &pattern(4 * MIB, 3)).unwrap();
+    root.write_path(b"f", CREATE, 0o600, &pattern(MIB, 2)).unwrap();
     let (count, buffer) = operation.wait().unwrap();
     assert_eq!(count, MIB);
     assert!(buffer == pattern(MIB, 2), "bytes of a loan that had ended");
