@@ -153,6 +153,23 @@ impl Node {
         })?
     }
 
+    /// Gives an operation up, finished or not: its buffers and leases are given back. What was being
+    /// written may be with its owner in part.
+    ///
+    /// # Errors
+    /// `NoOperation`.
+    pub fn cancel(&self, operation: OperationId) -> Result<(), Error> {
+        let result = self.0.with(|state| {
+            state.fail(operation.0, Error::TimedOut);
+            self.result(state, operation.0)
+        });
+        // An open context is given up here, without the lock.
+        match result {
+            Err(Error::NoOperation) => Err(Error::NoOperation),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes the result of a finished operation.
     fn result(&self, state: &mut State, number: u64) -> Result<Finished, Error> {
         let operation = state.operations.remove(&number).ok_or(Error::NoOperation)?;

@@ -19,7 +19,7 @@ pub enum Error {
     Refused(Errno),
     /// The peer closed, died, or broke the protocol.
     PeerLost,
-    /// Not done in the time given; it goes on and can be waited for again.
+    /// Not done in the time given; an operation goes on, and can be waited for again or cancelled.
     TimedOut,
     /// It needs more memory than the whole pool has.
     TooLarge {

@@ -331,6 +331,35 @@ fn a_lost_peer_gives_its_leases_back() {
 }
 
 #[test]
+fn an_operation_that_was_given_up_leaves_nothing() {
+    let (owner, receiver) = (node(Via::Tcp, options(Via::Tcp)), node(Via::Tcp, options(Via::Tcp)));
+    let served = serve(&owner);
+    link(Via::Tcp, &receiver, &owner);
+    drop(served);
+    let global = owner.globalize(import::host(bytes(600_000, 1)), Access::Read).unwrap();
+    let choice = Choice::Forced(Strategy::Pull);
+    let operation = receiver.start_open(&global, Intent::Read, choice, None).unwrap();
+    let soon = Some(Duration::from_millis(20));
+    let late = receiver.wait(operation, soon);
+    assert!(matches!(late, Err(Error::TimedOut)), "the owner does nothing: {late:?}");
+    assert_eq!(receiver.pool_in_use().0, 3);
+    receiver.cancel(operation).unwrap();
+    assert_eq!(receiver.pool_in_use().0, 0);
+    assert!(matches!(receiver.cancel(operation), Err(Error::NoOperation)));
+    // The owner answers what nobody waits for any more; the link goes on, the lease is back.
+    let _served = serve(&owner);
+    let context = receiver.open(&global, Intent::Read, choice).unwrap();
+    assert!(context.to_vec().unwrap() == bytes(600_000, 1));
+    context.close().unwrap();
+    // One that has finished can be given up as well.
+    let operation = receiver.start_open(&global, Intent::Read, choice, None).unwrap();
+    receiver.serve(Duration::from_millis(100)).unwrap();
+    receiver.cancel(operation).unwrap();
+    assert_eq!(receiver.pool_in_use().0, 0);
+    owner.reclaim(&global, LIMIT).unwrap();
+}
+
+#[test]
 fn threads_wait_without_taking_each_others_results() {
     let s = scene(8);
     let threads: Vec<_> = (0..4)
