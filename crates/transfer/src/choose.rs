@@ -51,7 +51,8 @@ pub struct Situation {
     pub writes: bool,
 }
 
-/// Mapping and unmapping cost about as much as copying this many bytes (see the crate's README).
+/// From here on a mapping costs no more than a pull (measured by the example `strategies`), and it
+/// takes nothing from the pool.
 pub const MAP_BYTES_MIN: u64 = 64 * 1024;
 /// Most that is pushed unasked: one fragment. Beyond that the receiver should decide when.
 pub const PUSH_BYTES_MAX: u64 = FRAGMENT_BYTES_MAX as u64;
