@@ -51,6 +51,14 @@ struct Owner {
     speaking: Option<Key>,
 }
 
+impl Owner {
+    /// True when nothing more may be begun now; whatever the limit, one fragment may always be.
+    fn is_full(&self, limits: &Limits) -> bool {
+        let held = self.in_flight + self.unsent;
+        held > 0 && held + limits.fragments.buffer_bytes() as u64 > limits.owner_bytes_max
+    }
+}
+
 #[derive(Debug)]
 enum Kind {
     Read(Read),
@@ -154,7 +162,8 @@ impl<T: Copy> Engine<T> {
     /// True when [`Engine::pump`] would begin something.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        !self.line.is_empty() && !self.starved
+        // Memory that was short may have come back since, with what was sent.
+        !self.line.is_empty() && (!self.starved || !self.limits.fragments.is_exhausted())
     }
 
     fn add(&mut self, owner: OwnerKey, tag: T, kind: Kind, arrived: Instant) -> Option<Key> {
@@ -166,6 +175,7 @@ impl<T: Copy> Engine<T> {
         if let Some(owner) = self.owners.get_mut(key)
             && !owner.in_line
             && !owner.reads.is_empty()
+            && !owner.is_full(&self.limits)
         {
             owner.in_line = true;
             self.line.push_back(key);
@@ -209,9 +219,7 @@ impl<T: Copy> Engine<T> {
         self.starved = false;
         while let Some(owner_key) = self.line.pop_front() {
             let Some(owner) = self.owners.get_mut(owner_key) else { continue };
-            let next = owner.in_flight + owner.unsent + self.limits.fragments.buffer_bytes() as u64;
-            // Whatever the limit, one fragment may always go.
-            let full = next > self.limits.owner_bytes_max && owner.in_flight + owner.unsent > 0;
+            let full = owner.is_full(&self.limits);
             let Some(key) = owner.reads.front().copied().filter(|_| !full) else {
                 owner.in_line = false;
                 continue;

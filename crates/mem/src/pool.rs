@@ -63,6 +63,12 @@ impl Pool {
         self.buffer_bytes
     }
 
+    /// True when [`Pool::take`] would give nothing.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        self.in_use().0 >= self.buffers_max
+    }
+
     /// Buffers out now, and the most that were out at once.
     #[must_use]
     pub fn in_use(&self) -> (usize, usize) {

@@ -37,8 +37,8 @@ fn clients_vanish_by_the_thousand() {
         wait_until("all connections are gone", || world.counter("lanes") == 0);
         wait_until("all is given back", || world.counter("buffer_bytes_in_use") == 0);
         let mut client = world.client(Form::Structured);
-        assert_eq!(client.write(0, 0, b"alive"), 0);
-        assert_eq!(client.read(0, 5).unwrap(), b"alive");
+        assert_eq!(client.write(0, 0, &payload[..4096]), 0);
+        assert_eq!(client.read(0, 4096).unwrap(), payload[..4096]);
     }
 }
 
