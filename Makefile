@@ -1,11 +1,14 @@
 # Each target does all its own set-up on a Debian machine with the Rust toolchain.
-.PHONY: demo test check build fuzz bench goals install
+.PHONY: demo test test-long check build fuzz bench goals install
 
 demo: ## build, then a guided tour with real timings
 	cargo run --release --quiet --bin towline -- demo
 
 test: ## what has to pass: style, unit, property, integration and fault tests
 	sh tests/run
+
+test-long: ## some hundred times as many random sequences and cuts, then a minute of fuzzing for each decoder
+	sh tests/run long
 
 build:
 	cargo build --release
@@ -25,4 +28,6 @@ goals: build ## every goal beside its limit, about ten minutes; needs Python and
 
 install: build ## to PREFIX (default /usr/local)
 	install -D target/release/towline $(or $(PREFIX),/usr/local)/bin/towline
-	for page in man/*.[17]; do install -D -m 644 $$page $(or $(PREFIX),/usr/local)/share/man/man$${page##*.}/$${page##*/}; done
+	for page in man/*.[1-8]; do \
+	    install -D -m 644 $$page $(or $(PREFIX),/usr/local)/share/man/man$${page##*.}/$${page##*/} || exit 1; \
+	done

@@ -115,8 +115,73 @@ mod tests {
     use super::Cli;
     use clap::CommandFactory;
 
+    const PAGES: [(&str, &str); 4] = [
+        ("towline", include_str!("../../../man/towline.1")),
+        ("towline-cp", include_str!("../../../man/towline-cp.1")),
+        ("towline-serve", include_str!("../../../man/towline-serve.1")),
+        ("towline-bench", include_str!("../../../man/towline-bench.1")),
+    ];
+
+    /// The page of a command, as plain text: its own, or the part of towline(1) about it.
+    fn page(command: &str) -> String {
+        let own = format!("towline-{command}");
+        let plain = |text: &str| text.replace("\\-", "-");
+        if let Some((_, text)) = PAGES.iter().find(|(name, _)| *name == own) {
+            return plain(text);
+        }
+        let start = format!(".TP\n.BI \"{command} ");
+        let (_, rest) = PAGES[0].1.split_once(&start).unwrap_or_else(|| panic!("no {command}"));
+        let end = rest.find("\n.TP\n.BI \"").into_iter().chain(rest.find("\n.S")).min();
+        plain(&rest[..end.unwrap_or(rest.len())])
+    }
+
+    /// True when a flag stands there whole.
+    fn names(text: &str, flag: &str) -> bool {
+        text.match_indices(flag).any(|(at, _)| {
+            let next = text[at + flag.len()..].chars().next();
+            !next.is_some_and(|c| c == '-' || c.is_alphanumeric())
+        })
+    }
+
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn manual_pages_name_every_command_and_flag() {
+        fn flags(command: &clap::Command, text: &str, missing: &mut Vec<String>) {
+            for argument in command.get_arguments().filter(|argument| !argument.is_hide_set()) {
+                let long = argument.get_long().filter(|long| *long != "help");
+                let short = argument.get_short().filter(|_| argument.get_long().is_none());
+                let short = short.map(|short| short.to_string());
+                for flag in
+                    long.map(|l| format!("--{l}")).into_iter().chain(short.map(|s| format!("-{s}")))
+                {
+                    if !names(text, &flag) {
+                        missing.push(format!("{}: {flag}", command.get_name()));
+                    }
+                }
+            }
+            for below in command.get_subcommands() {
+                flags(below, text, missing);
+            }
+        }
+        let mut missing = Vec::new();
+        for command in Cli::command().get_subcommands() {
+            flags(command, &page(command.get_name()), &mut missing);
+        }
+        assert!(missing.is_empty(), "not in the manual: {missing:?}");
+    }
+
+    #[test]
+    fn help_of_every_command_has_examples() {
+        for command in Cli::command().get_subcommands() {
+            let name = command.get_name();
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let example = format!("\n  towline {name} ");
+            let plain = format!("\n  towline {name}\n");
+            assert!(after.contains(&example) || after.contains(&plain), "no example for {name}");
+        }
     }
 }

@@ -54,6 +54,9 @@ const ENCODED: &AsciiSet = &CONTROLS
     .add(b'|')
     .add(b'}');
 
+/// In the name of an export a slash would begin the path.
+const ENCODED_NAME: &AsciiSet = &ENCODED.add(b'/');
+
 impl Url {
     /// True when `text` begins like one of our URLs, so that it is not meant as a local path.
     #[must_use]
@@ -127,6 +130,9 @@ fn host_and_port(host: &str) -> Result<(String, u16), &'static str> {
             None if port.is_empty() => DEFAULT_PORT,
             None => return Err("text after \"]\""),
         };
+        if address.is_empty() || address.contains('[') {
+            return Err("no address between \"[\" and \"]\"");
+        }
         return Ok((address.to_owned(), port));
     }
     let (name, port) = match host.rsplit_once(':') {
@@ -135,6 +141,9 @@ fn host_and_port(host: &str) -> Result<(String, u16), &'static str> {
     };
     if name.is_empty() {
         return Err("no host");
+    }
+    if name.contains(']') {
+        return Err("\"]\" without \"[\"");
     }
     Ok((name.to_owned(), port))
 }
@@ -180,11 +189,14 @@ impl Url {
     }
 
     fn fmt_place(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "/{}", percent_encode(&self.export, ENCODED))?;
+        write!(f, "/{}", percent_encode(&self.export, ENCODED_NAME))?;
         if self.path.is_empty() {
             return Ok(());
         }
-        write!(f, "/{}", percent_encode(&self.path, ENCODED))
+        // Slashes before a path are not read as part of it.
+        let slashes = self.path.iter().take_while(|byte| **byte == b'/').count();
+        write!(f, "/{}", "%2F".repeat(slashes))?;
+        write!(f, "{}", percent_encode(&self.path[slashes..], ENCODED))
     }
 }
 
@@ -199,6 +211,7 @@ mod tests {
             "towline://127.0.0.1:7440/data/some/dir",
             "towline://[::1]:1/x",
             "towline+unix:///data/a%20b%3Fc?socket=/run/t.sock",
+            "towline://h/a%2Fb/%2F%2fc/d",
             "towline+shm:///data/%FF%00?socket=/run/t%23.sock",
         ] {
             let url = Url::parse(text).unwrap();
@@ -216,6 +229,8 @@ mod tests {
             "http://h/x",
             "towline:///x",
             "towline://h:x/",
+            "towline://[]/x",
+            "towline://a]:b:1/x",
             "towline+unix:///x",
             "towline+unix://h/x?socket=/s",
         ] {

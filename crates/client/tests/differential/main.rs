@@ -208,9 +208,8 @@ impl World {
                 Some("tmpfs shows pages allocated ahead as data")
             }
             Op::Copy(..) if exact => Some("copies of tmpfs have no holes"),
-            Op::Seek(..) if self.memory && !self.tmpfs => {
-                Some("holes are where the file system leaves them")
-            }
+            // Also what is only allocated counts as data while pages of it are in memory.
+            Op::Seek(..) if !self.tmpfs => Some("holes are where the file system leaves them"),
             Op::Write(slot, ..)
                 if op.goes_beyond() && local.flags(*slot).contains(OFlags::APPEND) =>
             {
