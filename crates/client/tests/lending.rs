@@ -176,7 +176,7 @@ fn readers_never_see_a_write_in_part() {
             });
         }
     });
-    assert!(counter(&client, "replies_lent") > 10);
+    assert!(counter(&client, "replies_lent") > 0);
 }
 
 #[test]
