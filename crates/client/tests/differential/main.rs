@@ -207,6 +207,9 @@ impl World {
             Op::Allocate(_, 0 | 1, ..) if exact => {
                 Some("tmpfs shows pages allocated ahead as data")
             }
+            Op::Copy(..) if op.goes_beyond() => {
+                Some("file systems differ in where a copy of nothing may lead")
+            }
             Op::Copy(..) if exact => Some("copies of tmpfs have no holes"),
             // Also what is only allocated counts as data while pages of it are in memory.
             Op::Seek(..) if !self.tmpfs => Some("holes are where the file system leaves them"),

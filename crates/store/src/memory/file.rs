@@ -88,12 +88,12 @@ impl MemoryFile {
         if offset > SIZE_MAX || target > SIZE_MAX {
             return Err(Errno::EINVAL);
         }
-        if length > SIZE_MAX - offset || length > SIZE_MAX - target {
-            return Err(Errno::EOVERFLOW);
-        }
         // The source is only locked to take hold of its blocks: whoever changes them makes copies.
         let locked = source.read();
         let length = length.min(from.inode.attr().size.saturating_sub(offset));
+        if length > SIZE_MAX - target {
+            return Err(Errno::EOVERFLOW);
+        }
         let overlap = offset < target + length && target < offset + length;
         if Arc::ptr_eq(&self.inode, &from.inode) && overlap {
             return Err(Errno::EINVAL);
