@@ -215,7 +215,7 @@ pub(crate) struct Core {
     client: u64,
     identity: (u32, u32),
     state: Mutex<State>,
-    /// Held while sending, so that messages stay whole.
+    /// Held while sending, so that messages stay whole. Locked before the state, never after it.
     out: Mutex<VecDeque<Out>>,
     receiving: Mutex<Receiving>,
     slot_free: Condvar,

@@ -117,6 +117,7 @@ impl Core {
         while state.free.is_empty() && state.dead.is_none() {
             state = self.advance(state, None);
         }
+        self.hand_over(&state);
         if let Some(error) = &state.dead {
             return Err(error.clone());
         }
@@ -165,6 +166,9 @@ impl Core {
     /// Sends from the queue without waiting; false when something is left.
     pub(super) fn flush(&self) -> io::Result<bool> {
         let mut out = self.out.lock();
+        if out.is_empty() {
+            return Ok(true);
+        }
         // Looked up under the lock of the queue: what waits there belongs to the present link, and
         // would be lost on one that was replaced meanwhile.
         let link = self.link();

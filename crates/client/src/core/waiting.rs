@@ -35,6 +35,7 @@ impl Core {
         let mut state = self.state.lock();
         loop {
             if let Some(finished) = self.take(&mut state, slot) {
+                self.hand_over(&state);
                 drop(state);
                 self.close_pending();
                 return finished;
@@ -53,6 +54,7 @@ impl Core {
         loop {
             for (index, slot) in slots.iter().enumerate() {
                 if let Some(finished) = self.take(&mut state, slot) {
+                    self.hand_over(&state);
                     return (index, finished);
                 }
             }
@@ -64,13 +66,16 @@ impl Core {
     /// the waker is told when it is.
     pub(crate) fn poll(self: &Arc<Self>, slot: &SlotRef, waker: &Waker) -> Option<Finished> {
         let mut state = self.state.lock();
-        if !state.leader {
+        if state.leader {
+            state = self.send_queued(state);
+        } else {
             state = self.lead(state, Wait::No);
         }
         let finished = self.take(&mut state, slot);
         if finished.is_none() {
             state.slots[usize::from(slot.slot)].waker = Some(waker.clone());
         }
+        self.hand_over(&state);
         finished
     }
 
@@ -78,7 +83,7 @@ impl Core {
     pub(crate) fn progress(self: &Arc<Self>) {
         let state = self.state.lock();
         if !state.leader {
-            drop(self.lead(state, Wait::No));
+            self.hand_over(&self.lead(state, Wait::No));
         }
     }
 
@@ -125,6 +130,7 @@ impl Core {
         {
             let mut target = std::mem::replace(&mut found.target, Buffer::none());
             let place = target.part_mut(0, borrowed.len());
+            self.hand_over(state);
             let whole = MutexGuard::unlocked(state, || {
                 place.is_some_and(|place| borrowed.copy_to(exclusive(place)))
             });
@@ -180,18 +186,13 @@ impl Core {
         if !state.leader {
             return self.lead(state, Wait::For(slots));
         }
+        state = self.send_queued(state);
+        if !state.leader || state.is_over(slots) {
+            return state;
+        }
         match slots {
             None => self.slot_free.wait(&mut state),
             Some(slots) => {
-                if self.options.coalesce > 0 && !self.out.lock().is_empty() {
-                    // The leader sleeps until something comes.
-                    drop(state);
-                    let _ = self.flush(); // a broken link is the leader's business
-                    state = self.state.lock();
-                    if !state.leader || state.is_over(Some(slots)) {
-                        return state;
-                    }
-                }
                 let condvar = Arc::new(Condvar::new());
                 for slot in slots {
                     state.slots[usize::from(slot.slot)].waiter = Some(condvar.clone());
@@ -210,6 +211,32 @@ impl Core {
         state
     }
 
+    /// Whoever stops waiting calls this: if nobody leads now, one of those who sleep has to. A
+    /// thread that was woken does the same when it stops, so that the lead is never lost, whether
+    /// it was woken by this or by its answer.
+    pub(super) fn hand_over(&self, state: &State) {
+        if state.leader {
+            return;
+        }
+        let sleeper =
+            (state.sleepers > 0).then(|| state.slots.iter().find_map(|slot| slot.waiter.as_ref()));
+        match sleeper.flatten() {
+            Some(sleeper) => drop(sleeper.notify_one()),
+            None => drop(self.slot_free.notify_one()),
+        }
+    }
+
+    /// Sends what was started and waits to be sent with more, since the leader may sleep until
+    /// something comes. The queue is locked before the state, never after it.
+    fn send_queued<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        if self.options.coalesce == 0 {
+            return state;
+        }
+        drop(state);
+        let _ = self.flush(); // a broken link is the leader's business
+        self.state.lock()
+    }
+
     /// Receives once for all.
     pub(super) fn lead<'a>(
         self: &'a Arc<Self>,
@@ -225,17 +252,6 @@ impl Core {
         }
         let mut state = self.state.lock();
         state.leader = false;
-        // Whoever sleeps may have to lead now, unless the present leader goes on.
-        let next = (state.sleepers > 0).then(|| {
-            state.slots.iter().find_map(|slot| match slot.status {
-                Status::Waiting => slot.waiter.clone(),
-                _ => None,
-            })
-        });
-        match next.flatten() {
-            Some(waiter) => drop(waiter.notify_one()),
-            None => drop(self.slot_free.notify_one()),
-        }
         state
     }
 
