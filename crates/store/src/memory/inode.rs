@@ -7,7 +7,7 @@ use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
+use towline_wire::attr::{TYPE_DIRECTORY, TYPE_MASK};
 use towline_wire::{Attr, Errno, Timestamp};
 
 /// What an inode costs besides its data: about what its structures take.
@@ -256,7 +256,7 @@ impl Drop for Inode {
 /// The mode without set-id bits, as after a write by someone without privilege: the group bit
 /// only means set-group-id where the group may execute.
 pub(super) fn without_set_id(mode: u32) -> u32 {
-    if mode & TYPE_MASK != TYPE_FILE || mode & (SET_UID | SET_GID) == 0 {
+    if mode & TYPE_MASK == TYPE_DIRECTORY || mode & (SET_UID | SET_GID) == 0 {
         return mode;
     }
     let group = if mode & 0o010 != 0 { SET_GID } else { 0 };
