@@ -198,6 +198,7 @@ pub(crate) fn adopt(fd: i32) {
     place.store(number as u32 + 1, Ordering::Release);
     remote::adopted(open);
     crate::stdio::take_over();
+    crate::trap::arm();
 }
 
 /// Adopts what this process inherited through `exec`.

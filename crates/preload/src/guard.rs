@@ -6,6 +6,46 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    static THREAD: Thread = const { Thread { selector: Cell::new(PASS), armed: Cell::new(false) } };
+}
+
+/// What the trap behind the symbols (`trap.rs`) needs to know of a thread.
+struct Thread {
+    /// Read by the kernel at each system call from outside of libc: trap it or let it pass.
+    selector: Cell<u8>,
+    armed: Cell<bool>,
+}
+
+/// Values of the selector, as the kernel defines them.
+const PASS: u8 = 0;
+const TRAP: u8 = 1;
+
+/// Our own system calls pass from here to [`net_down`].
+fn net_up() {
+    let _ = THREAD.try_with(|thread| thread.selector.set(PASS));
+}
+
+/// The program's system calls are trapped again, if this thread is armed and outside of our code.
+fn net_down() {
+    let _ = THREAD.try_with(|thread| {
+        thread.selector.set(if thread.armed.get() && !is_inside() { TRAP } else { PASS });
+    });
+}
+
+/// The selector of this thread.
+pub(crate) fn selector() -> *mut u8 {
+    THREAD.try_with(|thread| thread.selector.as_ptr()).unwrap_or(std::ptr::null_mut())
+}
+
+/// True when the system calls of this thread are trapped.
+pub(crate) fn is_armed() -> bool {
+    THREAD.try_with(|thread| thread.armed.get()).unwrap_or(true)
+}
+
+/// Notes whether this thread is armed.
+pub(crate) fn set_armed(armed: bool) {
+    let _ = THREAD.try_with(|thread| thread.armed.set(armed));
+    net_down();
 }
 
 /// Signals for which the program has a handler: they wait while we hold locks, since the handler
@@ -23,6 +63,11 @@ pub(crate) fn handled(signal: i32, has_handler: bool) {
     } else {
         HANDLED.fetch_and(!bit, Ordering::Relaxed);
     }
+}
+
+/// Signals that have a handler.
+pub(crate) fn handled_set() -> u64 {
+    HANDLED.load(Ordering::Relaxed)
 }
 
 /// True while this thread runs our own code, whose calls of libc are not for us.
@@ -76,10 +121,12 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
     let handled = HANDLED.load(Ordering::Relaxed);
     let before = (handled != 0).then(|| mask(libc::SIG_BLOCK, handled));
     let outer = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true);
+    net_up();
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(libc::EIO));
     let _ = INSIDE.try_with(|inside| inside.set(outer));
+    net_down();
     if let Some(before) = before {
-        mask(libc::SIG_SETMASK, before);
+        mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
     }
     set_errno(errno);
     result
@@ -90,7 +137,8 @@ pub(crate) fn ours<T: Failed>(work: impl FnOnce() -> Result<T, i32>) -> T {
     finish(inside(work))
 }
 
-fn mask(how: i32, set: u64) -> u64 {
+/// Changes this thread's signal mask and gives the one before.
+pub(crate) fn mask(how: i32, set: u64) -> u64 {
     let mut before = 0u64;
     let arguments = [how as usize, &raw const set as usize, &raw mut before as usize, 8, 0, 0];
     // SAFETY: both sets are 8 bytes, as the kernel's are on 64-bit machines.
@@ -102,8 +150,25 @@ fn mask(how: i32, set: u64) -> u64 {
 ///
 /// # Safety
 /// As for the system call.
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
+    net_up();
+    // SAFETY: the caller answers for it.
+    let result = unsafe { kernel(number, arguments) };
+    net_down();
+    result
+}
+
+/// Runs a system call of ours that [`system_call`] cannot make.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn unguarded<T>(call: impl FnOnce() -> T) -> T {
+    net_up();
+    let result = call();
+    net_down();
+    result
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe fn kernel(number: i64, arguments: [usize; 6]) -> isize {
     let result;
     let [a, b, c, d, e, f] = arguments;
     // SAFETY: the calling convention of the kernel; the caller answers for what it does.
@@ -118,12 +183,8 @@ pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// A system call that nobody hooks; a negative result is an error number.
-///
-/// # Safety
-/// As for the system call.
 #[cfg(target_arch = "aarch64")]
-pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
+unsafe fn kernel(number: i64, arguments: [usize; 6]) -> isize {
     let result;
     let [a, b, c, d, e, f] = arguments;
     // SAFETY: the calling convention of the kernel; the caller answers for what it does.

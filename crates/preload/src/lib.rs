@@ -16,6 +16,7 @@ mod remote;
 mod start;
 mod stdio;
 mod table;
+mod trap;
 mod working;
 
 #[global_allocator]

@@ -1,6 +1,7 @@
 //! Start-up: finds the run this process belongs to, and what it inherited. Nothing connects here.
 
-use crate::{descriptors, guard, remote, working};
+use crate::{descriptors, guard, remote, trap, working};
+use std::ffi::c_char;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use towline_client::Url;
 use towline_instance::{Config, Mount, State, VARIABLE};
@@ -77,7 +78,7 @@ fn find_run() -> Option<Run> {
     Some(Run { state, directory, config, mounts })
 }
 
-extern "C" fn start() {
+extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const *const c_char) {
     let _ = guard::inside(|| {
         let Some(run) = find_run() else { return Ok(()) };
         let (parent, umask) = (run.config.parent, run.config.umask);
@@ -94,6 +95,10 @@ extern "C" fn start() {
         }
         working::inherit();
         descriptors::adopt_all();
+        // SAFETY: the lists that the program starts with.
+        if working::is_remote() || unsafe { trap::is_mentioned([arguments, environment]) } {
+            trap::arm();
+        }
         Ok(())
     });
 }
@@ -108,24 +113,26 @@ extern "C" fn finish() {
     }
 }
 
-extern "C" fn before_fork() {
+/// What has to be done before a fork, and after it in the parent and in the child.
+pub(crate) extern "C" fn before_fork() {
     descriptors::share();
     crate::ALLOCATOR.lock();
 }
 
-extern "C" fn after_fork() {
+pub(crate) extern "C" fn after_fork() {
     crate::ALLOCATOR.unlock();
 }
 
-extern "C" fn in_child() {
+pub(crate) extern "C" fn in_child() {
     crate::ALLOCATOR.unlock();
     crate::hooks::maps::disown();
     remote::disown();
+    trap::arm_child();
 }
 
 #[used]
 #[unsafe(link_section = ".init_array")]
-static START: extern "C" fn() = start;
+static START: extern "C" fn(i32, *const *const c_char, *const *const c_char) = start;
 
 #[used]
 #[unsafe(link_section = ".fini_array")]

@@ -5,9 +5,10 @@
 //! written with all that they may have: both calling conventions pass them alike.
 
 use crate::hooks::{
-    attributes, directories, exec, files, io, locks, maps, misc, names, status, streams, trees,
-    xattr,
+    attributes, directories, exec, files, io, locks, maps, misc, names, numbers, status, streams,
+    trees, xattr,
 };
+use crate::trap::{masks, threads};
 use libc::{
     DIR, FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, dev_t, dirent64, gid_t, iovec,
     mode_t, off64_t, pid_t, size_t, ssize_t, stat64, statfs64, statvfs64, timespec, timeval, uid_t,
@@ -56,6 +57,13 @@ macro_rules! hooks {
         pub(crate) mod real {
             use super::*;
             $(real_function!($first $arguments $result);)*
+
+            /// An address in libc's code.
+            pub(crate) fn address_of_sigaction() -> usize {
+                static AT: std::sync::atomic::AtomicPtr<c_void> =
+                    std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+                super::look_up(&AT, "sigaction\0") as usize
+            }
         }
     };
 }
@@ -255,5 +263,10 @@ hooks! {
     // The rest
     [sigaction] (signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int => misc::sigaction;
     [signal bsd_signal] (signal: c_int, handler: usize) -> usize => misc::signal;
-    [syscall] (number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long => misc::syscall;
+    [sigprocmask] (how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int => masks::sigprocmask;
+    [pthread_sigmask] (how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int => masks::pthread_sigmask;
+    [sigsuspend] (set: *const libc::sigset_t) -> c_int => masks::sigsuspend;
+    [pthread_create] (thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t, start: threads::Start, argument: *mut c_void) -> c_int => threads::pthread_create;
+    [thrd_create] (thread: *mut libc::pthread_t, start: threads::StartC11, argument: *mut c_void) -> c_int => threads::thrd_create;
+    [syscall] (number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long => numbers::syscall;
 }

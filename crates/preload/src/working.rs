@@ -70,6 +70,7 @@ pub(crate) fn go(mount: usize, below: &[u8]) -> Result<(), i32> {
     unsafe { checked(libc::SYS_chdir, [stand_in.as_ptr() as usize, 0, 0, 0, 0, 0]) }?;
     *REMOTE.lock().map_err(|_| libc::EIO)? = Some((mount, below.to_vec()));
     IS_REMOTE.store(true, Ordering::Relaxed);
+    crate::trap::arm();
     Ok(())
 }
 

@@ -23,7 +23,10 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         New { mount: at.mount, handle, inode: attr.inode, mode: attr.mode, flags, path: &path };
     let made = descriptors::make(&new);
     match made {
-        Ok(_) => crate::stdio::take_over(),
+        Ok(_) => {
+            crate::stdio::take_over();
+            crate::trap::arm();
+        }
         Err(_) => crate::remote::client(at.mount)?.close_handle(handle),
     }
     made

@@ -1,9 +1,10 @@
-//! What fits nowhere else: ioctl, descriptors in messages, signals, raw system calls.
+//! What fits nowhere else: ioctl, descriptors in messages, signals.
 
 use crate::descriptors;
 use crate::guard::{self, finish, inside};
 use crate::table::real;
-use libc::{c_int, c_long, c_ulong, c_void, msghdr, ssize_t};
+use crate::trap;
+use libc::{c_int, c_ulong, msghdr, ssize_t};
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     const FICLONE: c_ulong = 0x4004_9409;
@@ -87,7 +88,8 @@ pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
     result
 }
 
-fn is_handler(handler: usize) -> bool {
+/// True when a disposition is a function of the program.
+pub(crate) fn is_handler(handler: usize) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN && handler != libc::SIG_ERR
 }
 
@@ -96,14 +98,28 @@ pub(crate) unsafe fn sigaction(
     new: *const libc::sigaction,
     old: *mut libc::sigaction,
 ) -> c_int {
+    // SAFETY: as the program says.
+    if let Some(done) = unsafe { trap::sigaction_of_program(signal, new, old) } {
+        return done;
+    }
     // SAFETY: null or a structure, as the program says.
     if let Some(new) = unsafe { new.as_ref() }
         && is_handler(new.sa_sigaction)
     {
         guard::handled(signal, true);
     }
-    // SAFETY: as the program says.
-    let result = unsafe { real::sigaction(signal, new, old) };
+    // SAFETY: null or a structure, as the program says.
+    let result = match unsafe { new.as_ref() } {
+        Some(asked) if trap::is_armed() => {
+            let mut asked = *asked;
+            // SAFETY: the copy holds a set.
+            unsafe { libc::sigdelset(&raw mut asked.sa_mask, libc::SIGSYS) };
+            // SAFETY: as the program says.
+            unsafe { real::sigaction(signal, &raw const asked, old) }
+        }
+        // SAFETY: as the program says.
+        _ => unsafe { real::sigaction(signal, new, old) },
+    };
     // SAFETY: null or a structure, as the program says.
     if result == 0
         // SAFETY: as the program says.
@@ -115,6 +131,9 @@ pub(crate) unsafe fn sigaction(
 }
 
 pub(crate) unsafe fn signal(signal: c_int, handler: usize) -> usize {
+    if let Some(before) = trap::signal_of_program(signal, handler) {
+        return before;
+    }
     if is_handler(handler) {
         guard::handled(signal, true);
     }
@@ -124,57 +143,4 @@ pub(crate) unsafe fn signal(signal: c_int, handler: usize) -> usize {
         guard::handled(signal, is_handler(handler));
     }
     before
-}
-
-/// `syscall(2)`: the calls that programs make this way for want of a function in older libcs.
-#[allow(clippy::too_many_arguments)] // as many as a system call can have
-pub(crate) unsafe fn syscall(
-    number: c_long,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> c_long {
-    use super::{directories, exec, files, io, names, status};
-    // SAFETY: as the program says.
-    unsafe {
-        if crate::start::state().is_some() && !guard::is_inside() {
-            let result = match number {
-                // Rings would read and write past us: programs fall back to ordinary calls.
-                libc::SYS_io_uring_setup => finish(Err(libc::ENOSYS)),
-                libc::SYS_openat => {
-                    c_long::from(files::openat(a as c_int, b as _, c as c_int, d as u32))
-                }
-                libc::SYS_close => c_long::from(files::close(a as c_int)),
-                libc::SYS_close_range => {
-                    c_long::from(files::close_range(a as u32, b as u32, c as c_int))
-                }
-                libc::SYS_read => io::read(a as c_int, b as *mut c_void, c) as c_long,
-                libc::SYS_write => io::write(a as c_int, b as *const c_void, c) as c_long,
-                libc::SYS_pread64 => io::pread(a as c_int, b as *mut c_void, c, d as i64) as c_long,
-                libc::SYS_pwrite64 => {
-                    io::pwrite(a as c_int, b as *const c_void, c, d as i64) as c_long
-                }
-                libc::SYS_getdents64 => {
-                    directories::getdents64(a as c_int, b as *mut c_void, c) as c_long
-                }
-                libc::SYS_statx => {
-                    c_long::from(status::statx(a as c_int, b as _, c as c_int, d as u32, e as _))
-                }
-                libc::SYS_renameat2 => {
-                    c_long::from(names::renameat2(a as c_int, b as _, c as c_int, d as _, e as u32))
-                }
-                libc::SYS_copy_file_range => {
-                    io::copy_file_range(a as c_int, b as _, c as c_int, d as _, e, f as u32)
-                        as c_long
-                }
-                libc::SYS_execve => c_long::from(exec::execve(a as _, b as _, c as _)),
-                _ => real::syscall(number, a, b, c, d, e, f),
-            };
-            return result;
-        }
-        real::syscall(number, a, b, c, d, e, f)
-    }
 }

@@ -9,6 +9,7 @@ pub(crate) mod locks;
 pub(crate) mod maps;
 pub(crate) mod misc;
 pub(crate) mod names;
+pub(crate) mod numbers;
 pub(crate) mod status;
 pub(crate) mod streams;
 pub(crate) mod trees;

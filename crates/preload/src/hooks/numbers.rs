@@ -1,0 +1,385 @@
+//! System calls by number: those that programs make through `syscall(2)` or by themselves
+//! (`trap.rs`), answered by the same functions as the calls of libc.
+
+use super::files::named_descriptor;
+use super::{
+    attributes, by_path, directories, exec, files, io, locks, maps, misc, names, status, xattr,
+};
+use crate::guard::{self, errno, finish, set_errno};
+use crate::table::real;
+use crate::{descriptors, place, start, working};
+use libc::{AT_FDCWD, c_char, c_int, c_long};
+
+/// Most arguments of a system call.
+pub(crate) type Arguments = [usize; 6];
+
+/// What decides whether a call is ours.
+enum Subject {
+    /// A descriptor.
+    Fd(usize),
+    /// Either of two descriptors.
+    Fds(usize, usize),
+    /// A path, relative to a descriptor.
+    Path(usize, usize),
+    /// Either of two paths.
+    Paths([usize; 4]),
+    /// Nothing: our functions know.
+    Always,
+    /// It cannot be ours.
+    Never,
+}
+
+/// Whose a call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// For [`carry_out`].
+    Ours,
+    /// For the kernel; with `ENOENT` for [`carry_out`], as a symbolic link may lead to us.
+    Looked,
+    /// For the kernel.
+    Kernels,
+}
+
+const HERE: usize = AT_FDCWD as usize;
+
+/// Each line: system calls, what decides, and the function that answers.
+macro_rules! calls {
+    (($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident)
+     $($(#[$only:meta])? $first:ident $(| $more:ident)* => $subject:expr, $call:expr;)*) => {
+        #[allow(unused_variables)] // not every line uses every argument
+        fn subject(number: c_long, [$a, $b, $c, $d, $e, $f]: Arguments) -> Subject {
+            match number {
+                $($(#[$only])? libc::$first $(| libc::$more)* => $subject,)*
+                _ => Subject::Never,
+            }
+        }
+
+        /// Answers a call, as libc's functions do: -1 and `errno` when it fails.
+        ///
+        /// # Safety
+        /// The arguments are those of such a system call.
+        #[allow(unused_variables)] // not every line uses every argument
+        pub(crate) unsafe fn carry_out(
+            number: c_long,
+            [$a, $b, $c, $d, $e, $f]: Arguments,
+        ) -> c_long {
+            // SAFETY: as the caller says.
+            unsafe {
+                match number {
+                    $($(#[$only])? libc::$first $(| libc::$more)* => $call as c_long,)*
+                    _ => finish(Err::<c_long, _>(libc::ENOSYS)),
+                }
+            }
+        }
+    };
+}
+
+calls! {
+    (a b c d e f)
+    // Rings would read and write past us: programs fall back to ordinary calls.
+    SYS_io_uring_setup | SYS_io_uring_enter | SYS_io_uring_register
+        => Subject::Always, finish(Err::<c_long, _>(libc::ENOSYS));
+
+    // Opening and closing
+    #[cfg(target_arch = "x86_64")]
+    SYS_open => Subject::Path(HERE, a), files::openat(AT_FDCWD, a as _, b as _, c as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_creat => Subject::Path(HERE, a), files::creat(a as _, b as _);
+    SYS_openat => Subject::Path(a, b), files::openat(a as _, b as _, c as _, d as _);
+    SYS_openat2 => Subject::Path(a, b), openat2(a as _, b as _, c as _, d);
+    SYS_close => Subject::Always, files::close(a as _);
+    SYS_close_range => Subject::Always, files::close_range(a as _, b as _, c as _);
+    SYS_dup => Subject::Fd(a), files::dup(a as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_dup2 => Subject::Always, files::dup2(a as _, b as _);
+    SYS_dup3 => Subject::Always, files::dup3(a as _, b as _, c as _);
+    SYS_fcntl => Subject::Fd(a), files::fcntl(a as _, b as _, c as _);
+    SYS_ioctl => Subject::Fd(a), misc::ioctl(a as _, b as _, c as _);
+    SYS_sendmsg => Subject::Always, misc::sendmsg(a as _, b as _, c as _);
+    SYS_recvmsg => Subject::Always, misc::recvmsg(a as _, b as _, c as _);
+
+    // Data
+    SYS_read => Subject::Fd(a), io::read(a as _, b as _, c);
+    SYS_write => Subject::Fd(a), io::write(a as _, b as _, c);
+    SYS_pread64 => Subject::Fd(a), io::pread(a as _, b as _, c, d as _);
+    SYS_pwrite64 => Subject::Fd(a), io::pwrite(a as _, b as _, c, d as _);
+    SYS_readv => Subject::Fd(a), io::readv(a as _, b as _, c as _);
+    SYS_writev => Subject::Fd(a), io::writev(a as _, b as _, c as _);
+    SYS_preadv => Subject::Fd(a), io::preadv(a as _, b as _, c as _, d as _);
+    SYS_pwritev => Subject::Fd(a), io::pwritev(a as _, b as _, c as _, d as _);
+    SYS_preadv2 => Subject::Fd(a), io::preadv2(a as _, b as _, c as _, d as _, f as _);
+    SYS_pwritev2 => Subject::Fd(a), io::pwritev2(a as _, b as _, c as _, d as _, f as _);
+    SYS_lseek => Subject::Fd(a), io::lseek(a as _, b as _, c as _);
+    SYS_ftruncate => Subject::Fd(a), io::ftruncate(a as _, b as _);
+    SYS_truncate => Subject::Path(HERE, a), attributes::truncate(a as _, b as _);
+    SYS_fsync => Subject::Fd(a), io::fsync(a as _);
+    SYS_fdatasync => Subject::Fd(a), io::fdatasync(a as _);
+    SYS_syncfs => Subject::Fd(a), io::syncfs(a as _);
+    SYS_sync_file_range => Subject::Fd(a), io::sync_file_range(a as _, b as _, c as _, d as _);
+    SYS_fallocate => Subject::Fd(a), io::fallocate(a as _, b as _, c as _, d as _);
+    SYS_fadvise64 => Subject::Fd(a), io::posix_fadvise(a as _, b as _, c as _, d as _);
+    SYS_readahead => Subject::Fd(a), io::readahead(a as _, b as _, c);
+    SYS_sendfile => Subject::Fds(a, b), io::sendfile(a as _, b as _, c as _, d);
+    SYS_copy_file_range
+        => Subject::Fds(a, c), io::copy_file_range(a as _, b as _, c as _, d as _, e, f as _);
+    SYS_splice => Subject::Fds(a, c), io::splice(a as _, b as _, c as _, d as _, e, f as _);
+    SYS_flock => Subject::Fd(a), locks::flock(a as _, b as _);
+    SYS_mmap => mapped(d, e), maps::mmap(a as _, b, c as _, d as _, e as _, f as _);
+    SYS_munmap => Subject::Always, maps::munmap(a as _, b);
+    SYS_msync => Subject::Always, maps::msync(a as _, b, c as _);
+
+    // Attributes
+    #[cfg(target_arch = "x86_64")]
+    SYS_stat => Subject::Path(HERE, a), status::stat(a as _, b as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_lstat => Subject::Path(HERE, a), status::lstat(a as _, b as _);
+    SYS_fstat => Subject::Fd(a), status::fstat(a as _, b as _);
+    SYS_newfstatat => Subject::Path(a, b), status::fstatat(a as _, b as _, c as _, d as _);
+    SYS_statx => Subject::Path(a, b), status::statx(a as _, b as _, c as _, d as _, e as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_access => Subject::Path(HERE, a), status::access(a as _, b as _);
+    SYS_faccessat => Subject::Path(a, b), status::faccessat(a as _, b as _, c as _, 0);
+    SYS_faccessat2 => Subject::Path(a, b), status::faccessat(a as _, b as _, c as _, d as _);
+    SYS_statfs => Subject::Path(HERE, a), status::statfs(a as _, b as _);
+    SYS_fstatfs => Subject::Fd(a), status::fstatfs(a as _, b as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_chmod => Subject::Path(HERE, a), attributes::chmod(a as _, b as _);
+    SYS_fchmod => Subject::Fd(a), attributes::fchmod(a as _, b as _);
+    SYS_fchmodat => Subject::Path(a, b), attributes::fchmodat(a as _, b as _, c as _, 0);
+    #[cfg(target_arch = "x86_64")]
+    SYS_chown => Subject::Path(HERE, a), attributes::chown(a as _, b as _, c as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_lchown => Subject::Path(HERE, a), attributes::lchown(a as _, b as _, c as _);
+    SYS_fchown => Subject::Fd(a), attributes::fchown(a as _, b as _, c as _);
+    SYS_fchownat
+        => Subject::Path(a, b), attributes::fchownat(a as _, b as _, c as _, d as _, e as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_utime => Subject::Path(HERE, a), attributes::utime(a as _, b as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_utimes => Subject::Path(HERE, a), attributes::utimes(a as _, b as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_futimesat => Subject::Path(a, b), attributes::futimesat(a as _, b as _, c as _);
+    SYS_utimensat => Subject::Path(a, b), attributes::utimensat(a as _, b as _, c as _, d as _);
+    SYS_umask => Subject::Always, attributes::umask(a as _);
+    SYS_getxattr => Subject::Path(HERE, a), xattr::getxattr(a as _, b as _, c as _, d);
+    SYS_lgetxattr => Subject::Path(HERE, a), xattr::lgetxattr(a as _, b as _, c as _, d);
+    SYS_fgetxattr => Subject::Fd(a), xattr::fgetxattr(a as _, b as _, c as _, d);
+    SYS_setxattr => Subject::Path(HERE, a), xattr::setxattr(a as _, b as _, c as _, d, e as _);
+    SYS_lsetxattr => Subject::Path(HERE, a), xattr::lsetxattr(a as _, b as _, c as _, d, e as _);
+    SYS_fsetxattr => Subject::Fd(a), xattr::fsetxattr(a as _, b as _, c as _, d, e as _);
+    SYS_listxattr => Subject::Path(HERE, a), xattr::listxattr(a as _, b as _, c);
+    SYS_llistxattr => Subject::Path(HERE, a), xattr::llistxattr(a as _, b as _, c);
+    SYS_flistxattr => Subject::Fd(a), xattr::flistxattr(a as _, b as _, c);
+    SYS_removexattr => Subject::Path(HERE, a), xattr::removexattr(a as _, b as _);
+    SYS_lremovexattr => Subject::Path(HERE, a), xattr::lremovexattr(a as _, b as _);
+    SYS_fremovexattr => Subject::Fd(a), xattr::fremovexattr(a as _, b as _);
+
+    // Names
+    #[cfg(target_arch = "x86_64")]
+    SYS_mkdir => Subject::Path(HERE, a), names::mkdir(a as _, b as _);
+    SYS_mkdirat => Subject::Path(a, b), names::mkdirat(a as _, b as _, c as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_mknod => Subject::Path(HERE, a), names::mknod(a as _, b as _, c as _);
+    SYS_mknodat => Subject::Path(a, b), names::mknodat(a as _, b as _, c as _, d as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_unlink => Subject::Path(HERE, a), names::unlink(a as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_rmdir => Subject::Path(HERE, a), names::rmdir(a as _);
+    SYS_unlinkat => Subject::Path(a, b), names::unlinkat(a as _, b as _, c as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_rename => Subject::Paths([HERE, a, HERE, b]), names::rename(a as _, b as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_renameat
+        => Subject::Paths([a, b, c, d]), names::renameat(a as _, b as _, c as _, d as _);
+    SYS_renameat2
+        => Subject::Paths([a, b, c, d]), names::renameat2(a as _, b as _, c as _, d as _, e as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_link => Subject::Paths([HERE, a, HERE, b]), names::link(a as _, b as _);
+    SYS_linkat
+        => Subject::Paths([a, b, c, d]), names::linkat(a as _, b as _, c as _, d as _, e as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_symlink => Subject::Path(HERE, b), names::symlink(a as _, b as _);
+    SYS_symlinkat => Subject::Path(b, c), names::symlinkat(a as _, b as _, c as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_readlink => Subject::Path(HERE, a), names::readlink(a as _, b as _, c);
+    SYS_readlinkat => Subject::Path(a, b), names::readlinkat(a as _, b as _, c as _, d);
+
+    // Directories
+    SYS_chdir => Subject::Always, directories::chdir(a as _);
+    SYS_fchdir => Subject::Always, directories::fchdir(a as _);
+    SYS_getcwd => working_directory(), getcwd(a as _, b);
+    SYS_getdents64 => Subject::Fd(a), directories::getdents64(a as _, b as _, c);
+
+    // New programs
+    SYS_execve => Subject::Always, exec::execve(a as _, b as _, c as _);
+    SYS_execveat => Subject::Always, execveat(a as _, b as _, c as _, d as _, e as _);
+}
+
+/// A mapping of a file is decided by its descriptor.
+fn mapped(flags: usize, fd: usize) -> Subject {
+    if flags as c_int & libc::MAP_ANONYMOUS == 0 { Subject::Fd(fd) } else { Subject::Never }
+}
+
+fn working_directory() -> Subject {
+    if working::is_remote() { Subject::Always } else { Subject::Never }
+}
+
+fn is_remote(fd: usize) -> bool {
+    descriptors::find(fd as c_int).is_some()
+}
+
+/// # Safety
+/// `path` is the address of a path, or null.
+unsafe fn is_remote_path(at: usize, path: usize) -> bool {
+    let name = path as *const c_char;
+    if path == 0 {
+        return is_remote(at);
+    }
+    // SAFETY: as the caller says.
+    unsafe {
+        (*name == 0 && is_remote(at))
+            || named_descriptor(name).is_some()
+            || place::find(at as c_int, name).is_some()
+    }
+}
+
+/// Whose a call is.
+///
+/// # Safety
+/// The arguments are those of such a system call.
+pub(crate) unsafe fn whose(number: c_long, arguments: Arguments) -> Whose {
+    if start::state().is_none() || guard::is_inside() {
+        return Whose::Kernels;
+    }
+    let (ours, path) = match subject(number, arguments) {
+        Subject::Fd(fd) => (is_remote(fd), false),
+        Subject::Fds(one, other) => (is_remote(one) || is_remote(other), false),
+        // SAFETY: as the caller says.
+        Subject::Path(at, path) => (unsafe { is_remote_path(at, path) }, true),
+        Subject::Paths([at, path, other_at, other]) => {
+            // SAFETY: as the caller says.
+            (unsafe { is_remote_path(at, path) || is_remote_path(other_at, other) }, true)
+        }
+        Subject::Always => (true, false),
+        Subject::Never => (false, false),
+    };
+    match (ours, path) {
+        (true, _) => Whose::Ours,
+        (false, true) => Whose::Looked,
+        (false, false) => Whose::Kernels,
+    }
+}
+
+/// Notes what the kernel did without us: a descriptor that it gave out is no remote file.
+pub(crate) fn done_by_kernel(number: c_long, result: isize) {
+    let opens = match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_open | libc::SYS_creat => true,
+        libc::SYS_openat | libc::SYS_openat2 | libc::SYS_dup => true,
+        _ => false,
+    };
+    if opens && result >= 0 {
+        descriptors::forget(result as c_int);
+    }
+}
+
+/// `syscall(2)`.
+pub(crate) unsafe fn syscall(
+    number: c_long,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    e: usize,
+    f: usize,
+) -> c_long {
+    let arguments = [a, b, c, d, e, f];
+    // SAFETY: as the program says.
+    unsafe {
+        let whose = whose(number, arguments);
+        if whose == Whose::Ours {
+            return carry_out(number, arguments);
+        }
+        let before = errno();
+        let result = real::syscall(number, a, b, c, d, e, f);
+        if whose == Whose::Looked && result == -1 && errno() == libc::ENOENT {
+            set_errno(before);
+            return carry_out(number, arguments);
+        }
+        if !guard::is_inside() {
+            done_by_kernel(number, result as isize);
+        }
+        result
+    }
+}
+
+/// What `openat2` is told.
+#[repr(C)]
+struct OpenHow {
+    flags: u64,
+    mode: u64,
+    resolve: u64,
+}
+
+unsafe fn openat2(at: c_int, path: *const c_char, how: *const OpenHow, length: usize) -> c_int {
+    if length < size_of::<OpenHow>() {
+        return finish(Err(libc::EINVAL));
+    }
+    // SAFETY: null or that long, as the program says.
+    let Some(how) = (unsafe { how.as_ref() }) else { return finish(Err(libc::EFAULT)) };
+    // What to refuse on the way is not ours to promise: programs fall back to `openat`.
+    let local = |_, _| finish(Err(if how.resolve == 0 { libc::ENOENT } else { libc::ENOSYS }));
+    let remote = |at: &place::At| match how.resolve {
+        0 => files::open_remote(at, how.flags as c_int, how.mode as u32),
+        _ => Err(libc::ENOSYS),
+    };
+    // SAFETY: as the program says.
+    unsafe { by_path(at, path, how.flags as c_int & libc::O_NOFOLLOW == 0, local, remote) }
+}
+
+unsafe fn getcwd(to: *mut c_char, room: usize) -> c_long {
+    if room == 0 {
+        return finish(Err(libc::ERANGE));
+    }
+    // SAFETY: as the program says; a path that was written ends with a zero byte.
+    unsafe {
+        if to.is_null() {
+            return finish(Err(libc::EFAULT));
+        }
+        let path = directories::getcwd(to, room);
+        if path.is_null() { -1 } else { std::ffi::CStr::from_ptr(path).count_bytes() as c_long + 1 }
+    }
+}
+
+type Strings = *const *const c_char;
+
+unsafe fn execveat(
+    at: c_int,
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if path.is_null() {
+            return finish(Err(libc::EFAULT));
+        }
+        if *path == 0 && flags & libc::AT_EMPTY_PATH != 0 {
+            return exec::fexecve(at, arguments, environment);
+        }
+        if at == AT_FDCWD || *path as u8 == b'/' {
+            return exec::execve(path, arguments, environment);
+        }
+        // By a descriptor, which the new program gets only while this call lasts.
+        let fd = files::openat(at, path, libc::O_PATH | libc::O_CLOEXEC, 0);
+        if fd < 0 {
+            return -1;
+        }
+        let result = exec::fexecve(fd, arguments, environment);
+        let error = errno();
+        files::close(fd);
+        set_errno(error);
+        result
+    }
+}

@@ -1,0 +1,333 @@
+//! The handler of `SIGSYS`, for x86-64.
+
+use super::chained::{self, KernelAction};
+use super::{masks, stack};
+use crate::guard::{checked, errno, handled_set, mask, set_errno, system_call};
+use crate::hooks::numbers::{self, Arguments, Whose};
+use crate::table::real;
+use crate::{descriptors, start};
+use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// `si_code` of a system call that was trapped.
+const SYS_USER_DISPATCH: c_int = 2;
+/// Where `siginfo_t` says for which machine the call was made.
+const ARCHITECTURE_AT: usize = 28;
+const ARCHITECTURE: u32 = 0xc000_003e;
+
+/// Libc's way back from a handler; it lies in the code that is not trapped.
+static WAY_BACK: AtomicUsize = AtomicUsize::new(0);
+
+/// Makes our handler that of `SIGSYS`; false when that fails.
+pub(super) fn install() -> bool {
+    // SAFETY: all zero is valid for all of these; the structures outlive the calls.
+    unsafe {
+        let mut new: libc::sigaction = std::mem::zeroed();
+        new.sa_sigaction = on_signal as *const () as usize;
+        // On the program's stack for signals, if it has one: it may itself be on a very short one.
+        new.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK | libc::SA_RESTART;
+        let mut old: libc::sigaction = std::mem::zeroed();
+        if real::sigaction(libc::SIGSYS, &raw const new, &raw mut old) != 0 {
+            return false;
+        }
+        chained::exchange(Some(KernelAction {
+            handler: old.sa_sigaction,
+            flags: old.sa_flags as u64,
+            restorer: 0,
+            mask: (&raw const old.sa_mask).cast::<u64>().read(),
+        }));
+        let mut ours = KernelAction::default();
+        let get = [libc::SIGSYS as usize, 0, &raw mut ours as usize, masks::SET_BYTES, 0, 0];
+        if checked(libc::SYS_rt_sigaction, get).is_err() || ours.restorer == 0 {
+            return false;
+        }
+        WAY_BACK.store(ours.restorer, Ordering::Relaxed);
+        // Found now: the linker must not be asked from within a trapped call.
+        real::syscall(libc::SYS_getpid, 0, 0, 0, 0, 0, 0);
+        true
+    }
+}
+
+unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let errno = errno();
+    // SAFETY: the kernel lends both; the offset lies within the structure.
+    unsafe {
+        if (*info).si_code != SYS_USER_DISPATCH {
+            return chained::pass_on(signal, info, context);
+        }
+        let context = &mut *context.cast::<ucontext_t>();
+        let architecture = info.cast::<u8>().add(ARCHITECTURE_AT).cast::<u32>().read();
+        if architecture == ARCHITECTURE {
+            answer(context);
+        } else {
+            // A call for 32-bit programs, by `int 0x80`.
+            context.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::ENOSYS);
+        }
+    }
+    set_errno(errno);
+}
+
+/// Answers the call that the registers hold.
+unsafe fn answer(context: &mut ucontext_t) {
+    let registers = &mut context.uc_mcontext.gregs;
+    let word = |register: c_int| registers[register as usize] as usize;
+    let number = word(libc::REG_RAX) as c_long;
+    let arguments = [
+        word(libc::REG_RDI),
+        word(libc::REG_RSI),
+        word(libc::REG_RDX),
+        word(libc::REG_R10),
+        word(libc::REG_R8),
+        word(libc::REG_R9),
+    ];
+    // SAFETY: the arguments are those of the program.
+    let result = unsafe {
+        match number {
+            libc::SYS_rt_sigreturn => {
+                // The program's own way back: the same from where it is not trapped.
+                registers[libc::REG_RIP as usize] = WAY_BACK.load(Ordering::Relaxed) as i64;
+                return;
+            }
+            libc::SYS_rt_sigaction => chained::kernel_sigaction(arguments),
+            libc::SYS_rt_sigprocmask => change_mask(context, arguments),
+            libc::SYS_sigaltstack => change_stack(context, arguments),
+            libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
+                new_task(context, number, arguments)
+            }
+            _ => any_other(number, arguments),
+        }
+    };
+    context.uc_mcontext.gregs[libc::REG_RAX as usize] = result as i64;
+}
+
+/// A call that changes nothing of how the program goes on.
+unsafe fn any_other(number: c_long, arguments: Arguments) -> isize {
+    // SAFETY: as the program says.
+    unsafe {
+        let whose = numbers::whose(number, arguments);
+        if whose == Whose::Ours {
+            return ours(number, arguments);
+        }
+        let result = by_libc(number, arguments);
+        if whose == Whose::Looked && result == -(libc::ENOENT as isize) {
+            return ours(number, arguments);
+        }
+        numbers::done_by_kernel(number, result);
+        result
+    }
+}
+
+/// A call of the kernel's, made where it is not trapped: handlers of signals that run meanwhile are.
+unsafe fn by_libc(number: c_long, [a, b, c, d, e, f]: Arguments) -> isize {
+    // SAFETY: as the program says.
+    match unsafe { real::syscall(number, a, b, c, d, e, f) } {
+        -1 => -(errno() as isize),
+        result => result as isize,
+    }
+}
+
+/// A call of ours, on a stack of ours. Handlers of signals wait meanwhile: one of them could be given
+/// the stack for signals that we left.
+unsafe fn ours(number: c_long, arguments: Arguments) -> isize {
+    let before = mask(libc::SIG_BLOCK, handled_set());
+    // SAFETY: as the program says.
+    let result = stack::on_own(|| match unsafe { numbers::carry_out(number, arguments) } {
+        -1 => -(errno() as isize),
+        result => result as isize,
+    });
+    mask(libc::SIG_SETMASK, masks::without(before));
+    result.unwrap_or(-(libc::ENOMEM as isize))
+}
+
+/// `rt_sigprocmask`: on the mask that the program gets back.
+unsafe fn change_mask(context: &mut ucontext_t, [how, set, old, bytes, ..]: Arguments) -> isize {
+    if bytes != masks::SET_BYTES {
+        return -(libc::EINVAL as isize);
+    }
+    let current = (&raw mut context.uc_sigmask).cast::<u64>();
+    // SAFETY: the kernel's sets have these bytes, libc's begin with them; the others are null or as
+    // the program says.
+    unsafe {
+        let before = *current;
+        if let Some(set) = (set as *const u64).as_ref() {
+            *current = masks::without(match how as c_int {
+                libc::SIG_BLOCK => before | *set,
+                libc::SIG_UNBLOCK => before & !*set,
+                libc::SIG_SETMASK => *set,
+                _ => return -(libc::EINVAL as isize),
+            });
+        }
+        if let Some(old) = (old as *mut u64).as_mut() {
+            *old = before;
+        }
+    }
+    0
+}
+
+/// `sigaltstack`: the one that the program gets back.
+unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Arguments) -> isize {
+    let current = &mut context.uc_stack;
+    let at = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
+    let from = current.ss_sp as usize;
+    let is_on =
+        current.ss_flags & libc::SS_DISABLE == 0 && (from..from + current.ss_size).contains(&at);
+    // SAFETY: each is null or a structure, as the program says.
+    unsafe {
+        let before = *current;
+        if let Some(new) = (new as *const libc::stack_t).as_ref() {
+            if is_on {
+                return -(libc::EPERM as isize);
+            }
+            if new.ss_flags & libc::SS_DISABLE == 0 && new.ss_size < libc::MINSIGSTKSZ {
+                return -(libc::ENOMEM as isize);
+            }
+            *current = *new;
+        }
+        if let Some(old) = (old as *mut libc::stack_t).as_mut() {
+            *old = before;
+            old.ss_flags = if before.ss_flags & libc::SS_DISABLE != 0 {
+                libc::SS_DISABLE
+            } else if is_on {
+                libc::SS_ONSTACK
+            } else {
+                0
+            };
+        }
+    }
+    0
+}
+
+/// What `clone3` is told, as far as we look.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct CloneArguments {
+    flags: u64,
+    pid_fd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_bytes: u64,
+}
+
+/// A new process or thread.
+unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> isize {
+    const SHARED: u64 = libc::CLONE_VM as u64;
+    // SAFETY: as the program says.
+    unsafe {
+        let (flags, has_stack) = match number {
+            libc::SYS_fork => (0, false),
+            libc::SYS_vfork => (SHARED, false),
+            libc::SYS_clone => (arguments[0] as u64, arguments[1] != 0),
+            _ => {
+                let how = arguments[0] as *const CloneArguments;
+                if how.is_null() || arguments[1] < size_of::<CloneArguments>() {
+                    return system_call(number, arguments);
+                }
+                ((*how).flags, (*how).stack != 0)
+            }
+        };
+        descriptors::share();
+        if has_stack {
+            return on_new_stack(context, number, arguments);
+        }
+        if flags & SHARED != 0 {
+            // The child would come back through our frames on the parent's stack: as `vfork`.
+            return match crate::hooks::exec::vfork() {
+                -1 => -(errno() as isize),
+                child => child as isize,
+            };
+        }
+        start::before_fork();
+        let result = system_call(number, arguments);
+        if result == 0 {
+            start::in_child();
+        } else {
+            start::after_fork();
+        }
+        result
+    }
+}
+
+/// Registers that a new thread begins with, in the order in which it takes them.
+const TAKEN: [c_int; 13] = [
+    libc::REG_RBX,
+    libc::REG_RBP,
+    libc::REG_R12,
+    libc::REG_R13,
+    libc::REG_R14,
+    libc::REG_R15,
+    libc::REG_RDI,
+    libc::REG_RSI,
+    libc::REG_RDX,
+    libc::REG_R10,
+    libc::REG_R8,
+    libc::REG_R9,
+    libc::REG_RIP,
+];
+
+/// A new task with a stack of its own: it goes on behind the program's call, with the program's
+/// registers, which it finds on its stack. It is not armed.
+unsafe fn on_new_stack(context: &ucontext_t, number: c_long, mut arguments: Arguments) -> isize {
+    const BYTES: usize = size_of::<[i64; TAKEN.len()]>();
+    let registers = TAKEN.map(|register| context.uc_mcontext.gregs[register as usize]);
+    // Longest that any kernel may have them.
+    let mut how = [0u8; 256];
+    // SAFETY: the new stack has room below its top, as the new task will use it; the structure of
+    // `clone3` is as long as the program says.
+    unsafe {
+        if number == libc::SYS_clone {
+            arguments[1] -= BYTES;
+            (arguments[1] as *mut [i64; TAKEN.len()]).write_unaligned(registers);
+        } else {
+            let Some(copy) = how.get_mut(..arguments[1]) else {
+                return -(libc::E2BIG as isize);
+            };
+            copy.copy_from_slice(std::slice::from_raw_parts(
+                arguments[0] as *const u8,
+                arguments[1],
+            ));
+            let head = how.as_mut_ptr().cast::<CloneArguments>();
+            let mut asked = head.read_unaligned();
+            asked.stack_bytes = asked.stack_bytes.saturating_sub(BYTES as u64);
+            head.write_unaligned(asked);
+            let top = (asked.stack + asked.stack_bytes) as *mut [i64; TAKEN.len()];
+            top.write_unaligned(registers);
+            arguments[0] = how.as_ptr() as usize;
+        }
+        crate::guard::unguarded(|| clone(number, arguments))
+    }
+}
+
+/// Makes the task; the new one never comes back here.
+unsafe fn clone(number: c_long, [a, b, c, d, e, f]: Arguments) -> isize {
+    let result;
+    // SAFETY: the parent goes on as after any system call; the child takes its registers from the
+    // stack that the caller prepared and leaves.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "pop rbx",
+            "pop rbp",
+            "pop r12",
+            "pop r13",
+            "pop r14",
+            "pop r15",
+            "pop rdi",
+            "pop rsi",
+            "pop rdx",
+            "pop r10",
+            "pop r8",
+            "pop r9",
+            "pop rcx",
+            "jmp rcx",
+            "2:",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}

@@ -1,0 +1,168 @@
+//! The net behind the symbols: system calls that a program makes without libc.
+//!
+//! Linux's Syscall User Dispatch turns each system call of a thread into `SIGSYS`, except those
+//! from one range of addresses, which here is the code of libc: what libc does is ours by its
+//! symbols already. The handler answers a remote call by the function that answers it in libc's
+//! place (`hooks/numbers.rs`) and makes all others itself. Our own calls pass because
+//! `guard.rs` sets the thread's selector around them.
+//!
+//! A process is armed when it gets to know of something remote: by an argument or an environment
+//! variable that names a prefix, a working directory or descriptor that it inherits, or the first
+//! file it opens. All others pay nothing. An armed process pays some 40 ns for each call of libc and
+//! some 1.5 us for each that is trapped. Forks, threads of libc and new programs are armed anew,
+//! since the kernel passes the setting on to none of them. Threads that a program made before it was
+//! armed are armed at their first remote call, threads that it makes without libc never.
+//!
+//! The kernel ends a process whose trapped call meets a blocked `SIGSYS`: so that signal is kept out
+//! of all masks (`masks.rs`), and its handler stays ours (`chained.rs`).
+
+#[cfg(target_arch = "x86_64")]
+mod handler;
+#[cfg(target_arch = "x86_64")]
+mod stack;
+
+mod chained;
+pub(crate) mod masks;
+pub(crate) mod threads;
+
+use crate::guard::{self, checked, inside};
+use crate::start;
+use std::ffi::{CStr, c_char, c_void};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+pub(crate) use chained::{sigaction_of_program, signal_of_program};
+
+/// What is known of the trap in this process.
+const UNTRIED: u8 = 0;
+const ARMED: u8 = 1;
+const MISSING: u8 = 2;
+static STATE: AtomicU8 = AtomicU8::new(UNTRIED);
+
+/// Longest part of the arguments and of the environment that is looked through, in bytes.
+const LOOKED_AT_MAX: usize = 256 * 1024;
+
+/// True when system calls of this process may be trapped.
+#[inline]
+pub(crate) fn is_armed() -> bool {
+    STATE.load(Ordering::Relaxed) == ARMED
+}
+
+/// Arms this thread, and with the first one the process. Without effect where the kernel has no such
+/// trap; all else works as before.
+pub(crate) fn arm() {
+    if !guard::is_armed() && STATE.load(Ordering::Relaxed) != MISSING {
+        let _ = inside(|| {
+            arm_now();
+            Ok(())
+        });
+    }
+}
+
+/// Arms the only thread of a forked child whose parent was armed.
+pub(crate) fn arm_child() {
+    guard::set_armed(false);
+    if is_armed() {
+        arm();
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn arm_now() {
+    STATE.store(MISSING, Ordering::Relaxed);
+}
+
+#[cfg(target_arch = "x86_64")]
+fn arm_now() {
+    const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+    const ON: usize = 1;
+    let Some(libc) = libc_code() else {
+        return STATE.store(MISSING, Ordering::Relaxed);
+    };
+    let is_first = STATE.load(Ordering::Relaxed) == UNTRIED;
+    if is_first && !handler::install() {
+        return STATE.store(MISSING, Ordering::Relaxed);
+    }
+    masks::let_in();
+    let selector = guard::selector() as usize;
+    let arguments =
+        [PR_SET_SYSCALL_USER_DISPATCH, ON, libc.start, libc.end - libc.start, selector, 0];
+    // SAFETY: the selector lives as long as the thread.
+    match unsafe { checked(libc::SYS_prctl, arguments) } {
+        Ok(_) => {
+            STATE.store(ARMED, Ordering::Relaxed);
+            guard::set_armed(true);
+        }
+        // A kernel without it. The handler does no harm: nothing raises its signal.
+        Err(_) if is_first => STATE.store(MISSING, Ordering::Relaxed),
+        Err(_) => {}
+    }
+}
+
+/// Where the code of libc is.
+#[cfg(target_arch = "x86_64")]
+fn libc_code() -> Option<Range<usize>> {
+    struct Search {
+        /// An address in it.
+        known: usize,
+        found: Option<Range<usize>>,
+    }
+    unsafe extern "C" fn look(
+        object: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        search: *mut c_void,
+    ) -> i32 {
+        // SAFETY: the linker lends a loaded object with its program headers; the search is ours.
+        unsafe {
+            let search = &mut *search.cast::<Search>();
+            let object = &*object;
+            let headers =
+                std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum));
+            let code = |header: &libc::Elf64_Phdr| {
+                let from = object.dlpi_addr as usize + header.p_vaddr as usize;
+                let is_code = header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0;
+                is_code.then_some(from..from + header.p_memsz as usize)
+            };
+            search.found = headers.iter().filter_map(code).find(|c| c.contains(&search.known));
+            i32::from(search.found.is_some())
+        }
+    }
+    let mut search = Search { known: crate::table::real::address_of_sigaction(), found: None };
+    // SAFETY: the callback keeps to what it is lent.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut search).cast()) };
+    search.found
+}
+
+/// True when one of the strings names a prefix: `/data`, `--input=/data/x`, but not `/database`.
+///
+/// # Safety
+/// The lists are those that a program starts with: they end with null.
+pub(crate) unsafe fn is_mentioned(lists: [*const *const c_char; 2]) -> bool {
+    let mut left = LOOKED_AT_MAX;
+    for mut list in lists.into_iter().filter(|list| !list.is_null()) {
+        // SAFETY: as the caller says.
+        while let Some(text) = unsafe { (*list).as_ref() } {
+            // SAFETY: a string of the list.
+            let text = unsafe { CStr::from_ptr(text) }.to_bytes();
+            left = left.saturating_sub(text.len());
+            if left == 0 || start::mounts().iter().any(|m| names(text, &m.mount.prefix)) {
+                return true;
+            }
+            // SAFETY: not the end of the list yet.
+            list = unsafe { list.add(1) };
+        }
+    }
+    false
+}
+
+fn names(text: &[u8], prefix: &[u8]) -> bool {
+    if text.len() < prefix.len() {
+        return false;
+    }
+    (0..=text.len() - prefix.len()).any(|at| {
+        let next = text.get(at + prefix.len());
+        text[at] == b'/'
+            && text[at..].starts_with(prefix)
+            && next.is_none_or(|b| !b.is_ascii_alphanumeric() && !matches!(b, b'_' | b'-' | b'.'))
+    })
+}

@@ -1,0 +1,71 @@
+//! Stacks for our answers to trapped calls: the program's may be short (Go's are 2 KiB, and handlers
+//! of signals have what `sigaltstack` was given).
+
+use crate::guard::{checked, system_call};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const STACK_BYTES: usize = 256 * 1024;
+const PAGE: usize = 4096;
+/// Stacks kept for the next call; more at once are made and given back.
+static KEPT: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
+
+/// Runs `work` on a stack of our own; `None` when there is no memory for one.
+pub(crate) fn on_own<T>(work: impl FnOnce() -> T) -> Option<T> {
+    struct Job<W, T> {
+        work: Option<W>,
+        done: Option<T>,
+    }
+    unsafe extern "C" fn run<W: FnOnce() -> T, T>(job: *mut Job<W, T>) {
+        // SAFETY: a job that lives until `on_own` returns.
+        let job = unsafe { &mut *job };
+        if let Some(work) = job.work.take() {
+            job.done = Some(work());
+        }
+    }
+    fn entry<W: FnOnce() -> T, T>(_: &Job<W, T>) -> usize {
+        run::<W, T> as *const () as usize
+    }
+    let stack = take()?;
+    let mut job = Job { work: Some(work), done: None };
+    let top = stack + STACK_BYTES;
+    // SAFETY: the stack is ours alone and long enough; what runs there returns (`extern "C"` lets no
+    // panic through), and then the old stack is taken again from a register that calls preserve.
+    unsafe {
+        std::arch::asm!(
+            "xchg rsp, r12",
+            "call {entry}",
+            "mov rsp, r12",
+            entry = in(reg) entry(&job),
+            inout("r12") top => _,
+            in("rdi") &raw mut job,
+            clobber_abi("C"),
+        );
+    }
+    give_back(stack);
+    job.done
+}
+
+fn take() -> Option<usize> {
+    let kept = KEPT.iter().map(|place| place.swap(0, Ordering::Acquire)).find(|stack| *stack != 0);
+    kept.or_else(|| {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let (access, none) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
+        let arguments = [0, STACK_BYTES, access as usize, flags as usize, usize::MAX, 0];
+        // SAFETY: new memory, and its lowest page as the end of the stack.
+        unsafe {
+            let stack = checked(libc::SYS_mmap, arguments).ok()?;
+            system_call(libc::SYS_mprotect, [stack, PAGE, none as usize, 0, 0, 0]);
+            Some(stack)
+        }
+    })
+}
+
+fn give_back(stack: usize) {
+    let is_kept = KEPT.iter().any(|place| {
+        place.compare_exchange(0, stack, Ordering::Release, Ordering::Relaxed).is_ok()
+    });
+    if !is_kept {
+        // SAFETY: it was made by `take`, and nothing runs on it any more.
+        unsafe { system_call(libc::SYS_munmap, [stack, STACK_BYTES, 0, 0, 0, 0]) };
+    }
+}

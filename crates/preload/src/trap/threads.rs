@@ -1,0 +1,86 @@
+//! New threads of an armed process are armed before they run the program's code.
+
+use crate::table::real;
+use libc::{c_int, c_void, pthread_attr_t, pthread_t};
+
+/// What a thread of POSIX runs.
+pub(crate) type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
+/// What a thread of C11 runs.
+pub(crate) type StartC11 = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
+
+struct Begin<F> {
+    start: F,
+    argument: *mut c_void,
+}
+
+/// Arms the thread and tells what to run in it.
+///
+/// # Safety
+/// `begin` is a leaked box that nobody else takes.
+unsafe fn begun<F>(begin: *mut c_void) -> Begin<F> {
+    // SAFETY: as the caller says.
+    let begin = unsafe { Box::from_raw(begin.cast::<Begin<F>>()) };
+    super::arm();
+    *begin
+}
+
+/// No drop is pending while the program's function runs: `pthread_exit` unwinds through here.
+unsafe extern "C-unwind" fn run(begin: *mut c_void) -> *mut c_void {
+    // SAFETY: made by `pthread_create` below for this thread.
+    unsafe {
+        let Begin { start, argument } = begun::<Start>(begin);
+        start(argument)
+    }
+}
+
+unsafe extern "C-unwind" fn run_c11(begin: *mut c_void) -> c_int {
+    // SAFETY: made by `thrd_create` below for this thread.
+    unsafe {
+        let Begin { start, argument } = begun::<StartC11>(begin);
+        start(argument)
+    }
+}
+
+/// Makes a thread with `make`; what did not become one is freed.
+fn with_begin<F>(
+    start: F,
+    argument: *mut c_void,
+    make: impl FnOnce(*mut c_void) -> c_int,
+) -> c_int {
+    let begin = Box::into_raw(Box::new(Begin { start, argument }));
+    let result = make(begin.cast());
+    if result != 0 {
+        // SAFETY: no thread has it.
+        drop(unsafe { Box::from_raw(begin) });
+    }
+    result
+}
+
+pub(crate) unsafe fn pthread_create(
+    thread: *mut pthread_t,
+    attributes: *const pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if !super::is_armed() {
+            return real::pthread_create(thread, attributes, start, argument);
+        }
+        with_begin(start, argument, |begin| real::pthread_create(thread, attributes, run, begin))
+    }
+}
+
+pub(crate) unsafe fn thrd_create(
+    thread: *mut pthread_t,
+    start: StartC11,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if !super::is_armed() {
+            return real::thrd_create(thread, start, argument);
+        }
+        with_begin(start, argument, |begin| real::thrd_create(thread, run_c11, begin))
+    }
+}
