@@ -1,6 +1,7 @@
 //! A disk as it is exported.
 
 use crate::Changes;
+use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,20 +21,36 @@ pub struct Disk {
     /// What changed since the server began to serve it.
     pub changes: Changes,
     failed: AtomicBool,
+    flushes: Mutex<Flushes>,
+    flushed: Condvar,
 }
+
+/// Flushes of the back end, which run one at a time. They are numbered from 1.
+#[derive(Debug, Default)]
+struct Flushes {
+    running: bool,
+    begun: u64,
+    done: u64,
+    /// The last one that failed.
+    failed: u64,
+}
+
+const EIO: i32 = 5;
 
 impl Disk {
     /// Exports a back end.
     #[must_use]
     pub fn new(name: &str, description: &str, store: Arc<dyn BlockStore>, read_only: bool) -> Self {
-        let geometry = store.geometry();
+        let read_only = read_only || store.geometry().read_only;
         Self {
             name: name.to_owned(),
             description: description.to_owned(),
             store,
-            read_only: read_only || geometry.read_only,
-            changes: Changes::new(geometry.size),
+            read_only,
+            changes: Changes::default(),
             failed: AtomicBool::new(false),
+            flushes: Mutex::default(),
+            flushed: Condvar::new(),
         }
     }
 
@@ -77,12 +94,43 @@ impl Disk {
 
     /// Makes all that was written before durable.
     ///
+    /// Those that come while a flush runs wait for the next one, all for the same: the one that
+    /// runs may have begun before their writes. Two never run at once, since the kernel tells of
+    /// a failure only one of them.
+    ///
     /// # Errors
     /// What the device says; `EIO` for ever after, until [`Disk::forgive`].
     pub fn flush(&self) -> io::Result<()> {
-        if self.has_failed() {
-            return Err(io::Error::from_raw_os_error(5));
+        let mut flushes = self.flushes.lock();
+        let mine = flushes.begun + 1;
+        while flushes.done < mine {
+            if flushes.running {
+                self.flushed.wait(&mut flushes);
+                continue;
+            }
+            if self.has_failed() {
+                return Err(io::Error::from_raw_os_error(EIO));
+            }
+            flushes.running = true;
+            flushes.begun += 1;
+            let number = flushes.begun;
+            drop(flushes);
+            let result = self.note_durability(self.store.flush());
+            flushes = self.flushes.lock();
+            flushes.running = false;
+            flushes.done = number;
+            if result.is_err() {
+                flushes.failed = number;
+            }
+            self.flushed.notify_all();
+            if number >= mine {
+                return result;
+            }
         }
-        self.note_durability(self.store.flush())
+        // Somebody else's flush covered it.
+        match flushes.failed >= mine {
+            true => Err(io::Error::from_raw_os_error(EIO)),
+            false => Ok(()),
+        }
     }
 }

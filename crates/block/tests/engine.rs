@@ -123,7 +123,7 @@ proptest! {
 
     #[test]
     fn changes_are_noted(ranges in proptest::collection::vec((0..SIZE - 1, 1..100_000u64), 0..6)) {
-        let changes = Changes::new(SIZE);
+        let changes = Changes::default();
         let mut model = vec![false; SIZE as usize];
         for (from, length) in ranges {
             let end = (from + length).min(SIZE);

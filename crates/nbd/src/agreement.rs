@@ -65,7 +65,8 @@ impl Offer {
 
     /// The flags that a command of this export may carry, besides those of its type.
     pub(crate) fn command_flags(&self) -> u16 {
-        command_flag::FUA
+        // Announced for disks that can be written.
+        if self.read_only { 0 } else { command_flag::FUA }
     }
 }
 

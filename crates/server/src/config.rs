@@ -6,7 +6,7 @@ use std::time::Duration;
 use towline_net::address::Address;
 use towline_store::BlockStore;
 use towline_store::block::CacheMode;
-use towline_wire::limits::LOCK_GRACE_SECONDS;
+use towline_wire::limits::{CLIENT_STALL_SECONDS, LOCK_GRACE_SECONDS};
 
 /// A server's settings.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ pub struct Config {
     pub insecure: bool,
     /// Directory where sessions are kept, so that they go on after the server was killed.
     pub state: Option<PathBuf>,
+    /// How long a client of NBD may take to choose its disk.
+    pub nbd_handshake: Duration,
     /// With `state`: how long after a start new locks wait for clients that had locks before.
     pub lock_grace: Duration,
 }
@@ -127,6 +129,7 @@ impl Default for Config {
             no_root_squash: false,
             insecure: false,
             state: None,
+            nbd_handshake: Duration::from_secs(CLIENT_STALL_SECONDS),
             lock_grace: Duration::from_secs(LOCK_GRACE_SECONDS),
         }
     }

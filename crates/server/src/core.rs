@@ -33,7 +33,9 @@ use towline_wire::{Header, Kind};
 /// What all cores share.
 pub(crate) struct Shared {
     pub(crate) exports: Exports,
-    pub(crate) disks: Disks,
+    pub(crate) disks: Arc<Disks>,
+    /// How long a client of NBD may take to choose its disk.
+    pub(crate) nbd_handshake: Duration,
     pub(crate) locks: Mutex<Locks>,
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) offload: Offload,
@@ -86,6 +88,8 @@ const SPIN: Duration = Duration::from_micros(20);
 const SOCKET_TURNS: u32 = 8;
 /// How often to look for what waited too long, while there is something that may.
 const TICK: Duration = Duration::from_secs(1);
+/// How long new clients wait when there are no descriptors, before the next try.
+pub(crate) const REFUSING: Duration = Duration::from_millis(100);
 /// How long a server that shuts down waits for requests under way.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -106,6 +110,8 @@ pub(crate) struct Core {
     pub(crate) mailbox: Mailbox,
     pub(crate) reactor: Reactor,
     pub(crate) listeners: Vec<(Listener, Protocol)>,
+    /// Listeners with clients that wait because there are no descriptors, and since when.
+    pub(crate) refusing: Vec<(usize, Instant)>,
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) free_lanes: Vec<usize>,
     pub(crate) shm_lanes: Vec<usize>,
@@ -152,6 +158,7 @@ impl Core {
             mailbox,
             reactor,
             listeners,
+            refusing: Vec::new(),
             lanes: Vec::new(),
             free_lanes: Vec::new(),
             shm_lanes: Vec::new(),
@@ -193,6 +200,7 @@ impl Core {
                 self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             }
             self.finish_transfers();
+            self.accept_again(&mut scratch);
             for event in events.drain(..) {
                 self.event(event, &mut scratch);
             }
@@ -256,7 +264,10 @@ impl Core {
         {
             return Some(Duration::from_millis(1));
         }
-        (self.ticking || self.draining.is_some() || self.nbd.is_starving()).then_some(TICK)
+        if !self.refusing.is_empty() {
+            return Some(REFUSING);
+        }
+        (self.ticking || self.draining.is_some() || self.nbd.wants_ticks()).then_some(TICK)
     }
 
     fn event(&mut self, event: Event, scratch: &mut [u8]) {
@@ -337,6 +348,7 @@ impl Core {
             let _ = self.reactor.unwatch(listener.fd(), u64::MAX - 1);
         }
         self.listeners.clear();
+        self.refusing.clear();
         self.shared.disks.shut_down();
         let mut header = Header::new(Kind::Notice, 0, 0);
         header.flags = towline_wire::header::notice::SHUTDOWN;

@@ -71,6 +71,11 @@ impl Disks {
         found.map(|(_, disk)| disk.clone())
     }
 
+    /// Disks that refuse changes because a flush failed.
+    pub(crate) fn failed(&self) -> usize {
+        self.active.read().iter().filter(|(_, disk)| disk.has_failed()).count()
+    }
+
     /// From now on options and requests are refused.
     pub(crate) fn shut_down(&self) {
         self.shutting_down.store(true, Ordering::Release);
@@ -119,14 +124,19 @@ fn mode_name(mode: CacheMode) -> &'static str {
 impl Catalogue for Disks {
     fn find(&self, name: &[u8]) -> Option<Offer> {
         let disk = self.disk(name)?;
+        if let Err(error) = disk.store.refresh() {
+            log::warn!("disk \"{}\": cannot tell its size: {error}", disk.name);
+        }
         let geometry = disk.geometry();
+        let failed = disk.has_failed();
+        let note = if failed { " (read-only since a flush failed)" } else { "" };
         Some(Offer {
             name: disk.name.clone(),
-            description: disk.description.clone(),
+            description: format!("{}{note}", disk.description),
             size: geometry.size,
             block_minimum: geometry.block_minimum,
             block_preferred: geometry.block_preferred,
-            read_only: disk.read_only,
+            read_only: disk.read_only || failed,
             rotational: geometry.rotational,
             zeroes_fast: true,
             contexts: CONTEXTS.map(str::to_owned).to_vec(),

@@ -1,7 +1,7 @@
 //! Coming and going of lanes and sessions on a core.
 
 use crate::caller::peer_of;
-use crate::core::{Core, Protocol};
+use crate::core::{Core, Protocol, REFUSING};
 use crate::grants::Served;
 use crate::handshake;
 use crate::lane::Lane;
@@ -51,11 +51,23 @@ impl Core {
                 Err(error)
                     if matches!(error.raw_os_error(), Some(libc::ECONNABORTED | libc::EINTR)) => {}
                 Err(error) => {
-                    // Out of descriptors: those waiting stay in the queue until one is free.
-                    log::warn!("cannot accept a connection: {error}");
-                    std::thread::sleep(Duration::from_millis(10));
+                    // Out of descriptors: those waiting stay in the queue until one is free. No
+                    // event tells of them again.
+                    if self.refusing.iter().all(|(other, _)| *other != number) {
+                        log::warn!("cannot accept connections for now: {error}");
+                        self.refusing.push((number, Instant::now()));
+                    }
                     return;
                 }
+            }
+        }
+    }
+
+    /// Tries again where there were no descriptors.
+    pub(crate) fn accept_again(&mut self, scratch: &mut [u8]) {
+        if self.refusing.first().is_some_and(|(_, since)| since.elapsed() >= REFUSING) {
+            for (number, _) in std::mem::take(&mut self.refusing) {
+                self.accept(number, scratch);
             }
         }
     }

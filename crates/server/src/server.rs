@@ -137,7 +137,9 @@ impl Server {
         let statistics = Statistics::new(cores);
         let exports =
             Exports::new(&config.exports, statistics.clone()).map_err(StartError::Export)?;
-        let disks = Disks::new(&config.disks).map_err(StartError::Export)?;
+        let disks = Arc::new(Disks::new(&config.disks).map_err(StartError::Export)?);
+        // Nobody else has set it.
+        let _ = statistics.disks.set(disks.clone());
         let boot_epoch = boot_epoch();
         let directory = match &config.state {
             Some(path) => {
@@ -158,6 +160,7 @@ impl Server {
         let shared = Arc::new(Shared {
             exports,
             disks,
+            nbd_handshake: config.nbd_handshake,
             locks: Mutex::new(Locks::default()),
             mailboxes: mailboxes.map_err(StartError::System)?,
             offload: Offload::default(),

@@ -4,12 +4,13 @@
 //! Each core records into its own histograms under a lock that only a reader of statistics ever
 //! contends for.
 
+use crate::disks::Disks;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use towline_mem::Pool;
 use towline_net::Counters;
@@ -131,6 +132,7 @@ impl CoreStatistics {
 pub(crate) struct Statistics {
     pub(crate) cores: Vec<Arc<CoreStatistics>>,
     pub(crate) pools: Mutex<Vec<Arc<Pool>>>,
+    pub(crate) disks: OnceLock<Arc<Disks>>,
     started: Instant,
     pub(crate) engine: Mutex<&'static str>,
 }
@@ -160,6 +162,7 @@ impl Statistics {
         Arc::new(Self {
             cores: (0..cores).map(|_| Arc::new(CoreStatistics::new())).collect(),
             pools: Mutex::new(Vec::new()),
+            disks: OnceLock::new(),
             started: Instant::now(),
             engine: Mutex::new("none"),
         })
@@ -202,6 +205,7 @@ impl Statistics {
             add("buffer_bytes_in_use", (now * pool.buffer_bytes()) as u64);
             add("buffer_bytes_peak", (most * pool.buffer_bytes()) as u64);
         }
+        add("disks_failed", self.disks.get().map_or(0, |disks| disks.failed() as u64));
         let us = |ns: u64| ns as f64 / 1000.0;
         let stages = merged.all().into_iter().map(|(name, h)| {
             let stage = Stage {

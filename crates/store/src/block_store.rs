@@ -74,8 +74,19 @@ pub struct ZeroHow {
 /// Calls may wait for a device unless their documentation says otherwise. Nothing is promised
 /// about the order of writes between two flushes. Overlapping requests at the same time may mix.
 pub trait BlockStore: Send + Sync + std::fmt::Debug {
-    /// What the disk is like. Does not wait.
+    /// What the disk is like; its size as of the last [`BlockStore::refresh`]. Does not wait.
     fn geometry(&self) -> Geometry;
+
+    /// Looks how large the disk is now, since a file or a device may have grown or shrunk. Does not
+    /// wait for the device. Fronts call it when a client asks for the size, and before they write:
+    /// a write beyond the end of a file that became shorter would make it long again, with zeroes
+    /// where there were bytes.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn refresh(&self) -> io::Result<u64> {
+        Ok(self.geometry().size)
+    }
 
     /// Fills `target` if that needs no waiting.
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now;

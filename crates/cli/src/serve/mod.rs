@@ -180,6 +180,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
         no_root_squash: args.no_root_squash || file.no_root_squash,
         insecure: args.insecure || file.insecure,
         state: args.state.clone().or(file.state),
+        nbd_handshake: defaults.nbd_handshake,
         lock_grace: defaults.lock_grace,
     };
     if config.identity && !rustix::process::geteuid().is_root() {

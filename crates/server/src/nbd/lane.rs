@@ -57,6 +57,8 @@ pub(super) struct NbdLane {
     pub(super) hung: bool,
     /// In the list of lanes with something to send.
     pub(super) is_dirty: bool,
+    /// When it connected.
+    pub(super) since: Instant,
     /// When it connected, or last moved a byte.
     pub(super) moved: Instant,
     /// Dropped with the lane: tells somebody that it is over.
@@ -80,6 +82,7 @@ impl NbdLane {
             is_starving: false,
             hung: false,
             is_dirty: false,
+            since: Instant::now(),
             moved: Instant::now(),
             _over: over,
         }

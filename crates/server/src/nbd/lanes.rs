@@ -56,6 +56,7 @@ impl Core {
         let owner = nbd.engine.add_owner();
         nbd.lanes[index] = Some(NbdLane::new(link, owner, over));
         self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
+        self.nbd.ticking = true;
         self.mark(index);
         self.receive_nbd(index, scratch);
     }
@@ -147,7 +148,7 @@ impl Core {
         for index in std::mem::take(&mut self.nbd.dirty) {
             self.flush_nbd(index);
         }
-        if self.nbd.is_starving() && self.nbd.ticked.elapsed() >= TICK {
+        if self.nbd.wants_ticks() && self.nbd.ticked.elapsed() >= TICK {
             self.tick_nbd();
         }
     }
@@ -251,7 +252,7 @@ impl Core {
         };
         lane.held.extend_from_slice(&scratch[..count]);
         let held = std::mem::take(&mut lane.held);
-        let catalogue: &dyn Catalogue = &self.shared.disks;
+        let catalogue: &dyn Catalogue = &*self.shared.disks;
         let progress = match haggle.receive(&held, &mut lane.batch, catalogue) {
             Ok(progress) => progress,
             Err(error) => {
@@ -263,6 +264,7 @@ impl Core {
             None => (Phase::Haggling(haggle), Ok(Reading::Goes)),
             Some(Ended::Aborted) => {
                 lane.closing = true;
+                self.nbd.ticking = true;
                 (Phase::Taken, Ok(Reading::Paused))
             }
             Some(Ended::Agreed(agreed)) => {
@@ -305,6 +307,7 @@ impl Core {
             },
             statistics: &self.statistics,
             shutting_down,
+            size: None,
             arrived: Instant::now(),
         };
         let mut drained = false;
@@ -348,6 +351,7 @@ impl Core {
         let lane = serving.lane;
         if received.disconnect {
             lane.closing = true;
+            nbd.ticking = true;
             return Ok(Reading::Paused);
         }
         if received.blocked {
@@ -387,12 +391,31 @@ impl Core {
         self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Memory is short: connections that hold some and have not moved a byte for long are ended.
+    /// Ends connections that wait too long: those that choose no disk, whatever they send; those
+    /// that are done and do not take their last replies; and while memory is short, those that hold
+    /// some and do not move a byte.
     fn tick_nbd(&mut self) {
         self.nbd.ticked = Instant::now();
+        self.nbd.ticking = false;
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
+        let memory_is_short = self.nbd.is_starving();
         for index in 0..self.nbd.lanes.len() {
             let Some(lane) = &self.nbd.lanes[index] else { continue };
+            let too_late = match lane.phase {
+                Phase::Haggling(_) => lane.since.elapsed() > self.shared.nbd_handshake,
+                _ => {
+                    let works = self.nbd.engine.requests_of(lane.owner) > 0;
+                    lane.closing && !works && lane.moved.elapsed() > stall
+                }
+            };
+            if too_late {
+                self.close_nbd(index, &io::ErrorKind::TimedOut.into());
+                continue;
+            }
+            self.nbd.ticking |= lane.closing || matches!(lane.phase, Phase::Haggling(_));
+            if !memory_is_short {
+                continue;
+            }
             let holds = !lane.is_drained()
                 || lane.filling.as_ref().is_some_and(|filling| filling.buffer.is_some());
             let waits_for_us = self.nbd.starving.contains(&index);

@@ -25,6 +25,8 @@ pub(crate) struct Nbd {
     resumable: Vec<usize>,
     /// Lanes that wait for memory for the payload of a write.
     starving: Vec<usize>,
+    /// Some lane may have to be ended because it waits too long.
+    ticking: bool,
     ticked: Instant,
 }
 
@@ -37,6 +39,7 @@ impl Nbd {
             dirty: Vec::new(),
             resumable: Vec::new(),
             starving: Vec::new(),
+            ticking: false,
             ticked: Instant::now(),
         }
     }
@@ -49,6 +52,11 @@ impl Nbd {
     /// Somebody waits for memory: those who hold it without using it have to be found.
     pub(crate) fn is_starving(&self) -> bool {
         !self.starving.is_empty() || self.engine.is_starved()
+    }
+
+    /// Time alone may end something.
+    pub(crate) fn wants_ticks(&self) -> bool {
+        self.ticking || self.is_starving()
     }
 
     /// Requests are under way, or answers are not sent yet.

@@ -37,6 +37,8 @@ pub(super) struct Serving<'a> {
     pub(super) driver: CoreDriver<'a>,
     pub(super) statistics: &'a CoreStatistics,
     pub(super) shutting_down: bool,
+    /// Bytes that the disk holds, once a write of this turn has made somebody look.
+    pub(super) size: Option<u64>,
     pub(super) arrived: Instant,
 }
 
@@ -146,16 +148,28 @@ impl Serving<'_> {
         });
     }
 
-    /// Why a command cannot be done now, whatever it is about.
-    fn refusal(&self, command: Command) -> Option<Refusal> {
+    /// Why a command cannot be done now.
+    fn refusal(&mut self, command: Command, request: &Request) -> Option<Refusal> {
         let changes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
         if self.shutting_down {
             Some(Refusal { error: Error::Shutdown, text: Error::Shutdown.text() })
         } else if changes && self.disk.has_failed() {
             Some(Refusal { error: Error::Perm, text: "read-only since a flush failed" })
+        } else if changes && !self.has_room_for(request) {
+            Some(Refusal { error: Error::Io, text: "the disk became shorter" })
         } else {
             None
         }
+    }
+
+    /// The range of a change still lies inside the disk; one look for all that came together.
+    fn has_room_for(&mut self, request: &Request) -> bool {
+        let size = match self.size {
+            Some(size) => size,
+            // A device that is gone has no size any more.
+            None => *self.size.insert(self.disk.store.refresh().unwrap_or(0)),
+        };
+        request.offset.checked_add(request.length).is_some_and(|end| end <= size)
     }
 }
 
@@ -166,7 +180,7 @@ impl Handler for Serving<'_> {
     }
 
     fn command(&mut self, command: Command, request: &Request, contexts: &[Context]) {
-        if let Some(refusal) = self.refusal(command) {
+        if let Some(refusal) = self.refusal(command, request) {
             return self.refuse(request, refusal);
         }
         let tag = self.tag(command, request);
@@ -190,7 +204,7 @@ impl Handler for Serving<'_> {
     }
 
     fn write_now(&mut self, request: &Request, payload: &[u8]) -> bool {
-        if let Some(refusal) = self.refusal(Command::Write) {
+        if let Some(refusal) = self.refusal(Command::Write, request) {
             self.refuse(request, refusal);
             return true;
         }
@@ -214,7 +228,7 @@ impl Handler for Serving<'_> {
     }
 
     fn write_begin(&mut self, request: &Request) -> Result<(), Refusal> {
-        if let Some(refusal) = self.refusal(Command::Write) {
+        if let Some(refusal) = self.refusal(Command::Write, request) {
             return Err(refusal);
         }
         let tag = self.tag(Command::Write, request);

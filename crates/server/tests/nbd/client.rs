@@ -33,13 +33,22 @@ pub(crate) enum Chunk {
 pub(crate) struct Client {
     pub(crate) socket: UnixStream,
     pub(crate) form: Form,
+    /// Bytes of the disk, as was agreed.
+    pub(crate) size: u64,
+    /// Transmission flags.
+    pub(crate) flags: u16,
 }
 
 impl Client {
+    /// A connection to the default export.
     pub(crate) fn connect(path: &Path, form: Form) -> Self {
+        Self::connect_to(path, form, "")
+    }
+
+    pub(crate) fn connect_to(path: &Path, form: Form, export: &str) -> Self {
         let socket = UnixStream::connect(path).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let mut this = Self { socket, form };
+        let mut this = Self { socket, form, size: 0, flags: 0 };
         this.bytes(18).unwrap();
         this.send(&3u32.to_be_bytes());
         match form {
@@ -47,7 +56,12 @@ impl Client {
             Form::Structured => drop(this.option(8, &[])),
             Form::Extended => drop(this.option(11, &[])),
         }
-        this.option(7, &[0, 0, 0, 0, 0, 0]);
+        let mut go = (export.len() as u32).to_be_bytes().to_vec();
+        go.extend_from_slice(export.as_bytes());
+        go.extend_from_slice(&[0, 0]);
+        let infos = this.option(7, &go);
+        let info = infos.iter().find(|info| info[..2] == [0, 0]).unwrap();
+        (this.size, this.flags) = (number(&info[2..10]), number(&info[10..12]) as u16);
         this
     }
 
@@ -62,22 +76,23 @@ impl Client {
     }
 
     /// Sends an option and takes its replies until the last, which must not be an error.
-    fn option(&mut self, option: u32, payload: &[u8]) -> usize {
+    fn option(&mut self, option: u32, payload: &[u8]) -> Vec<Vec<u8>> {
         let mut bytes = b"IHAVEOPT".to_vec();
         bytes.extend_from_slice(&option.to_be_bytes());
         bytes.extend_from_slice(&(payload.len() as u32).to_be_bytes());
         bytes.extend_from_slice(payload);
         self.send(&bytes);
-        for replies in 0.. {
+        let mut replies = Vec::new();
+        loop {
             let header = self.bytes(20).unwrap();
             let kind = number(&header[12..16]);
-            self.bytes(number(&header[16..20]) as usize).unwrap();
+            let reply = self.bytes(number(&header[16..20]) as usize).unwrap();
             assert!(kind < 1 << 31, "option {option} is refused: {kind:#x}");
             if kind == 1 {
                 return replies;
             }
+            replies.push(reply);
         }
-        unreachable!()
     }
 
     /// The header of a request, and its payload.
@@ -90,7 +105,19 @@ impl Client {
         length: u64,
         payload: &[u8],
     ) -> Vec<u8> {
-        let extended = self.form == Form::Extended;
+        Self::request_of(self.form, kind, flags, cookie, (offset, length), payload)
+    }
+
+    /// The same without a connection.
+    pub(crate) fn request_of(
+        form: Form,
+        kind: u16,
+        flags: u16,
+        cookie: u64,
+        (offset, length): (u64, u64),
+        payload: &[u8],
+    ) -> Vec<u8> {
+        let extended = form == Form::Extended;
         let magic: u32 = if extended { 0x21e4_1c71 } else { 0x2560_9513 };
         let flags = if extended && !payload.is_empty() { flags | PAYLOAD_LEN } else { flags };
         let mut bytes = magic.to_be_bytes().to_vec();
@@ -177,14 +204,24 @@ impl Client {
 
     /// Reads, whatever the form.
     pub(crate) fn read(&mut self, offset: u64, length: u64) -> Result<Vec<u8>, u32> {
-        self.request(READ, 0, 3, offset, length);
+        self.try_read(offset, length).unwrap()
+    }
+
+    /// The same; the outer error is that of the connection.
+    pub(crate) fn try_read(
+        &mut self,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<Result<Vec<u8>, u32>> {
+        let bytes = self.request_bytes(READ, 0, 3, offset, length, &[]);
+        self.socket.write_all(&bytes)?;
         if self.form == Form::Simple {
-            let (error, _) = self.simple().unwrap();
-            return if error == 0 { Ok(self.bytes(length as usize).unwrap()) } else { Err(error) };
+            let (error, _) = self.simple()?;
+            return if error == 0 { Ok(Ok(self.bytes(length as usize)?)) } else { Ok(Err(error)) };
         }
         let mut data = vec![0xee; length as usize];
         let mut covered = 0;
-        for chunk in self.chunks().unwrap() {
+        for chunk in self.chunks()? {
             match chunk {
                 Chunk::Data(at, bytes) => {
                     let at = (at - offset) as usize;
@@ -196,12 +233,12 @@ impl Client {
                     covered += u64::from(count);
                     data[at..at + count as usize].fill(0);
                 }
-                Chunk::Error(error, _) => return Err(error),
+                Chunk::Error(error, _) => return Ok(Err(error)),
                 Chunk::End => {}
             }
         }
         assert_eq!(covered, length, "each byte came once");
-        Ok(data)
+        Ok(Ok(data))
     }
 }
 

@@ -1,8 +1,8 @@
 //! What was promised to be durable survives a loss of power.
 
-use crate::World;
 use crate::client::{FLUSH, FUA, Form, WRITE, WRITE_ZEROES};
 use crate::stores::{SECTOR, Volatile};
+use crate::{World, random};
 use std::collections::HashSet;
 
 const SIZE: u64 = 2 << 20;
@@ -41,19 +41,9 @@ impl Model {
     }
 }
 
-fn random(seed: u64) -> impl FnMut() -> u64 {
-    let mut state = seed | 1;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    }
-}
-
 /// Random histories on three connections with requests under way together.
 fn history(seed: u64) {
-    let mut next = random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let mut next = random(seed);
     let disk = Volatile::new(SIZE);
     let world = World::new(disk.clone());
     let mut clients = [Form::Simple, Form::Structured, Form::Extended].map(|f| world.client(f));

@@ -4,12 +4,15 @@
 mod client;
 mod durability;
 mod failures;
+mod hostile;
 mod memory;
 mod order;
+mod resize;
 mod stores;
 mod vanish;
 
 use client::{Client, Form};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_net::address::Address;
@@ -42,9 +45,13 @@ impl World {
         Self { server: Server::start(&config).unwrap(), disks }
     }
 
-    fn client(&self, form: Form) -> Client {
+    fn socket(&self) -> &Path {
         let Address::Unix(path) = &self.server.nbd_addresses()[0] else { panic!("no socket") };
-        Client::connect(path, form)
+        path
+    }
+
+    fn client(&self, form: Form) -> Client {
+        Client::connect(self.socket(), form)
     }
 
     /// A counter of the server.
@@ -63,6 +70,22 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     panic!("waited too long until {what}");
+}
+
+/// True when `TOWLINE_LONG` asks for the long tier.
+fn long() -> bool {
+    std::env::var_os("TOWLINE_LONG").is_some()
+}
+
+/// Numbers that depend on the seed alone.
+fn random(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    }
 }
 
 /// Bytes that differ from block to block and with the seed.

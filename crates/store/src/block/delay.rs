@@ -51,6 +51,10 @@ impl BlockStore for DelayStore {
         self.inner.geometry()
     }
 
+    fn refresh(&self) -> io::Result<u64> {
+        self.inner.refresh()
+    }
+
     fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {
         Now::WouldBlock
     }

@@ -51,10 +51,18 @@ pub enum CacheMode {
 pub struct FileDisk {
     cached: Arc<OwnedFd>,
     direct: Option<Arc<OwnedFd>>,
+    /// For flushes alone: the kernel tells of data that it could not write once for each
+    /// descriptor, and a durable write may have been told on the others.
+    flushed: OwnedFd,
     mode: CacheMode,
+    /// But for the size.
     geometry: Geometry,
+    size: AtomicU64,
+    is_device: bool,
     /// The file system answers `RWF_NOWAIT`.
     tells_residency: AtomicBool,
+    /// The file system tells which space is allocated.
+    tells_space: AtomicBool,
     /// The file lives in memory.
     in_memory: bool,
     started: Instant,
@@ -77,15 +85,15 @@ impl FileDisk {
             _ => return Err(Errno::INVAL.into()),
         };
         let cached = rustix::fs::open(path, access | claim, Mode::empty())?;
-        let direct = if mode == CacheMode::Cached {
-            None
-        } else {
-            // The same file, whatever the path names by now.
-            use std::os::fd::AsRawFd;
-            let same = format!("/proc/self/fd/{}", cached.as_raw_fd());
-            let direct = rustix::fs::open(same, access | OFlags::DIRECT, Mode::empty())?;
-            Some(Arc::new(direct))
+        // The same file, whatever the path names by now.
+        use std::os::fd::AsRawFd;
+        let same = format!("/proc/self/fd/{}", cached.as_raw_fd());
+        let again = |flags| rustix::fs::open(&same, access | flags, Mode::empty());
+        let direct = match mode {
+            CacheMode::Cached => None,
+            CacheMode::Direct | CacheMode::ReadDirect => Some(Arc::new(again(OFlags::DIRECT)?)),
         };
+        let flushed = again(OFlags::empty())?;
         let size = rustix::fs::seek(&cached, SeekFrom::End(0))?;
         if size == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has no bytes"));
@@ -103,9 +111,13 @@ impl FileDisk {
         };
         Ok(Arc::new(Self {
             direct,
+            flushed,
             mode,
             geometry,
+            size: AtomicU64::new(size),
+            is_device: kind == FileType::BlockDevice,
             tells_residency: AtomicBool::new(true),
+            tells_space: AtomicBool::new(true),
             in_memory: rustix::fs::fstatfs(&cached)?.f_type == TMPFS,
             started: Instant::now(),
             held_up_until: AtomicU64::new(0),
@@ -176,6 +188,45 @@ impl FileDisk {
         }
     }
 
+    /// Tells of a range that holds no data: where it is a hole, and where it has space. False when
+    /// `tell` has heard enough.
+    fn tell_zeroes(
+        &self,
+        mut range: std::ops::Range<u64>,
+        tell: &mut dyn FnMut(Extent) -> bool,
+    ) -> io::Result<bool> {
+        while !range.is_empty() {
+            let parts = match self.tells_space.load(Ordering::Relaxed) {
+                true => super::fiemap::allocated(&*self.cached, &range),
+                false => Ok(Vec::new()),
+            };
+            let parts = match parts {
+                Err(Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS) => {
+                    self.tells_space.store(false, Ordering::Relaxed);
+                    Vec::new()
+                }
+                parts => parts?,
+            };
+            let none = parts.is_empty();
+            for part in parts {
+                let hole = part.start.saturating_sub(range.start);
+                if hole > 0 && !tell(Extent { length: hole, hole: true, zero: true }) {
+                    return Ok(false);
+                }
+                let length = part.end - part.start;
+                if !tell(Extent { length, hole: false, zero: true }) {
+                    return Ok(false);
+                }
+                range.start = part.end;
+            }
+            if none {
+                let length = range.end - range.start;
+                return Ok(tell(Extent { length, hole: true, zero: true }));
+            }
+        }
+        Ok(true)
+    }
+
     fn write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
         let most = length.min(1 << 20) as usize;
         let (zeroes, start) = aligned_zeroes(most);
@@ -225,7 +276,19 @@ fn is_rotational(device: &OwnedFd) -> bool {
 
 impl BlockStore for FileDisk {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        Geometry { size: self.size.load(Ordering::Relaxed), ..self.geometry }
+    }
+
+    fn refresh(&self) -> io::Result<u64> {
+        let size = match self.is_device {
+            true => rustix::fs::seek(&*self.cached, SeekFrom::End(0))?,
+            false => rustix::fs::fstat(&*self.cached)?.st_size as u64,
+        };
+        let size = size - size % u64::from(self.geometry.block_minimum);
+        if size != self.size.load(Ordering::Relaxed) {
+            self.size.store(size, Ordering::Relaxed);
+        }
+        Ok(size)
     }
 
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {
@@ -355,10 +418,21 @@ impl BlockStore for FileDisk {
     }
 
     fn flush(&self) -> io::Result<()> {
-        Ok(rustix::fs::fdatasync(&*self.cached)?)
+        Ok(rustix::fs::fdatasync(&self.flushed)?)
     }
 
     fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()> {
+        // Beyond the end of a file the kernel would say that all is well.
+        if offset + length > self.refresh()? {
+            return Err(Errno::IO.into());
+        }
+        if how.allocate && self.in_memory {
+            // It keeps the space of zeroes, but has no way to tell it from a hole.
+            if how.fast {
+                return Err(Errno::OPNOTSUPP.into());
+            }
+            return self.write_zeroes(offset, length);
+        }
         let first =
             if how.allocate { FallocateFlags::ZERO_RANGE } else { FallocateFlags::PUNCH_HOLE };
         match self.fallocate(first, offset, length) {
@@ -393,7 +467,11 @@ impl BlockStore for FileDisk {
         length: u64,
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()> {
-        let end = offset + length;
+        // Beyond the end of a file that became shorter there is nothing, not even a hole.
+        let end = (offset + length).min(self.refresh()?);
+        if offset >= end {
+            return Err(Errno::IO.into());
+        }
         while offset < end {
             let data = match rustix::fs::seek(&*self.cached, SeekFrom::Data(offset)) {
                 Ok(data) => data.min(end),
@@ -402,7 +480,7 @@ impl BlockStore for FileDisk {
                 Err(Errno::INVAL) => offset,
                 Err(error) => return Err(error.into()),
             };
-            if data > offset && !tell(Extent { length: data - offset, hole: true, zero: true }) {
+            if data > offset && !self.tell_zeroes(offset..data, tell)? {
                 return Ok(());
             }
             if data == end {

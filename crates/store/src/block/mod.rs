@@ -1,6 +1,7 @@
 //! Disks: files and devices, memory, and what is made of other disks.
 
 mod delay;
+mod fiemap;
 mod file;
 mod memory;
 mod stripe;

@@ -12,6 +12,7 @@ pub struct StripeDisk {
     members: Vec<Arc<dyn BlockStore>>,
     /// Bytes on one member before the next one's turn.
     chunk: u64,
+    /// But for the size.
     geometry: Geometry,
 }
 
@@ -34,13 +35,13 @@ impl StripeDisk {
         let each: Vec<Geometry> = members.iter().map(|member| member.geometry()).collect();
         let shortest = each.iter().map(|g| g.size).min().ok_or_else(wrong)?;
         let chunks = shortest.checked_div(chunk).ok_or_else(wrong)?;
+        (chunks * chunk).checked_mul(members.len() as u64).ok_or_else(wrong)?;
         let minimum = each.iter().map(|g| g.block_minimum).max().unwrap_or(1);
         if chunks == 0 || !chunk.is_multiple_of(minimum.into()) {
             return Err(wrong());
         }
-        let size = (chunks * chunk).checked_mul(members.len() as u64).ok_or_else(wrong)?;
         let geometry = Geometry {
-            size,
+            size: 0,
             block_minimum: minimum,
             block_preferred: each.iter().map(|g| g.block_preferred).max().unwrap_or(4096),
             rotational: each.iter().any(|g| g.rotational),
@@ -93,7 +94,17 @@ fn now(outcome: Now) -> io::Result<()> {
 
 impl BlockStore for StripeDisk {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        let sizes = self.members.iter().map(|member| member.geometry().size);
+        let chunks = sizes.min().unwrap_or(0) / self.chunk;
+        let size = (chunks * self.chunk).saturating_mul(self.members.len() as u64);
+        Geometry { size, ..self.geometry }
+    }
+
+    fn refresh(&self) -> io::Result<u64> {
+        for member in &self.members {
+            member.refresh()?;
+        }
+        Ok(self.geometry().size)
     }
 
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {

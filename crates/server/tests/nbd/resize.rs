@@ -1,0 +1,149 @@
+//! Files that grow and shrink while they are served.
+
+use crate::client::{Form, WRITE, WRITE_ZEROES};
+use crate::{World, pattern, wait_until};
+use towline_server::{CacheMode, DiskKind};
+
+const MIB: u64 = 1 << 20;
+const EIO: u32 = 5;
+const EINVAL: u32 = 22;
+const MODES: [CacheMode; 3] = [CacheMode::Cached, CacheMode::Direct, CacheMode::ReadDirect];
+const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];
+
+fn file(length: u64) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.as_file().set_len(length).unwrap();
+    file
+}
+
+#[test]
+fn who_connects_after_a_file_grew_has_all_of_it() {
+    for mode in MODES {
+        let file = file(MIB);
+        let world = World::with(DiskKind::File(file.path().into(), mode), |_| {});
+        let mut early = world.client(Form::Structured);
+        assert_eq!(early.size, MIB);
+        // A size that is no multiple of blocks is rounded down where blocks count.
+        file.as_file().set_len(3 * MIB + 100).unwrap();
+        let mut late = world.client(Form::Structured);
+        let whole = 3 * MIB + if mode == CacheMode::Direct { 0 } else { 100 };
+        assert_eq!(late.size, whole, "{mode:?}");
+        let data = pattern(1, 1 << 20, 4);
+        assert_eq!(late.write(0, 2 * MIB, &data), 0);
+        assert!(late.read(2 * MIB, MIB).unwrap() == data);
+        assert_eq!(early.write(0, 0, &data), 0, "others go on");
+        assert!(early.read(2 * MIB, 512).is_err(), "with what they agreed on");
+        // What was written is known for the new part, too.
+        assert!(early.read(0, MIB).unwrap() == data);
+    }
+}
+
+#[test]
+fn a_stripe_grows_with_its_members() {
+    let files = [file(MIB), file(MIB)];
+    let paths = files.iter().map(|file| file.path().to_owned()).collect();
+    let world = World::with(DiskKind::Stripe(64 << 10, paths, CacheMode::Cached), |_| {});
+    let mut early = world.client(Form::Structured);
+    let data = pattern(0, 2 << 20, 8);
+    assert_eq!(early.write(0, 0, &data), 0);
+    files[0].as_file().set_len(2 * MIB).unwrap();
+    assert_eq!(world.client(Form::Simple).size, 2 * MIB, "as long as the shortest allows");
+    files[1].as_file().set_len(2 * MIB).unwrap();
+    let mut late = world.client(Form::Simple);
+    assert_eq!(late.size, 4 * MIB);
+    assert!(late.read(0, 2 * MIB).unwrap() == data, "what was there stays in its place");
+    assert_eq!(late.write(0, 2 * MIB, &data), 0);
+    assert!(late.read(2 * MIB, 2 * MIB).unwrap() == data);
+}
+
+/// Beyond the new end everything fails: no zeroes that pass for data, and no write that makes the
+/// file long again.
+#[test]
+fn beyond_the_end_of_a_file_that_shrank_everything_fails() {
+    for mode in MODES {
+        for form in FORMS {
+            let file = file(4 * MIB);
+            let data = pattern(0, 4 << 20, 3);
+            std::fs::write(file.path(), &data).unwrap();
+            let world = World::with(DiskKind::File(file.path().into(), mode), |_| {});
+            let mut client = world.client(form);
+            assert!(client.read(0, 4 * MIB).unwrap() == data);
+            file.as_file().set_len(MIB).unwrap();
+            let what = format!("{mode:?} {form:?}");
+            assert_eq!(client.read(2 * MIB, 4096), Err(EIO), "{what}");
+            assert_eq!(client.read(2 * MIB, MIB), Err(EIO), "{what}");
+            for length in [4096, 1 << 20] {
+                assert_eq!(client.write(0, 2 * MIB, &data[..length]), EIO, "{what}, {length}");
+                assert_eq!(client.write(1, 3 * MIB, &data[..length]), EIO, "{what}, durable");
+                assert_eq!(client.write(0, MIB - 4096, &data[..2 * length]), EIO, "{what}, across");
+            }
+            client.request(WRITE_ZEROES, 0, 1, 2 * MIB, 4096);
+            assert_eq!(client.outcome().unwrap(), EIO, "{what}, zeroes");
+            let bytes = client.request_bytes(WRITE, 0, 1, 0, 4096, &data[..4096]);
+            client.send(&bytes);
+            assert_eq!(client.outcome().unwrap(), 0, "{what}: the rest can be used");
+            assert_eq!(file.as_file().metadata().unwrap().len(), MIB, "{what}: it stays short");
+            assert!(client.read(0, MIB).unwrap() == data[..MIB as usize]);
+            assert_eq!(world.client(form).size, MIB, "{what}: new clients see it");
+            // Long again, its end is empty, which is the truth.
+            file.as_file().set_len(4 * MIB).unwrap();
+            assert!(client.read(2 * MIB, MIB).unwrap().iter().all(|byte| *byte == 0), "{what}");
+            assert_eq!(client.write(0, 2 * MIB, &data[..1 << 20]), 0, "{what}");
+        }
+    }
+}
+
+/// While it is read, a file becomes shorter and longer at random: what is told as data is right, or
+/// zeroes that stood there after it grew again; and the server lives.
+#[test]
+fn a_file_that_never_keeps_its_size() {
+    for mode in [CacheMode::Cached, CacheMode::Direct] {
+        let file = file(4 * MIB);
+        let data = pattern(0, 4 << 20, 3);
+        std::fs::write(file.path(), &data).unwrap();
+        let world = World::with(DiskKind::File(file.path().into(), mode), |_| {});
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        use std::sync::atomic::Ordering::Relaxed;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    file.as_file().set_len(MIB).unwrap();
+                    std::thread::yield_now();
+                    std::fs::write(file.path(), &data).unwrap();
+                }
+            });
+            let readers = FORMS.map(|form| {
+                let (world, data) = (&world, &data);
+                scope.spawn(move || {
+                    let mut client = world.client(form);
+                    for round in 0..20 {
+                        let offset = round % 4 * MIB;
+                        match client.try_read(offset, MIB) {
+                            Ok(Ok(bytes)) => {
+                                let right = &data[offset as usize..][..MIB as usize];
+                                let wrong = bytes.iter().zip(right).any(|(b, r)| b != r && *b != 0);
+                                assert!(!wrong, "{mode:?} {form:?}: bytes that never stood there");
+                            }
+                            Ok(Err(EIO)) => {}
+                            // It connected while the file was short.
+                            Ok(Err(EINVAL)) if client.size < offset + MIB => {
+                                client = world.client(form);
+                            }
+                            Ok(Err(error)) => panic!("{mode:?} {form:?}: error {error}"),
+                            // Behind the header of a simple reply only hanging up is left.
+                            Err(_) if form == Form::Simple => client = world.client(form),
+                            Err(error) => panic!("{mode:?} {form:?}: {error}"),
+                        }
+                    }
+                })
+            });
+            let outcomes = readers.map(std::thread::ScopedJoinHandle::join);
+            // Before anything that may panic: the scope waits for the other thread.
+            stop.store(true, Relaxed);
+            outcomes.into_iter().for_each(Result::unwrap);
+        });
+        std::fs::write(file.path(), &data).unwrap();
+        assert!(world.client(Form::Structured).read(0, 4 * MIB).unwrap() == data);
+        wait_until("all memory is back", || world.counter("buffer_bytes_in_use") == 0);
+    }
+}
