@@ -12,6 +12,7 @@ mod waiting;
 use crate::borrow::{Borrowed, Memories};
 use crate::handshake::{Failure, Greeted, greet};
 use crate::lent::{Buffer, shared};
+use crate::listings::Listings;
 use crate::operation::{Convert, Operation};
 use crate::reclaim::OpenFiles;
 use crate::times::{Stamps, Times};
@@ -220,6 +221,7 @@ pub(crate) struct Core {
     receiving: Mutex<Receiving>,
     slot_free: Condvar,
     counters: Counters,
+    pub(crate) listings: Listings,
 }
 
 fn fresh_slot() -> Slot {
@@ -282,6 +284,7 @@ impl Core {
             }),
             slot_free: Condvar::new(),
             counters: Counters::default(),
+            listings: Listings::default(),
         }))
     }
 

@@ -17,6 +17,7 @@ mod error;
 mod file;
 mod handshake;
 mod lent;
+mod listings;
 mod names;
 mod operation;
 mod reclaim;

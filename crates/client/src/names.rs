@@ -9,9 +9,8 @@ use towline_wire::entry::Entries;
 use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, valid};
 use towline_wire::{Attr, Reply, Request, Timestamp};
 
-/// Bytes of entries asked for at once: some 800 with attributes. The buffer is cleared each time, so
-/// that more would cost small directories dearly.
-const LIST_BYTES: usize = 128 * 1024;
+/// Bytes of entries asked for at once: some 800 with attributes.
+pub(crate) const LIST_BYTES: usize = 128 * 1024;
 
 /// One name of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,9 +76,11 @@ impl File {
             length: LIST_BYTES as u32,
             attributes: attributes.into(),
         }];
-        let mut listing = vec![0; LIST_BYTES];
-        let outcome = self.core.call(&request, &[], &mut listing)?;
-        entries(&outcome, &listing)
+        let mut listing = self.core.listings.take();
+        let outcome = self.core.call(&request, &[], &mut listing);
+        let found = outcome.and_then(|outcome| entries(&outcome, &listing));
+        self.core.listings.give_back(listing);
+        found
     }
 
     /// All entries of the directory; `.` and `..` are left out.
@@ -118,9 +119,12 @@ impl File {
             },
             Request::Close { handle: CURRENT },
         ];
-        self.core.start(&requests, Vec::new(), vec![0; LIST_BYTES], |outcome, listing| {
-            outcome.last()?;
-            entries(&outcome, &listing)
+        let core = self.core.clone();
+        let listing = self.core.listings.take();
+        self.core.start(&requests, Vec::new(), listing, move |outcome, listing| {
+            let found = entries(&outcome, &listing);
+            core.listings.give_back(listing);
+            found
         })
     }
 

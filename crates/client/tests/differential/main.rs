@@ -254,7 +254,9 @@ fn follows(op: &Op) -> bool {
     match op {
         Op::Open(_, _, flags, _) => {
             let exclusive = common::EXCLUSIVE | common::CREATE & !3;
-            flags & exclusive != exclusive && flags & libc::O_NOFOLLOW as u32 == 0
+            let path = libc::O_PATH as u32; // leaves these flags without meaning
+            (flags & exclusive != exclusive || flags & path != 0)
+                && flags & libc::O_NOFOLLOW as u32 == 0
         }
         Op::WritePath(_, flags, ..) => flags & common::EXCLUSIVE == 0,
         Op::ReadPath(..) | Op::Truncate(..) | Op::Access(..) | Op::Chmod(..) => true,

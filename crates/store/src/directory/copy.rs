@@ -1,7 +1,7 @@
 //! Copying between open files inside the server.
 
 use super::attributes::{errno, stat_file};
-use super::open_file::DirectoryFile;
+use super::open_file::{DirectoryFile, PAGE_BYTES};
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno as Code;
 use towline_wire::Errno;
@@ -44,6 +44,11 @@ pub(super) fn copy_between(
     let _acting = to.act_as_user()?;
     let (mut source, mut target) = (offset, to_offset);
     let count = length.min(COPY_BYTES_MAX) as usize;
+    // The kernel would copy only as far as all is aligned.
+    if !(offset | to_offset | count as u64).is_multiple_of(PAGE_BYTES) {
+        from.leave_direct();
+        to.leave_direct();
+    }
     let result = rustix::io::retry_on_intr(|| {
         rustix::fs::copy_file_range(&from.fd, Some(&mut source), &to.fd, Some(&mut target), count)
     });

@@ -1,10 +1,9 @@
 //! Directory entries with attributes.
 
-use super::attributes::{attr_of, errno, stat_file, stat_listed};
+use super::attributes::{attr_of, errno, stat_listed};
 use super::open_file::DirectoryFile;
-use super::resolve::PARENT;
 use crate::Listing;
-use rustix::fs::{Mode, RawDir, SeekFrom, Statx};
+use rustix::fs::{RawDir, SeekFrom};
 use towline_wire::attr::TYPE_DIRECTORY;
 use towline_wire::{Attr, Errno};
 
@@ -49,9 +48,10 @@ impl DirectoryFile {
             let mut file_type = entry.file_type().as_raw_mode() >> TYPE_SHIFT;
             let mut attr: Option<Attr> = None;
             if name.to_bytes() == b".." {
-                let parent = self.parent()?;
-                inode = parent.stx_ino;
-                attr = attributes.then(|| attr_of(&parent));
+                // The parent of the root is outside; the root shows itself there.
+                if self.identity == self.tree.root_identity {
+                    inode = self.identity.1;
+                }
             } else if attributes && let Some(stat) = stat_listed(&self.fd, name) {
                 file_type = u32::from(stat.stx_mode) >> TYPE_SHIFT;
                 inode = stat.stx_ino;
@@ -65,17 +65,5 @@ impl DirectoryFile {
             }
         }
         Ok(true)
-    }
-
-    /// What `..` shows: the parent, or the directory itself where the parent is not in the export.
-    fn parent(&self) -> Result<Statx, Errno> {
-        let parent = match self.identity == self.tree.root_identity {
-            true => None,
-            false => self.tree.open(None, self, b"..", PARENT, Mode::empty()).ok(),
-        };
-        match parent {
-            Some(parent) => stat_file(parent),
-            None => stat_file(&self.fd),
-        }
     }
 }

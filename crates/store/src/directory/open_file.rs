@@ -22,7 +22,7 @@ use towline_wire::{Attr, Errno, limits};
 /// Reads of so many bytes or more refer to the pages of the file instead of copying them.
 const REFERENCE_BYTES_MIN: usize = 32 * 1024;
 /// The page cache holds files in units of a multiple of this.
-const PAGE_BYTES: u64 = 4096;
+pub(super) const PAGE_BYTES: u64 = 4096;
 /// Buffer through which pages are brought into memory: small enough to stay in the cache.
 const SCRATCH_BYTES: usize = 64 * 1024;
 
@@ -82,7 +82,12 @@ impl DirectoryFile {
 
     /// After `EINVAL`: drops `O_DIRECT` if it was in effect. True: worth another try.
     fn falls_back(&self, error: Code) -> bool {
-        if error != Code::INVAL || !self.direct.swap(false, Relaxed) {
+        error == Code::INVAL && self.leave_direct()
+    }
+
+    /// Drops `O_DIRECT` if it was in effect.
+    pub(super) fn leave_direct(&self) -> bool {
+        if !self.direct.swap(false, Relaxed) {
             return false;
         }
         rustix::fs::fcntl_getfl(&self.fd)

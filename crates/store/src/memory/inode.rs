@@ -129,7 +129,7 @@ impl Inode {
             content: birth.content,
             xattrs: Mutex::new(None),
             attr: RwLock::new(attr),
-            linkable: AtomicBool::new(true),
+            linkable: AtomicBool::new(false),
             arena: arena.clone(),
             charged,
         }))
