@@ -1,6 +1,6 @@
 //! A disk as it is exported.
 
-use crate::Changes;
+use crate::{Changes, Delivery};
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::sync::Arc;
@@ -18,6 +18,8 @@ pub struct Disk {
     pub store: Arc<dyn BlockStore>,
     /// Refuse changes, whatever the back end could.
     pub read_only: bool,
+    /// How its reads are delivered.
+    pub delivery: Delivery,
     /// What changed since the server began to serve it.
     pub changes: Changes,
     failed: AtomicBool,
@@ -47,11 +49,18 @@ impl Disk {
             description: description.to_owned(),
             store,
             read_only,
+            delivery: Delivery::default(),
             changes: Changes::default(),
             failed: AtomicBool::new(false),
             flushes: Mutex::default(),
             flushed: Condvar::new(),
         }
+    }
+
+    /// The same, with its reads delivered in this way.
+    #[must_use]
+    pub fn delivered(self, delivery: Delivery) -> Self {
+        Self { delivery, ..self }
     }
 
     /// What it is like.

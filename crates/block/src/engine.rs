@@ -1,13 +1,16 @@
 //! The engine.
 
 use crate::Disk;
+use crate::cursor::Cursor;
+use crate::path::Moved;
 use crate::request::{Driver, How, Output, Piece, Read, Status, Times, Waiting, Work, Write};
 use crate::slab::{Key, Slab};
+use crate::ways::{ReadWork, aggregate, at_once, lent, read_work, write_work};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_mem::{Aggregate, Pool, PoolBuffer, Segment};
+use towline_mem::{Pool, PoolBuffer};
 use towline_store::{Direction, Now};
 
 /// What one core may hold.
@@ -20,11 +23,6 @@ pub struct Limits {
     /// Bytes of one owner that may be under way from the disk to the network.
     pub owner_bytes_max: u64,
 }
-
-/// Longest run of pages that is handed over as one piece.
-const LENT_BYTES_MAX: u64 = 1 << 20;
-/// Shorter holes are read like data.
-const HOLE_BYTES_MIN: u64 = 64 * 1024;
 
 /// A connection, as the engine knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,6 +81,8 @@ struct Fragment {
     length: u64,
     /// Bytes of it that were moved already.
     done: u64,
+    /// Its pages are brought into memory, to be handed over by reference.
+    lends: bool,
 }
 
 /// The fragment engine of a core. `T` is what a front calls a request.
@@ -96,6 +96,7 @@ pub struct Engine<T> {
     /// The first in line found no memory when it was last looked at.
     starved: bool,
     outputs: VecDeque<Output<T>>,
+    moved: Moved,
 }
 
 impl<T: Copy> Engine<T> {
@@ -110,6 +111,7 @@ impl<T: Copy> Engine<T> {
             line: VecDeque::new(),
             starved: false,
             outputs: VecDeque::new(),
+            moved: Moved::default(),
         }
     }
 
@@ -140,6 +142,22 @@ impl<T: Copy> Engine<T> {
             found.unsent = bytes;
             self.get_in_line(owner.0);
         }
+    }
+
+    /// Bytes moved since the engine was made.
+    #[must_use]
+    pub fn moved(&self) -> Moved {
+        self.moved
+    }
+
+    /// Counts bytes that a front had from [`towline_store::BlockStore::read_now`] by itself.
+    pub fn count_staged(&mut self, bytes: u64) {
+        self.moved.staged += bytes;
+    }
+
+    /// Counts bytes that a front wrote by [`towline_store::BlockStore::write_now`] by itself.
+    pub fn count_written(&mut self, bytes: u64) {
+        self.moved.written_staged += bytes;
     }
 
     /// Longest read in one piece.
@@ -194,9 +212,9 @@ impl<T: Copy> Engine<T> {
     ) {
         let read = Read {
             disk: disk.clone(),
-            next: range.start,
-            end: range.end,
+            cursor: Cursor::new(range, disk.store.layout(), how != How::Pieces),
             how,
+            serial: disk.delivery.serial,
             in_flight: 0,
             told: false,
             failed: false,
@@ -234,6 +252,7 @@ impl<T: Copy> Engine<T> {
                 Step::NoMemory => {
                     self.line.push_front(owner_key);
                     self.starved = true;
+                    self.give_up_serial();
                     return;
                 }
             }
@@ -245,46 +264,81 @@ impl<T: Copy> Engine<T> {
     fn step(&mut self, key: Key, driver: &mut dyn Driver) -> Step {
         let Some(request) = self.requests.get_mut(key) else { return Step::AllBegun };
         let Kind::Read(read) = &mut request.kind else { return Step::AllBegun };
-        if read.next >= read.end || read.failed {
+        let Some((offset, mut rest)) = read.cursor.peek().filter(|_| !read.failed) else {
             return Step::AllBegun;
-        }
-        let (offset, rest) = (read.next, read.end - read.next);
-        let store = &read.disk.store;
+        };
         if read.how == How::Whole {
+            rest = read.cursor.rest();
             let Some(mut buffer) = self.limits.take(rest) else { return Step::NoMemory };
             let disk = read.disk.clone();
             let call = move || {
                 let result = disk.store.read(offset, &mut buffer.bytes_mut()[..rest as usize]);
                 (result.map(|()| rest as usize), buffer)
             };
-            self.begin(key, offset, rest, Work::Call(Box::new(call)), driver);
+            read.cursor.finish();
+            self.moved.staged += rest;
+            self.begin(key, offset, rest, Work::Call(Box::new(call)), false, driver);
             return Step::AllBegun;
         }
-        if let Some(piece) = at_once(&**store, offset, rest) {
-            read.next += piece.len();
-            let all = read.next >= read.end;
+        if let Some(piece) = at_once(&read.disk, offset, rest) {
+            match &piece {
+                Piece::Hole(length) => self.moved.holes += length,
+                other => self.moved.lent += other.len(),
+            }
+            read.cursor.advance(piece.len());
+            let all = read.cursor.is_done();
             self.land(key, offset, Ok(piece));
             return if all { Step::AllBegun } else { Step::Goes };
         }
-        let Some((work, length)) = read_work(&self.limits, &read.disk, offset, rest) else {
+        let most = read.cursor.fragment(self.limits.fragments.buffer_bytes() as u64);
+        let Some((work, length)) = read_work(&self.limits, &read.disk, offset, most) else {
             return Step::NoMemory;
         };
-        let all = read.next + length >= read.end;
+        read.cursor.advance(length);
+        let all = read.cursor.is_done();
         match work {
             ReadWork::Done(landed) => {
-                read.next += length;
+                self.moved.staged += length;
                 self.land(key, offset, landed);
             }
-            ReadWork::Begin(work) => self.begin(key, offset, length, work, driver),
+            ReadWork::Begin(work, lends) => {
+                match &work {
+                    Work::Transfer { place, .. } if place.direct => self.moved.direct += length,
+                    _ if lends => self.moved.lent += length,
+                    _ => self.moved.staged += length,
+                }
+                self.begin(key, offset, length, work, lends, driver);
+            }
         }
         if all { Step::AllBegun } else { Step::Goes }
     }
 
+    /// All memory is in use. Reads that keep some until they have all of their bytes give that up,
+    /// or each would wait for the others.
+    fn give_up_serial(&mut self) {
+        let begun = |key: &Key| Some((*key, *self.owners.get(*key)?.reads.front()?));
+        for (owner, read) in self.line.iter().filter_map(begun).collect::<Vec<_>>() {
+            if let Some(request) = self.requests.get_mut(read)
+                && let Kind::Read(found) = &mut request.kind
+                && std::mem::replace(&mut found.serial, false)
+            {
+                self.tell_landed(read, owner);
+            }
+        }
+    }
+
     /// Begins a fragment.
-    fn begin(&mut self, key: Key, offset: u64, length: u64, work: Work, driver: &mut dyn Driver) {
+    fn begin(
+        &mut self,
+        key: Key,
+        offset: u64,
+        length: u64,
+        work: Work,
+        lends: bool,
+        driver: &mut dyn Driver,
+    ) {
         let Some(request) = self.requests.get_mut(key) else { return };
         let Kind::Read(read) = &mut request.kind else { return };
-        read.next += length;
         read.in_flight += 1;
         if read.how == How::Ordered {
             read.waiting.push_back(Waiting { offset, landed: None });
@@ -293,7 +347,8 @@ impl<T: Copy> Engine<T> {
         if let Some(owner) = self.owners.get_mut(request.owner) {
             owner.in_flight += length;
         }
-        let token = self.fragments.insert(Fragment { request: key, offset, length, done: 0 });
+        let fragment = Fragment { request: key, offset, length, done: 0, lends };
+        let token = self.fragments.insert(fragment);
         driver.begin(token.to_bits(), work);
     }
 
@@ -306,7 +361,7 @@ impl<T: Copy> Engine<T> {
             read.waiting.clear();
             return self.forget_if_idle(key);
         }
-        if read.how != How::Ordered {
+        if read.how != How::Ordered && !read.serial && read.waiting.is_empty() {
             return self.tell(key, offset, landed);
         }
         match read.waiting.iter_mut().find(|w| w.offset == offset && w.landed.is_none()) {
@@ -314,8 +369,24 @@ impl<T: Copy> Engine<T> {
             None => read.waiting.push_back(Waiting { offset, landed: Some(landed) }),
         }
         let owner = request.owner;
-        while let Some(key) = self.next_speaker(owner) {
-            self.speak(key);
+        self.tell_landed(key, owner);
+    }
+
+    /// Tells what has landed and may be told.
+    fn tell_landed(&mut self, key: Key, owner: Key) {
+        let Some(request) = self.requests.get_mut(key) else { return };
+        let Kind::Read(read) = &mut request.kind else { return };
+        if read.how == How::Ordered {
+            while let Some(key) = self.next_speaker(owner) {
+                self.speak(key);
+            }
+        } else if read.may_be_told() {
+            while let Some(request) = self.requests.get_mut(key)
+                && let Kind::Read(read) = &mut request.kind
+                && let Some(Waiting { offset, landed: Some(landed) }) = read.waiting.pop_front()
+            {
+                self.tell(key, offset, landed);
+            }
         }
     }
 
@@ -328,7 +399,8 @@ impl<T: Copy> Engine<T> {
             let Kind::Read(read) = &self.requests.get(*key)?.kind else { return None };
             let lands = read.waiting.front().is_some_and(|w| w.landed.is_some());
             let first = owner.ordered.front() == Some(key);
-            (lands && (first || read.next >= read.end)).then_some(*key)
+            let may = lands && (first || read.cursor.is_done()) && read.may_be_told();
+            may.then_some(*key)
         };
         match owner.speaking {
             Some(key) => may(&key),
@@ -369,7 +441,7 @@ impl<T: Copy> Engine<T> {
             landed => Some((offset, landed)),
         };
         read.failed |= read.failure.is_some() || matches!(landed, Some((_, Err(_))));
-        let begun = read.next >= read.end || read.failed;
+        let begun = read.cursor.is_done() || read.failed;
         let over = begun && read.in_flight == 0 && read.waiting.is_empty();
         let landed = match read.failure.take_if(|_| over) {
             Some((offset, error)) => Some((offset, Err(error))),
@@ -403,7 +475,7 @@ impl<T: Copy> Engine<T> {
     fn forget_if_idle(&mut self, key: Key) {
         let idle = self.requests.get_mut(key).is_some_and(|request| match &mut request.kind {
             Kind::Read(read) => {
-                read.next = read.end;
+                read.cursor.finish();
                 read.in_flight == 0
             }
             Kind::Write(write) => write.in_flight == 0,
@@ -442,6 +514,11 @@ impl<T: Copy> Engine<T> {
         let request = self.requests.get_mut(key.0)?;
         let Kind::Write(write) = &request.kind else { return None };
         let rest = (write.end - write.next).min(self.limits.fragments.buffer_bytes() as u64);
+        let rest = write
+            .disk
+            .store
+            .layout()
+            .map_or(rest, |layout| rest.min(layout.chunk_end(write.next) - write.next));
         let place = write.disk.store.locate(write.next, rest, Direction::Write);
         let length = place.map_or(rest, |place| place.length);
         Some((self.limits.take(length)?, length as usize))
@@ -462,13 +539,21 @@ impl<T: Copy> Engine<T> {
         let data = &buffer.bytes()[..length];
         if let Now::Done(result) = write.disk.store.write_now(offset, data, write.durable) {
             write.error = write.error.take().or(result.err());
+            self.moved.written_staged += length as u64;
             return self.end_write(key.0);
         }
         let work = write_work(&write.disk, offset, buffer, length, write.durable);
+        match &work {
+            Work::Transfer { place, .. } if place.direct => {
+                self.moved.written_direct += length as u64;
+            }
+            _ => self.moved.written_staged += length as u64,
+        }
         write.in_flight += 1;
         request.disk_since.get_or_insert_with(Instant::now);
         let length = length as u64;
-        let token = self.fragments.insert(Fragment { request: key.0, offset, length, done: 0 });
+        let fragment = Fragment { request: key.0, offset, length, done: 0, lends: false };
+        let token = self.fragments.insert(fragment);
         driver.begin(token.to_bits(), work);
     }
 
@@ -552,15 +637,29 @@ impl<T: Copy> Engine<T> {
         };
         match &mut request.kind {
             Kind::Read(read) => {
+                let pages = (fragment.lends && outcome.is_ok())
+                    .then(|| lent(&read.disk, fragment.offset, fragment.length));
+                if let Some(None) = pages {
+                    // They are gone again: this once it is copied.
+                    let again = Fragment { done: 0, lends: false, ..fragment };
+                    self.moved.lent -= again.length;
+                    self.moved.staged += again.length;
+                    return self.again(again, buffer, driver);
+                }
                 read.in_flight -= 1;
-                let owner = request.owner;
+                let (owner, kept) = (request.owner, read.serial);
                 if let Some(found) = self.owners.get_mut(owner) {
                     found.in_flight -= fragment.length;
-                    // Until the front says how much of it is still unsent.
-                    found.unsent += fragment.length;
+                    if !kept {
+                        // Until the front says how much of it is still unsent.
+                        found.unsent += fragment.length;
+                    }
                     self.get_in_line(owner);
                 }
-                let landed = outcome.map(|()| Piece::Data(aggregate(buffer, fragment.length)));
+                let landed = outcome.map(|()| match pages.flatten() {
+                    Some(pages) => Piece::Lent(pages),
+                    None => Piece::Data(aggregate(buffer, fragment.length)),
+                });
                 self.land(fragment.request, fragment.offset, landed);
             }
             Kind::Write(write) => {
@@ -616,6 +715,13 @@ enum Step {
     NoMemory,
 }
 
+impl Read {
+    /// What landed need not be kept until the disk is done with the rest.
+    fn may_be_told(&self) -> bool {
+        !self.serial || (self.in_flight == 0 && (self.cursor.is_done() || self.failed))
+    }
+}
+
 impl<T> Request<T> {
     fn times(&self) -> Times {
         let disk = self.disk_since.map_or(0, |since| since.elapsed().as_nanos() as u64);
@@ -624,79 +730,12 @@ impl<T> Request<T> {
 }
 
 impl Limits {
-    fn take(&self, length: u64) -> Option<PoolBuffer> {
+    pub(crate) fn take(&self, length: u64) -> Option<PoolBuffer> {
         if length <= self.small.buffer_bytes() as u64
             && let Some(buffer) = self.small.take()
         {
             return Some(buffer);
         }
         self.fragments.take()
-    }
-}
-
-/// The first bytes of a range, if they need no device.
-fn at_once(store: &dyn towline_store::BlockStore, offset: u64, rest: u64) -> Option<Piece> {
-    let hole = store.hole_now(offset, rest);
-    if hole == rest || hole >= HOLE_BYTES_MIN {
-        return Some(Piece::Hole(hole));
-    }
-    store.lend(offset, rest.min(LENT_BYTES_MAX)).map(Piece::Lent)
-}
-
-fn aggregate(buffer: PoolBuffer, length: u64) -> Aggregate {
-    let mut bytes = Aggregate::new();
-    bytes.append(Segment::Registered(Arc::new(buffer)), 0, length);
-    bytes
-}
-
-enum ReadWork {
-    /// Nothing had to be waited for.
-    Done(io::Result<Piece>),
-    Begin(Work),
-}
-
-fn read_work(limits: &Limits, disk: &Arc<Disk>, offset: u64, rest: u64) -> Option<(ReadWork, u64)> {
-    let rest = rest.min(limits.fragments.buffer_bytes() as u64);
-    let place = disk.store.locate(offset, rest, Direction::Read);
-    let length = place.as_ref().map_or(rest, |place| place.length);
-    let mut buffer = limits.take(length)?;
-    let target = &mut buffer.bytes_mut()[..length as usize];
-    if let Now::Done(result) = disk.store.read_now(offset, target) {
-        let landed = result.map(|()| Piece::Data(aggregate(buffer, length)));
-        return Some((ReadWork::Done(landed), length));
-    }
-    let work = match place {
-        Some(place) => Work::Transfer { place, buffer, direction: Direction::Read, durable: false },
-        None => {
-            let disk = disk.clone();
-            Work::Call(Box::new(move || {
-                let target = &mut buffer.bytes_mut()[..length as usize];
-                let result = disk.store.read(offset, target).map(|()| length as usize);
-                (result, buffer)
-            }))
-        }
-    };
-    Some((ReadWork::Begin(work), length))
-}
-
-fn write_work(
-    disk: &Arc<Disk>,
-    offset: u64,
-    buffer: PoolBuffer,
-    length: usize,
-    durable: bool,
-) -> Work {
-    let direction = Direction::Write;
-    match disk.store.locate(offset, length as u64, direction) {
-        Some(place) if place.length == length as u64 => {
-            Work::Transfer { place, buffer, direction, durable }
-        }
-        _ => {
-            let disk = disk.clone();
-            Work::Call(Box::new(move || {
-                let result = disk.store.write(offset, &buffer.bytes()[..length], durable);
-                (result.map(|()| length), buffer)
-            }))
-        }
     }
 }

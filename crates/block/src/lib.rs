@@ -10,12 +10,16 @@
 #![forbid(unsafe_code)]
 
 mod changes;
+mod cursor;
 mod disk;
 mod engine;
+mod path;
 mod request;
 mod slab;
+mod ways;
 
 pub use changes::{Changes, GRAIN};
 pub use disk::Disk;
 pub use engine::{Engine, Limits, OwnerKey, RequestKey};
+pub use path::{DataPath, Delivery, Moved};
 pub use request::{Driver, How, Output, Piece, Status, Times, Work};

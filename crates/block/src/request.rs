@@ -1,6 +1,7 @@
 //! What goes into the engine, what comes out, and what it needs done.
 
 use crate::Disk;
+use crate::cursor::Cursor;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -147,17 +148,18 @@ pub enum How {
 #[derive(Debug)]
 pub(crate) struct Read {
     pub(crate) disk: Arc<Disk>,
-    /// Next byte that nothing was begun for.
-    pub(crate) next: u64,
-    pub(crate) end: u64,
+    /// What nothing was begun for.
+    pub(crate) cursor: Cursor,
     pub(crate) how: How,
+    /// Nothing is told before all has landed.
+    pub(crate) serial: bool,
     /// Fragments that the disk works on.
     pub(crate) in_flight: usize,
     pub(crate) told: bool,
     pub(crate) failed: bool,
     /// In order: where and why, until nothing is under way any more.
     pub(crate) failure: Option<(u64, io::Error)>,
-    /// In order: what was begun and is not handed over yet.
+    /// In order, or serial: what was begun and is not handed over yet.
     pub(crate) waiting: std::collections::VecDeque<Waiting>,
 }
 

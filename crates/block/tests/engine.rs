@@ -4,10 +4,12 @@
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use towline_block::{Changes, Disk, Driver, Engine, How, Limits, Output, Piece, Work};
+use towline_block::{
+    Changes, DataPath, Delivery, Disk, Driver, Engine, How, Limits, Output, Piece, Work,
+};
 use towline_mem::Pool;
 use towline_store::BlockStore;
-use towline_store::block::{DelayStore, MemoryDisk};
+use towline_store::block::{DelayStore, MemoryDisk, StripeDisk};
 
 const SIZE: u64 = 1 << 20;
 const FRAGMENT: u64 = 16 * 1024;
@@ -48,11 +50,21 @@ struct Told {
     over: bool,
 }
 
-fn check(reads: &[Asked], buffers: usize, mut choices: impl Iterator<Item = usize>) {
-    let memory = MemoryDisk::new("test", SIZE).unwrap();
-    memory.write(0, &(0..SIZE).map(byte).collect::<Vec<_>>(), false).unwrap();
-    let store = DelayStore::new(memory, Duration::ZERO, 0);
-    let disk = Arc::new(Disk::new("test", "", store, false));
+fn check(
+    reads: &[Asked],
+    buffers: usize,
+    delivery: Delivery,
+    members: u32,
+    mut choices: impl Iterator<Item = usize>,
+) {
+    let each = SIZE / u64::from(members);
+    let all: Vec<Arc<dyn BlockStore>> = (0..members)
+        .map(|_| -> Arc<dyn BlockStore> { MemoryDisk::new("test", each).unwrap() })
+        .collect();
+    let stripe = StripeDisk::new(all, 64 * 1024).unwrap();
+    stripe.write(0, &(0..SIZE).map(byte).collect::<Vec<_>>(), false).unwrap();
+    let store = DelayStore::new(stripe, Duration::ZERO, 0);
+    let disk = Arc::new(Disk::new("test", "", store, false).delivered(delivery));
     let fragments = Pool::new(FRAGMENT as usize, buffers);
     let small = Pool::new(4096, 2);
     let limits = Limits { fragments: fragments.clone(), small, owner_bytes_max: 5 * FRAGMENT };
@@ -116,9 +128,14 @@ proptest! {
     fn reads_are_told_whole_and_in_turn(
         reads in proptest::collection::vec(asked(), 1..8),
         buffers in 1usize..12,
+        serial in any::<bool>(),
+        sendfile in any::<bool>(),
+        members in 0u32..3,
         choices in proptest::collection::vec(any::<usize>(), 0..200),
     ) {
-        check(&reads, buffers, choices.into_iter());
+        let path = if sendfile { DataPath::Sendfile } else { DataPath::Auto };
+        let delivery = Delivery { path, serial };
+        check(&reads, buffers, delivery, 1 << members, choices.into_iter());
     }
 
     #[test]
@@ -139,6 +156,60 @@ proptest! {
             at += length;
         }
     }
+}
+
+/// What is told of a read, and in which order its fragments were begun, when they land backwards.
+fn landing_backwards(delivery: Delivery) -> (Vec<u64>, Vec<usize>) {
+    let memory = MemoryDisk::new("test", SIZE).unwrap();
+    let store = DelayStore::new(memory, Duration::ZERO, 0);
+    let disk = Arc::new(Disk::new("test", "", store, false).delivered(delivery));
+    let (fragments, small) = (Pool::new(FRAGMENT as usize, 16), Pool::new(4096, 2));
+    let mut engine: Engine<u8> = Engine::new(Limits { fragments, small, owner_bytes_max: SIZE });
+    let owner = engine.add_owner();
+    engine.read(owner, 0, &disk, 0..4 * FRAGMENT, How::Pieces, Instant::now());
+    let mut later = Later::default();
+    engine.pump(&mut later);
+    let (mut offsets, mut told) = (Vec::new(), Vec::new());
+    while let Some((token, Work::Call(call))) = later.0.pop() {
+        let (result, buffer) = call();
+        engine.finished(token, result, buffer, &mut Later::default());
+        let before = offsets.len();
+        while let Some(Output::Piece { offset, .. }) = engine.next_output() {
+            offsets.push(offset / FRAGMENT);
+        }
+        told.push(offsets.len() - before);
+    }
+    (offsets, told)
+}
+
+#[test]
+fn fragments_are_told_as_they_land_unless_disk_and_network_work_in_series() {
+    assert_eq!(landing_backwards(Delivery::default()), (vec![3, 2, 1, 0], vec![1, 1, 1, 1]));
+    let serial = Delivery { serial: true, ..Delivery::default() };
+    assert_eq!(landing_backwards(serial), (vec![3, 2, 1, 0], vec![0, 0, 0, 4]));
+}
+
+#[test]
+fn bytes_are_counted_by_their_way() {
+    let moved = |path| {
+        let memory = MemoryDisk::new("test", SIZE).unwrap();
+        memory.write(0, &[7; 4 * FRAGMENT as usize], false).unwrap();
+        let disk = Arc::new(
+            Disk::new("test", "", memory, false).delivered(Delivery { path, serial: false }),
+        );
+        let (fragments, small) = (Pool::new(FRAGMENT as usize, 16), Pool::new(4096, 2));
+        let mut engine: Engine<u8> =
+            Engine::new(Limits { fragments, small, owner_bytes_max: SIZE });
+        let owner = engine.add_owner();
+        engine.read(owner, 0, &disk, 0..4 * FRAGMENT, How::Pieces, Instant::now());
+        engine.pump(&mut Later::default());
+        let moved = engine.moved();
+        (moved.lent / FRAGMENT, moved.staged / FRAGMENT)
+    };
+    assert_eq!(moved(DataPath::Auto), (4, 0));
+    assert_eq!(moved(DataPath::Sendfile), (4, 0));
+    assert_eq!(moved(DataPath::Staged), (0, 4));
+    assert_eq!(moved(DataPath::ZeroCopy), (0, 4));
 }
 
 /// What a connection had asked for is forgotten with it, whatever had landed.

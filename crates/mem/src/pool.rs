@@ -1,5 +1,6 @@
 //! A bounded pool of equal buffers: what limits the memory of a server, however many clients.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Hands out buffers of one size, never more than a fixed number at once. Memory is allocated
@@ -14,11 +15,12 @@ pub struct Pool {
 /// Alignment of every buffer, so that devices can be read and written around the page cache.
 const ALIGNMENT: usize = 4096;
 
-/// An allocation and where its aligned part begins.
+/// An allocation, where its aligned part begins, and its number.
 #[derive(Debug, Default)]
 struct Memory {
     bytes: Vec<u8>,
     start: usize,
+    number: u64,
 }
 
 #[derive(Debug, Default)]
@@ -82,13 +84,21 @@ impl Memory {
         let bytes = vec![0; length + ALIGNMENT];
         // A vector that never grows never moves.
         let start = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
-        Self { bytes, start }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self { bytes, start, number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 }
 
 impl PoolBuffer {
     fn range(&self) -> std::ops::Range<usize> {
         self.memory.start..self.memory.start + self.pool.buffer_bytes
+    }
+
+    /// A number that no other memory of this process has or will have: what a registration of the
+    /// memory with a device or a ring is kept under. The memory goes only with its pool.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.memory.number
     }
 
     /// The whole buffer, aligned to 4096 bytes; contents are what the last user left.

@@ -29,6 +29,12 @@ counters! {
     bytes_sent_copied,
     /// Bytes sent from file pages without copying (`sendfile`).
     bytes_sent_file,
+    /// Bytes sent from where they lie in memory (`SEND_ZC`).
+    bytes_sent_in_place,
+    /// Sends in place of which the kernel said that it had copied the bytes nevertheless.
+    sends_in_place_copied,
+    /// Connections whose sends in place were given up for that.
+    sends_in_place_given_up,
     /// Bytes not sent but lent: the receiver reads them in place in memory that both map.
     bytes_lent,
     /// Replies whose data was lent.

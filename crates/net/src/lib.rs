@@ -7,6 +7,7 @@
 
 pub mod address;
 mod counters;
+mod in_place;
 mod input;
 mod link;
 mod local;

@@ -1,12 +1,13 @@
 //! What is waiting to be sent on a lane, and how each slice leaves.
 
+use crate::in_place::InPlace;
 use crate::socket::Piece;
 use crate::{Counters, Link};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use towline_mem::{Aggregate, Segment};
+use towline_mem::{Aggregate, Segment, Slice};
 use towline_wire::{Errno, Header, Kind};
 
 /// Shared slices from this size on leave by `sendfile`, smaller ones are copied. A store must not
@@ -20,7 +21,8 @@ const PIECES: usize = 64;
 pub enum Flushed {
     /// Everything left.
     All,
-    /// The link takes no more now: flush again when it is writable.
+    /// The link takes no more now: flush again when it is writable. Or, where it is allowed, the
+    /// front is for [`SendQueue::take_in_place`] or was taken.
     Blocked,
 }
 
@@ -52,6 +54,7 @@ impl std::fmt::Debug for Message {
 pub struct SendQueue {
     messages: VecDeque<Message>,
     bytes: u64,
+    pub(crate) in_place: InPlace,
 }
 
 impl SendQueue {
@@ -92,6 +95,9 @@ impl SendQueue {
     /// The link is broken.
     pub fn flush(&mut self, link: &Link, counters: &Counters) -> io::Result<Flushed> {
         while !self.messages.is_empty() {
+            if self.is_kept() {
+                return Ok(Flushed::Blocked);
+            }
             let sent = match self.file_at_front(link) {
                 Some((segment, offset, length)) => {
                     self.send_file(link, &segment, offset, length, counters)
@@ -108,6 +114,11 @@ impl SendQueue {
             }
         }
         Ok(Flushed::All)
+    }
+
+    /// What waits, in order.
+    pub(crate) fn slices(&self) -> impl Iterator<Item = &Slice> {
+        self.messages.iter().flat_map(|message| message.rest.slices())
     }
 
     fn file_at_front(&self, link: &Link) -> Option<(Segment, u64, u64)> {
@@ -210,7 +221,7 @@ impl SendQueue {
         link.send_pieces(&pieces, more, counters).map(|count| count as u64)
     }
 
-    fn advance(&mut self, mut count: u64, counters: &Counters) {
+    pub(crate) fn advance(&mut self, mut count: u64, counters: &Counters) {
         self.bytes -= count;
         while let Some(front) = self.messages.front_mut() {
             let here = count.min(front.rest.len());

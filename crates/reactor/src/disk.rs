@@ -44,4 +44,6 @@ pub struct Finished {
     pub result: io::Result<usize>,
     /// Its memory.
     pub buffer: PoolBuffer,
+    /// The memory was registered with the ring.
+    pub registered: bool,
 }

@@ -7,17 +7,25 @@
 //! succeeds, and one buffer per core then serves all connections instead of one posted per lane.
 //!
 //! Files are another matter: reading one waits for a device. [`Reactor::submit`] gives such a
-//! [`Transfer`] to the ring, with the buffer that it owns until it is [`Finished`].
+//! [`Transfer`] to the ring, with the buffer that it owns until it is [`Finished`]; buffers become
+//! registered with the ring when they are first used. [`Reactor::send`] sends memory without copying
+//! it, and tells when the network is done with it.
 
 mod disk;
 mod epoll;
+#[allow(unsafe_code)] // telling the ring of memory
+mod registered;
+#[allow(unsafe_code)] // lists of addresses for the kernel
+mod send;
 #[allow(unsafe_code)] // pushing to the submission queue
 mod uring;
 
 pub use disk::{Finished, Transfer};
+pub use send::Sent;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
+use towline_mem::{Aggregate, Guard};
 
 /// How the loop waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +137,50 @@ impl Reactor {
         }
     }
 
+    /// Buffers that are registered with the ring.
+    #[must_use]
+    pub fn registered_buffers(&self) -> usize {
+        match &self.inner {
+            Inner::Uring(ring) => ring.registered_buffers(),
+            Inner::Epoll(_) => 0,
+        }
+    }
+
+    /// True when [`Reactor::send`] can be used: io_uring of Linux 6.1 or later.
+    #[must_use]
+    pub fn sends_zero_copy(&self) -> bool {
+        matches!(&self.inner, Inner::Uring(ring) if ring.sends_zero_copy())
+    }
+
+    /// Sends slices in memory over a socket from where they are (`SEND_ZC`), without waiting: as
+    /// many bytes as the socket takes, which [`Sent::Taken`] tells. The slices are kept until
+    /// [`Sent::Released`]. `keeps_open` has to keep the socket open until then. One send of a socket at a time, and
+    /// nothing else sent meanwhile, or the bytes mix.
+    ///
+    /// # Errors
+    /// `Unsupported` for slices that are not in memory, or without such a ring; what the ring says.
+    pub fn send(
+        &mut self,
+        token: u64,
+        socket: BorrowedFd<'_>,
+        keeps_open: Guard,
+        bytes: Aggregate,
+    ) -> io::Result<()> {
+        match &mut self.inner {
+            Inner::Uring(ring) if ring.sends_zero_copy() => {
+                ring.send(token, socket, send::Gathered::new(bytes, keeps_open)?)
+            }
+            _ => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Moves what became of sends since the last call to `sent`.
+    pub fn take_sent(&mut self, sent: &mut Vec<Sent>) {
+        if let Inner::Uring(ring) = &mut self.inner {
+            sent.append(&mut ring.sent);
+        }
+    }
+
     /// Moves the transfers that finished since the last call to `finished`.
     pub fn take_finished(&mut self, finished: &mut Vec<Finished>) {
         if let Inner::Uring(ring) = &mut self.inner {
@@ -192,6 +244,100 @@ mod tests {
         drop(far);
         assert!(ready(&mut reactor, 1000).iter().any(|e| e.readable));
         reactor.unwatch(near.as_fd(), 7).unwrap();
+    }
+
+    /// The ring, or word that there is none here.
+    fn ring() -> Option<Reactor> {
+        let ring = Reactor::new(Some(Engine::Uring));
+        ring.map_err(|error| eprintln!("SKIPPED: no io_uring here: {error}")).ok()
+    }
+
+    #[test]
+    fn buffers_are_registered_once_and_used_many_times() {
+        let Some(mut reactor) = ring() else { return };
+        let pool = towline_mem::Pool::new(4096, 2);
+        let file = tempfile::tempfile().unwrap();
+        let file = std::sync::Arc::new(std::os::fd::OwnedFd::from(file));
+        for round in 0..10u8 {
+            for write in [true, false] {
+                let mut buffer = pool.take().unwrap();
+                buffer.bytes_mut().fill(if write { round } else { 0xee });
+                let (file, range) = (file.clone(), 0..4096);
+                let transfer = Transfer { file, offset: 0, buffer, range, write, durable: false };
+                assert!(reactor.submit(1, transfer).is_ok());
+                let mut finished = Vec::new();
+                for _ in 0..1000 {
+                    ready(&mut reactor, 100);
+                    reactor.take_finished(&mut finished);
+                    if !finished.is_empty() {
+                        break;
+                    }
+                }
+                let done = finished.pop().unwrap();
+                assert!(done.registered, "round {round}");
+                assert_eq!(done.result.unwrap(), 4096);
+                assert!(done.buffer.bytes().iter().all(|byte| *byte == round));
+            }
+        }
+        assert_eq!(reactor.registered_buffers(), 1, "the last buffer given back comes first");
+    }
+
+    #[test]
+    fn sends_from_memory_tell_when_it_is_free_again() {
+        let Some(mut reactor) = ring() else { return };
+        if !reactor.sends_zero_copy() {
+            return eprintln!("SKIPPED: this kernel's ring has no SEND_ZC");
+        }
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        let near = std::sync::Arc::new(near);
+        let data: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
+        let mut rest = Aggregate::from_vec(data.clone());
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; 100_000];
+            far.read_exact(&mut got).map(|()| got)
+        });
+        let (mut sends, mut released, mut copied_sends) = (0, 0, 0);
+        for _ in 0..1000 {
+            if rest.is_empty() && released == sends {
+                break;
+            }
+            let mut taken = rest.is_empty();
+            if !taken {
+                reactor.send(7, near.as_fd(), near.clone(), rest.clone()).unwrap();
+                sends += 1;
+            }
+            let mut sent = Vec::new();
+            for _ in 0..1000 {
+                ready(&mut reactor, 100);
+                reactor.take_sent(&mut sent);
+                for event in sent.drain(..) {
+                    match event {
+                        Sent::Taken { token, result, released: over } => {
+                            assert_eq!(token, 7);
+                            taken = true;
+                            released += usize::from(over);
+                            match result {
+                                Ok(count) => rest.advance(count as u64),
+                                Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
+                            }
+                        }
+                        Sent::Released { token, copied } => {
+                            assert_eq!(token, 7);
+                            released += 1;
+                            copied_sends += usize::from(copied);
+                        }
+                    }
+                }
+                if taken {
+                    break;
+                }
+            }
+        }
+        assert!(reader.join().unwrap().unwrap() == data);
+        assert!(sends > 0 && released == sends, "{released} of {sends} are released");
+        assert!(copied_sends > 0, "within a machine the kernel copies, and says so");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use crate::Event;
 use crate::disk::{Finished, Transfer};
+use crate::registered::Registered;
+use crate::send::{Gathered, Sent};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::collections::HashMap;
 use std::io;
@@ -12,6 +14,8 @@ use std::time::Duration;
 const REMOVAL: u64 = 1 << 63;
 /// Set in the user data of a transfer; the rest is its place in the table.
 const TRANSFER: u64 = 1 << 62;
+/// Set in the user data of a send; the rest is its place in the table.
+const SEND: u64 = 1 << 61;
 
 #[derive(Clone, Copy)]
 struct Poll {
@@ -30,9 +34,22 @@ pub(crate) struct Uring {
     /// Removals that came while their poll was firing and have to be asked for again.
     remove: Vec<u64>,
     /// Transfers that the kernel works on, which own their buffers here until it is done.
-    transfers: Vec<Option<(u64, Transfer)>>,
+    transfers: Vec<Option<UnderWay>>,
     free_transfers: Vec<usize>,
     pub(crate) finished: Vec<Finished>,
+    registered: Registered,
+    /// Sends that the kernel refers to, which own their bytes here until it lets go of them.
+    sends: Vec<Option<(u64, Gathered)>>,
+    free_sends: Vec<usize>,
+    pub(crate) sent: Vec<Sent>,
+    /// The kernel knows the operation.
+    sends_zero_copy: bool,
+}
+
+struct UnderWay {
+    token: u64,
+    transfer: Transfer,
+    registered: bool,
 }
 
 impl std::fmt::Debug for Uring {
@@ -43,6 +60,10 @@ impl std::fmt::Debug for Uring {
 
 /// `IORING_ENTER_GETEVENTS` of the kernel's interface.
 const ENTER_GETEVENTS: u32 = 1;
+
+/// `IORING_SEND_ZC_REPORT_USAGE` and `IORING_NOTIF_USAGE_ZC_COPIED` of the same.
+const SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
+const NOTIF_USAGE_ZC_COPIED: u32 = 1 << 31;
 
 const INTEREST: u32 = (libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP) as u32;
 
@@ -57,6 +78,9 @@ impl Uring {
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
+        let mut probe = io_uring::Probe::new();
+        let probed = ring.submitter().register_probe(&mut probe).is_ok();
+        let sends_zero_copy = probed && probe.is_supported(opcode::SendMsgZc::CODE);
         Ok(Self {
             ring,
             polls: HashMap::new(),
@@ -67,6 +91,11 @@ impl Uring {
             transfers: Vec::new(),
             free_transfers: Vec::new(),
             finished: Vec::new(),
+            registered: Registered::default(),
+            sends: Vec::new(),
+            free_sends: Vec::new(),
+            sent: Vec::new(),
+            sends_zero_copy,
         })
     }
 
@@ -74,6 +103,8 @@ impl Uring {
         loop {
             // SAFETY: polls and removals name descriptors and tokens by value. A transfer's buffer
             // and file are kept in `transfers` until its completion, also when the ring is dropped.
+            // A send's bytes and their list are kept in `sends` until the kernel lets go of them; it
+            // only reads them, and holds their pages itself should the ring be dropped before.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -108,15 +139,25 @@ impl Uring {
 
     pub(crate) fn submit(&mut self, token: u64, mut transfer: Transfer) -> Result<(), Transfer> {
         let fd = types::Fd(transfer.file.as_raw_fd());
-        let part = transfer.part();
-        let Ok(length) = u32::try_from(part.len()) else { return Err(transfer) };
+        let Ok(length) = u32::try_from(transfer.part().len()) else { return Err(transfer) };
+        let fixed = self.registered.place(&self.ring, &mut transfer.buffer);
+        let offset = transfer.offset;
+        let flags = if transfer.durable { libc::RWF_DSYNC } else { 0 };
         let entry = if transfer.write {
-            let flags = if transfer.durable { libc::RWF_DSYNC } else { 0 };
-            let entry = opcode::Write::new(fd, part.as_ptr(), length).offset(transfer.offset);
-            entry.rw_flags(flags).build()
+            let from = transfer.part().as_ptr();
+            match fixed {
+                Some(place) => opcode::WriteFixed::new(fd, from, length, place)
+                    .offset(offset)
+                    .rw_flags(flags)
+                    .build(),
+                None => opcode::Write::new(fd, from, length).offset(offset).rw_flags(flags).build(),
+            }
         } else {
-            let part = transfer.part_mut();
-            opcode::Read::new(fd, part.as_mut_ptr(), length).offset(transfer.offset).build()
+            let to = transfer.part_mut().as_mut_ptr();
+            match fixed {
+                Some(place) => opcode::ReadFixed::new(fd, to, length, place).offset(offset).build(),
+                None => opcode::Read::new(fd, to, length).offset(offset).build(),
+            }
         };
         let place = self.free_transfers.pop().unwrap_or_else(|| {
             self.transfers.push(None);
@@ -126,20 +167,75 @@ impl Uring {
             self.free_transfers.push(place);
             return Err(transfer);
         }
-        self.transfers[place] = Some((token, transfer));
+        let registered = fixed.is_some();
+        self.transfers[place] = Some(UnderWay { token, transfer, registered });
         Ok(())
     }
 
+    /// Buffers registered with the ring.
+    pub(crate) fn registered_buffers(&self) -> usize {
+        self.registered.len()
+    }
+
     fn transferred(
-        transfers: &mut [Option<(u64, Transfer)>],
+        transfers: &mut [Option<UnderWay>],
         free: &mut Vec<usize>,
         place: usize,
         result: i32,
     ) -> Option<Finished> {
-        let (token, transfer) = transfers.get_mut(place)?.take()?;
+        let UnderWay { token, transfer, registered } = transfers.get_mut(place)?.take()?;
         free.push(place);
         let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
-        Some(Finished { token, result, buffer: transfer.buffer })
+        Some(Finished { token, result, buffer: transfer.buffer, registered })
+    }
+
+    pub(crate) fn sends_zero_copy(&self) -> bool {
+        self.sends_zero_copy
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        token: u64,
+        socket: BorrowedFd<'_>,
+        gathered: Gathered,
+    ) -> io::Result<()> {
+        let entry = opcode::SendMsgZc::new(types::Fd(socket.as_raw_fd()), gathered.message())
+            .flags((libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as u32)
+            .ioprio(SEND_ZC_REPORT_USAGE)
+            .build();
+        let place = self.free_sends.pop().unwrap_or_else(|| {
+            self.sends.push(None);
+            self.sends.len() - 1
+        });
+        // Before the push: from then on the kernel may look at it.
+        self.sends[place] = Some((token, gathered));
+        let pushed = self.push(&entry.user_data(SEND | place as u64));
+        if pushed.is_err() {
+            self.sends[place] = None;
+            self.free_sends.push(place);
+        }
+        pushed
+    }
+
+    fn send_completed(
+        sends: &mut [Option<(u64, Gathered)>],
+        free: &mut Vec<usize>,
+        completion: &cqueue::Entry,
+    ) -> Option<Sent> {
+        let place = (completion.user_data() & !SEND) as usize;
+        let (flags, result) = (completion.flags(), completion.result());
+        let token = sends.get(place)?.as_ref()?.0;
+        let over = cqueue::notif(flags) || !cqueue::more(flags);
+        if over {
+            sends[place] = None;
+            free.push(place);
+        }
+        Some(if cqueue::notif(flags) {
+            Sent::Released { token, copied: result as u32 & NOTIF_USAGE_ZC_COPIED != 0 }
+        } else {
+            let result = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+            Sent::Taken { token, result, released: over }
+        })
     }
 
     /// Returns true when a system call was made.
@@ -186,6 +282,11 @@ impl Uring {
                 let result = completion.result();
                 let (transfers, free) = (&mut self.transfers, &mut self.free_transfers);
                 self.finished.extend(Self::transferred(transfers, free, place, result));
+                continue;
+            }
+            if number & SEND != 0 && number & REMOVAL == 0 {
+                let (sends, free) = (&mut self.sends, &mut self.free_sends);
+                self.sent.extend(Self::send_completed(sends, free, &completion));
                 continue;
             }
             if number & REMOVAL != 0 {

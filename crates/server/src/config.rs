@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use towline_block::Delivery;
 use towline_net::address::Address;
 use towline_store::BlockStore;
 use towline_store::block::CacheMode;
@@ -83,6 +84,8 @@ pub struct DiskExport {
     pub kind: DiskKind,
     /// Refuse all changes.
     pub read_only: bool,
+    /// How its reads are delivered.
+    pub delivery: Delivery,
 }
 
 /// What a disk is.

@@ -201,6 +201,7 @@ impl Core {
             }
             self.finish_transfers();
             self.accept_again(&mut scratch);
+            self.finish_sends();
             for event in events.drain(..) {
                 self.event(event, &mut scratch);
             }

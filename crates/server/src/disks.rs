@@ -51,7 +51,8 @@ impl Disks {
                 }
                 None => {
                     let (store, description) = open(export).map_err(|e| wrong(e.to_string()))?;
-                    Arc::new(Disk::new(name, &description, store, export.read_only))
+                    let disk = Disk::new(name, &description, store, export.read_only);
+                    Arc::new(disk.delivered(export.delivery))
                 }
             };
             next.push((export.clone(), disk));

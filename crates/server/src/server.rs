@@ -27,8 +27,8 @@ use towline_session::locks::Locks;
 use towline_wire::hello::local_socket_name;
 use towline_wire::limits::FRAGMENT_BYTES_MAX;
 
-/// Buffers for the small requests of disks that have to wait for a device.
-const SMALL_BYTES: usize = 16 * 1024;
+/// Buffers for small requests of disks that have to wait for a device, and for short fragments.
+const SMALL_BYTES: usize = 32 * 1024;
 /// Bytes of one connection that may be under way from a disk to the network.
 const OWNER_BYTES_MAX: u64 = 1 << 20;
 

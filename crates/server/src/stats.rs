@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+use towline_block::Moved;
 use towline_mem::Pool;
 use towline_net::Counters;
 use towline_wire::Request;
@@ -88,6 +89,10 @@ pub(crate) struct CoreStatistics {
     pub(crate) protocol_errors: AtomicU64,
     /// Bytes of the blocks that clients have on loan now.
     pub(crate) bytes_on_loan: AtomicU64,
+    /// Bytes of disks moved to or from buffers that are registered with the ring.
+    pub(crate) disk_bytes_registered: AtomicU64,
+    /// What the engine of disks moved.
+    disk_moved: Mutex<Moved>,
     by_operation: Vec<AtomicU64>,
     histograms: Mutex<Histograms>,
 }
@@ -103,8 +108,18 @@ impl CoreStatistics {
             sessions: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
             bytes_on_loan: AtomicU64::new(0),
+            disk_bytes_registered: AtomicU64::new(0),
+            disk_moved: Mutex::default(),
             by_operation: (0..64).map(|_| AtomicU64::new(0)).collect(),
             histograms: Mutex::new(Histograms::new()),
+        }
+    }
+
+    /// Shows what the engine of disks moved so far.
+    pub(crate) fn publish_moved(&self, moved: Moved) {
+        let mut shown = self.disk_moved.lock();
+        if *shown != moved {
+            *shown = moved;
         }
     }
 
@@ -186,6 +201,14 @@ impl Statistics {
             add("sessions", core.sessions.load(Ordering::Relaxed));
             add("protocol_errors", core.protocol_errors.load(Ordering::Relaxed));
             add("bytes_on_loan", core.bytes_on_loan.load(Ordering::Relaxed));
+            add("disk_bytes_registered", core.disk_bytes_registered.load(Ordering::Relaxed));
+            let moved = *core.disk_moved.lock();
+            add("disk_bytes_lent", moved.lent);
+            add("disk_bytes_staged", moved.staged);
+            add("disk_bytes_direct", moved.direct);
+            add("disk_bytes_holes", moved.holes);
+            add("disk_bytes_written_staged", moved.written_staged);
+            add("disk_bytes_written_direct", moved.written_direct);
             for (tag, count) in core.by_operation.iter().enumerate() {
                 let count = count.load(Ordering::Relaxed);
                 if count > 0 {

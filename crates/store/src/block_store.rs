@@ -20,6 +20,25 @@ pub struct Geometry {
     pub read_only: bool,
 }
 
+/// How a disk is dealt out to members that work at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes on one member before the next one's turn; not zero.
+    pub chunk: u64,
+    /// Members that hold data of neighbouring chunks; at least one.
+    pub members: u32,
+    /// How far the first byte of the disk lies behind the beginning of a chunk.
+    pub shift: u64,
+}
+
+impl Layout {
+    /// Where the chunk that holds this byte ends.
+    #[must_use]
+    pub fn chunk_end(&self, offset: u64) -> u64 {
+        offset + self.chunk - (offset + self.shift) % self.chunk
+    }
+}
+
 /// A run of bytes of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
@@ -50,6 +69,8 @@ pub struct Place {
     pub offset: u64,
     /// Bytes, at most as many as asked for.
     pub length: u64,
+    /// The file goes around the page cache.
+    pub direct: bool,
 }
 
 /// What a [`Place`] is for.
@@ -86,6 +107,11 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
     /// What the kernel says.
     fn refresh(&self) -> io::Result<u64> {
         Ok(self.geometry().size)
+    }
+
+    /// The members it is made of, if there are several.
+    fn layout(&self) -> Option<Layout> {
+        None
     }
 
     /// Fills `target` if that needs no waiting.
@@ -143,6 +169,14 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// What the device says.
     fn cache(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Waits until a range is in memory, so that [`BlockStore::lend`] finds it, if there is a cache.
+    ///
+    /// # Errors
+    /// What the device says.
+    fn populate(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.cache(offset, length)
+    }
 
     /// Tells the extents of a range, in order, until `tell` says false; neighbours may be alike.
     ///

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::time::Duration;
-use towline_server::{CacheMode, DiskExport, DiskKind, Export, ExportKind};
+use towline_server::{CacheMode, DataPath, Delivery, DiskExport, DiskKind, Export, ExportKind};
 
 /// `NAME=PATH[:ro]`.
 pub(crate) fn parse_directory(text: &str) -> Result<Export, String> {
@@ -19,7 +19,7 @@ pub(crate) fn parse_memory(text: &str) -> Result<Export, String> {
     Ok(Export { name, kind: ExportKind::Memory(parse_bytes(&size)?), read_only })
 }
 
-/// `NAME=PATH[:ro][:direct|:cached|:read-direct]`, or in place of the path `mem:SIZE`,
+/// `NAME=PATH[:ro][:direct|:cached|:read-direct][:staged|:sendfile|:zero-copy][:serial]`, or in place of the path `mem:SIZE`,
 /// `stripe:CHUNK:PATH,PATH...` or `delay:SIZE:MICROSECONDS:BYTES` (a second).
 pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
     let (name, parts) = split(text)?;
@@ -47,10 +47,30 @@ pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
         path => DiskKind::File(PathBuf::from(path), CacheMode::default()),
     };
     let mut read_only = false;
+    let mut delivery = Delivery::default();
     for option in parts {
         let mode = match option.as_str() {
             "ro" => {
                 read_only = true;
+                continue;
+            }
+            "serial" => {
+                delivery.serial = true;
+                continue;
+            }
+            "staged" | "sendfile" | "zero-copy" if delivery.path != DataPath::Auto => {
+                return Err(format!("option \":{option}\": the data path is given twice"));
+            }
+            "staged" => {
+                delivery.path = DataPath::Staged;
+                continue;
+            }
+            "sendfile" => {
+                delivery.path = DataPath::Sendfile;
+                continue;
+            }
+            "zero-copy" => {
+                delivery.path = DataPath::ZeroCopy;
                 continue;
             }
             "cached" => CacheMode::Cached,
@@ -63,7 +83,7 @@ pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
             _ => return Err(format!("option \":{option}\" needs a file or device")),
         }
     }
-    Ok(DiskExport { name, kind, read_only })
+    Ok(DiskExport { name, kind, read_only, delivery })
 }
 
 fn unknown(option: &str) -> String {
@@ -130,13 +150,26 @@ mod tests {
         assert_eq!(disk("d=/a\\:b:direct").kind, file(CacheMode::Direct));
         let both = disk("d=/a\\:b:ro:read-direct");
         assert!(both.read_only && both.kind == file(CacheMode::ReadDirect));
+        let serial = disk("d=/a\\:b:direct:zero-copy:serial");
+        assert_eq!(serial.kind, file(CacheMode::Direct));
+        assert_eq!(serial.delivery, Delivery { path: DataPath::ZeroCopy, serial: true });
+        assert_eq!(disk("d=mem:4G:staged").delivery.path, DataPath::Staged);
         assert_eq!(disk("d=mem:4G").kind, DiskKind::Memory(4 << 30));
         let paths = vec!["/a".into(), "/b".into()];
         let stripe = DiskKind::Stripe(65536, paths, CacheMode::Direct);
         assert_eq!(disk("d=stripe:64K:/a,/b:direct").kind, stripe);
         let delay = DiskKind::Delay(1 << 20, Duration::from_micros(50), 1 << 30);
         assert_eq!(disk("d=delay:1M:50:1G").kind, delay);
-        for bad in ["d", "d=", "d=mem", "d=mem:", "d=mem:1G:direct", "d=/x:zz", "d=stripe:64K"] {
+        for bad in [
+            "d",
+            "d=",
+            "d=mem",
+            "d=mem:",
+            "d=mem:1G:direct",
+            "d=/x:zz",
+            "d=/x:staged:sendfile",
+            "d=stripe:64K",
+        ] {
             assert!(parse_disk(bad).is_err(), "{bad}");
         }
     }

@@ -32,6 +32,10 @@ Exports:
   --disk NAME=delay:SIZE:MICROSECONDS:BYTES
                           memory with the latency and the bandwidth (bytes a second) of a device,
                           for experiments
+  --disk NAME=...[:staged|:sendfile|:zero-copy][:serial]
+                          how reads leave, for experiments: copied by way of a buffer, as pages of
+                          the cache, from the buffer without a copy; serial: nothing before the
+                          disk is done with all of a read. Else the server chooses.
   A colon, or a backslash, in PATH is written with a backslash before it.
 
 Examples:

@@ -46,6 +46,10 @@ pub(super) struct NbdLane {
     pub(super) speaking: bool,
     pub(super) later: Vec<u8>,
     pub(super) out: SendQueue,
+    /// Bytes that were sent in place and that the network still refers to.
+    pub(super) unreleased: u64,
+    /// The link became writable since the last send in place.
+    pub(super) writable: bool,
     pub(super) filling: Option<Filling>,
     /// Nothing more is read: the client is done.
     pub(super) closing: bool,
@@ -76,6 +80,8 @@ impl NbdLane {
             speaking: false,
             later: Vec::new(),
             out: SendQueue::default(),
+            unreleased: 0,
+            writable: false,
             filling: None,
             closing: false,
             paused: false,
@@ -90,6 +96,11 @@ impl NbdLane {
 
     pub(super) fn unsent(&self) -> u64 {
         self.out.bytes() + (self.batch.len() + self.later.len()) as u64
+    }
+
+    /// Bytes of answers that hold memory.
+    pub(super) fn held(&self) -> u64 {
+        self.unsent() + self.unreleased
     }
 
     /// Where a whole reply goes.

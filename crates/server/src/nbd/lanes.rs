@@ -1,6 +1,7 @@
 //! Coming and going of NBD connections on a core, and the turns in which they are served.
 
 use super::driver::CoreDriver;
+use super::in_place;
 use super::lane::{NbdLane, Phase, REQUESTS_MAX};
 use super::serving::Serving;
 use crate::core::{Core, NBD_TOKENS};
@@ -61,7 +62,7 @@ impl Core {
         self.receive_nbd(index, scratch);
     }
 
-    fn mark(&mut self, index: usize) {
+    pub(super) fn mark(&mut self, index: usize) {
         if let Some(Some(lane)) = self.nbd.lanes.get_mut(index)
             && !lane.is_dirty
         {
@@ -82,6 +83,7 @@ impl Core {
         }
         if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
             lane.hung |= event.hung;
+            lane.writable |= event.writable;
         }
         if event.readable {
             self.receive_nbd(index, scratch);
@@ -93,6 +95,12 @@ impl Core {
         let mut finished = std::mem::take(&mut self.finished);
         self.reactor.take_finished(&mut finished);
         for done in finished.drain(..) {
+            if done.registered
+                && let Ok(count) = &done.result
+            {
+                let bytes = &self.statistics.disk_bytes_registered;
+                bytes.fetch_add(*count as u64, Ordering::Relaxed);
+            }
             self.finish_transfer(done.token, done.result, done.buffer);
         }
         self.finished = finished;
@@ -144,6 +152,7 @@ impl Core {
                 self.receive_nbd(index, scratch);
             }
         }
+        self.statistics.publish_moved(self.nbd.engine.moved());
         // What the last round began to answer.
         for index in std::mem::take(&mut self.nbd.dirty) {
             self.flush_nbd(index);
@@ -176,9 +185,9 @@ impl Core {
         lane.is_dirty = false;
         match lane.flush(&self.statistics.counters) {
             Ok(flushed) => {
-                let (unsent, owner) = (lane.unsent(), lane.owner);
+                let (unsent, held, owner) = (lane.unsent(), lane.held(), lane.owner);
                 let engine = &mut self.nbd.engine;
-                engine.set_unsent(owner, unsent);
+                engine.set_unsent(owner, held);
                 if lane.closing && flushed == Flushed::All && engine.requests_of(owner) == 0 {
                     return self.drop_nbd(index);
                 }
@@ -186,6 +195,9 @@ impl Core {
                 if lane.paused && has_room && !lane.is_starving {
                     // No event will come for what is unread: it is no news.
                     self.nbd.resumable.push(index);
+                }
+                if flushed == Flushed::Blocked {
+                    self.send_in_place(index);
                 }
             }
             Err(error) => self.close_nbd(index, &error),
@@ -274,6 +286,8 @@ impl Core {
                 };
                 // What was held may be requests already.
                 lane.paused = true;
+                let ring_can = self.reactor.sends_zero_copy();
+                lane.out.allow_in_place(in_place::begins(&disk, &lane.link, ring_can));
                 let receiver = Box::new(Receiver::new(*agreed));
                 (Phase::Serving(receiver, disk), Ok(Reading::Goes))
             }
@@ -364,7 +378,7 @@ impl Core {
         Ok(if drained { Reading::Drained } else { Reading::Goes })
     }
 
-    fn close_nbd(&mut self, index: usize, error: &io::Error) {
+    pub(super) fn close_nbd(&mut self, index: usize, error: &io::Error) {
         if error.kind() == io::ErrorKind::InvalidData {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
             log::warn!("closing a connection whose NBD client broke the protocol: {error}");
@@ -417,6 +431,7 @@ impl Core {
                 continue;
             }
             let holds = !lane.is_drained()
+                || lane.unreleased > 0
                 || lane.filling.as_ref().is_some_and(|filling| filling.buffer.is_some());
             let waits_for_us = self.nbd.starving.contains(&index);
             if holds && !waits_for_us && lane.moved.elapsed() > stall {

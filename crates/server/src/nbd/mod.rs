@@ -5,6 +5,7 @@
 
 mod answers;
 mod driver;
+mod in_place;
 mod lane;
 mod lanes;
 mod serving;
@@ -27,6 +28,7 @@ pub(crate) struct Nbd {
     starving: Vec<usize>,
     /// Some lane may have to be ended because it waits too long.
     ticking: bool,
+    in_place: in_place::InPlace,
     ticked: Instant,
 }
 
@@ -40,6 +42,7 @@ impl Nbd {
             resumable: Vec::new(),
             starving: Vec::new(),
             ticking: false,
+            in_place: in_place::InPlace::default(),
             ticked: Instant::now(),
         }
     }

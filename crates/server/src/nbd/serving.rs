@@ -72,7 +72,10 @@ impl Serving<'_> {
             let data = batch.len();
             batch.resize(data + request.length as usize, 0);
             match self.disk.store.read_now(request.offset, &mut batch[data..]) {
-                Now::Done(Ok(())) => return self.record(Command::Read),
+                Now::Done(Ok(())) => {
+                    self.engine.count_staged(request.length);
+                    return self.record(Command::Read);
+                }
                 Now::Done(Err(error)) => {
                     batch.truncate(before);
                     let error = protocol_error(&error);
@@ -216,6 +219,7 @@ impl Handler for Serving<'_> {
         let replying = Replying::to(request, self.form);
         match result {
             Ok(()) => {
+                self.engine.count_written(request.length);
                 replying.done(self.lane.replies());
                 self.record(Command::Write);
             }

@@ -46,7 +46,11 @@ impl Client {
     }
 
     pub(crate) fn connect_to(path: &Path, form: Form, export: &str) -> Self {
-        let socket = UnixStream::connect(path).unwrap();
+        Self::over(UnixStream::connect(path).unwrap(), form, export)
+    }
+
+    /// A client on a connected socket, which may be of any kind.
+    pub(crate) fn over(socket: UnixStream, form: Form, export: &str) -> Self {
         socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         let mut this = Self { socket, form, size: 0, flags: 0 };
         this.bytes(18).unwrap();

@@ -8,6 +8,7 @@ mod hostile;
 mod memory;
 mod order;
 mod resize;
+mod paths;
 mod stores;
 mod vanish;
 
@@ -16,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_net::address::Address;
-use towline_server::{Config, DiskExport, DiskKind, OwnStore, Server};
+use towline_server::{Config, Delivery, DiskExport, DiskKind, OwnStore, Server};
 use towline_store::BlockStore;
 
 /// A server with one disk.
@@ -30,18 +31,24 @@ impl World {
         Self::with(DiskKind::Own(OwnStore(store)), |_| {})
     }
 
+    fn delivered(kind: DiskKind, delivery: Delivery) -> Self {
+        Self::with(kind, |config| config.disks[0].delivery = delivery)
+    }
+
     fn with(kind: DiskKind, change: impl FnOnce(&mut Config)) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("towline-nbd-{}-{count}", std::process::id());
-        let disks = vec![DiskExport { name: "disk".into(), kind, read_only: false }];
+        let delivery = Delivery::default();
+        let disks = vec![DiskExport { name: "disk".into(), kind, read_only: false, delivery }];
         let mut config = Config {
-            disks: disks.clone(),
+            disks,
             nbd: vec![Address::Unix(std::env::temp_dir().join(name))],
             cores: 2,
             ..Config::default()
         };
         change(&mut config);
+        let disks = config.disks.clone();
         Self { server: Server::start(&config).unwrap(), disks }
     }
 

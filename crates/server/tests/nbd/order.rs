@@ -24,7 +24,7 @@ fn chunks_leave_in_the_order_in_which_they_land() {
         let world = quarters(disk.clone());
         let mut client = world.client(form);
         client.request(READ, 0, 9, 0, 1 << 20);
-        wait_until("all fragments are asked for together", || disk.waiting() == 4);
+        wait_until("all fragments are asked for together", || disk.waiting() >= 4);
         for quarter in [2, 0, 3, 1] {
             disk.open(quarter * QUARTER);
             let (cookie, chunk, done) = client.chunk().unwrap();
@@ -45,7 +45,7 @@ fn who_needs_order_gets_it() {
     let world = quarters(disk.clone());
     let mut client = world.client(Form::Simple);
     client.request(READ, 0, 9, 0, 1 << 20);
-    wait_until("all fragments are asked for together", || disk.waiting() == 4);
+    wait_until("all fragments are asked for together", || disk.waiting() >= 4);
     for quarter in [2, 0, 3, 1] {
         disk.open(quarter * QUARTER);
     }
@@ -78,7 +78,7 @@ fn simple_replies_do_not_mix() {
             // Answered at once: it is refused.
             client.request(READ, 0, 100, 4 << 20, 512);
         }
-        wait_until("the disk works", || disk.waiting() == 4);
+        wait_until("the disk works", || disk.waiting() >= 4);
         let opener = std::thread::spawn({
             let (disk, mut gates) = (disk.clone(), gates.clone());
             move || {

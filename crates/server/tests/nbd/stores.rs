@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use towline_mem::Aggregate;
 use towline_store::block::MemoryDisk;
-use towline_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use towline_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
 
 /// Memory behind a gate: reads and writes of a place wait until it is opened, and fail if told.
 pub(crate) struct Gated {
@@ -91,6 +91,11 @@ impl Gated {
 impl BlockStore for Gated {
     fn geometry(&self) -> Geometry {
         self.memory.geometry()
+    }
+
+    /// So that fragments end at the gates.
+    fn layout(&self) -> Option<Layout> {
+        Some(Layout { chunk: GATE, members: 4, shift: 0 })
     }
 
     fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {

@@ -1,7 +1,7 @@
 //! A disk that answers late: each request takes a while, as on a device with that latency and
 //! bandwidth. For tests, and for benchmarks that need a disk of known speed.
 
-use crate::block_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use crate::block_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -53,6 +53,10 @@ impl BlockStore for DelayStore {
 
     fn refresh(&self) -> io::Result<u64> {
         self.inner.refresh()
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        self.inner.layout()
     }
 
     fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {

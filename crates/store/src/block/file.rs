@@ -373,13 +373,14 @@ impl BlockStore for FileDisk {
     }
 
     fn locate(&self, offset: u64, length: u64, direction: Direction) -> Option<Place> {
-        let cached = |length| Some(Place { file: self.cached.clone(), offset, length });
+        let cached =
+            |length| Some(Place { file: self.cached.clone(), offset, length, direct: false });
         let Some(direct) = self.around(direction) else { return cached(length) };
         let unit = self.unit();
         let beyond = offset % unit;
         let aligned = length - length % unit;
         if beyond == 0 && aligned > 0 {
-            Some(Place { file: direct.clone(), offset, length: aligned })
+            Some(Place { file: direct.clone(), offset, length: aligned, direct: true })
         } else if beyond == 0 {
             cached(length)
         } else {
@@ -459,6 +460,10 @@ impl BlockStore for FileDisk {
         let length = std::num::NonZeroU64::new(length);
         let advice = rustix::fs::Advice::WillNeed;
         Ok(rustix::fs::fadvise(&*self.cached, offset, length, advice)?)
+    }
+
+    fn populate(&self, offset: u64, length: u64) -> io::Result<()> {
+        super::populate::bring_in(&self.cached, offset, length)
     }
 
     fn extents(

@@ -4,6 +4,7 @@ mod delay;
 mod fiemap;
 mod file;
 mod memory;
+mod populate;
 mod stripe;
 
 pub use delay::DelayStore;

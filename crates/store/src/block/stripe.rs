@@ -1,7 +1,7 @@
 //! A disk made of several, in stripes (RAID 0): what a large request touches lies on all members,
 //! which work at the same time.
 
-use crate::block_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use crate::block_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
 use std::io;
 use std::sync::Arc;
 use towline_mem::Aggregate;
@@ -107,6 +107,10 @@ impl BlockStore for StripeDisk {
         Ok(self.geometry().size)
     }
 
+    fn layout(&self) -> Option<Layout> {
+        Some(Layout { chunk: self.chunk, members: self.members.len() as u32, shift: 0 })
+    }
+
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {
         let length = target.len() as u64;
         self.all_now(self.each(offset, length, |member, part, at| {
@@ -173,6 +177,10 @@ impl BlockStore for StripeDisk {
 
     fn cache(&self, offset: u64, length: u64) -> io::Result<()> {
         self.each(offset, length, |member, part, _| member.cache(part.offset, part.length))
+    }
+
+    fn populate(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.each(offset, length, |member, part, _| member.populate(part.offset, part.length))
     }
 
     fn extents(

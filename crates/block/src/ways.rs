@@ -1,0 +1,107 @@
+//! The ways of one fragment: by reference, by a copy at once, by the device into a buffer, or by a
+//! thread that may wait.
+
+use crate::Disk;
+use crate::engine::Limits;
+use crate::path::DataPath;
+use crate::request::{Piece, Work};
+use std::io;
+use std::sync::Arc;
+use towline_mem::{Aggregate, PoolBuffer, Segment};
+use towline_store::{Direction, Now};
+
+/// Longest run of pages that is handed over as one piece.
+const LENT_BYTES_MAX: u64 = 1 << 20;
+/// Shorter holes are read like data.
+const HOLE_BYTES_MIN: u64 = 64 * 1024;
+
+/// The first bytes of a range, if they need no device.
+pub(crate) fn at_once(disk: &Disk, offset: u64, rest: u64) -> Option<Piece> {
+    let hole = disk.store.hole_now(offset, rest);
+    if hole == rest || hole >= HOLE_BYTES_MIN {
+        return Some(Piece::Hole(hole));
+    }
+    match disk.delivery.path {
+        DataPath::Auto | DataPath::Sendfile => {
+            disk.store.lend(offset, rest.min(LENT_BYTES_MAX)).map(Piece::Lent)
+        }
+        DataPath::Staged | DataPath::ZeroCopy => None,
+    }
+}
+
+/// Exactly these bytes by reference, if they are in memory.
+pub(crate) fn lent(disk: &Disk, offset: u64, length: u64) -> Option<Aggregate> {
+    disk.store.lend(offset, length).filter(|bytes| bytes.len() == length)
+}
+
+pub(crate) fn aggregate(buffer: PoolBuffer, length: u64) -> Aggregate {
+    let mut bytes = Aggregate::new();
+    bytes.append(Segment::Registered(Arc::new(buffer)), 0, length);
+    bytes
+}
+
+pub(crate) enum ReadWork {
+    /// Nothing had to be waited for.
+    Done(io::Result<Piece>),
+    /// With true: it moves nothing, but brings pages into memory.
+    Begin(Work, bool),
+}
+
+/// How the next fragment of a read, at most `rest` bytes, is begun; `None` without memory.
+pub(crate) fn read_work(
+    limits: &Limits,
+    disk: &Arc<Disk>,
+    offset: u64,
+    rest: u64,
+) -> Option<(ReadWork, u64)> {
+    let place = disk.store.locate(offset, rest, Direction::Read);
+    let length = place.as_ref().map_or(rest, |place| place.length);
+    // Also for pages: what is brought into memory for one client is bounded as buffers are.
+    let mut buffer = limits.take(length)?;
+    let goes_around = place.as_ref().is_some_and(|place| place.direct);
+    if disk.delivery.path == DataPath::Sendfile && !goes_around {
+        let disk = disk.clone();
+        let call = move || (disk.store.populate(offset, length).map(|()| length as usize), buffer);
+        return Some((ReadWork::Begin(Work::Call(Box::new(call)), true), length));
+    }
+    let target = &mut buffer.bytes_mut()[..length as usize];
+    if let Now::Done(result) = disk.store.read_now(offset, target) {
+        let landed = result.map(|()| Piece::Data(aggregate(buffer, length)));
+        return Some((ReadWork::Done(landed), length));
+    }
+    let work = match place {
+        Some(place) => Work::Transfer { place, buffer, direction: Direction::Read, durable: false },
+        None => {
+            let disk = disk.clone();
+            Work::Call(Box::new(move || {
+                let target = &mut buffer.bytes_mut()[..length as usize];
+                let result = disk.store.read(offset, target).map(|()| length as usize);
+                (result, buffer)
+            }))
+        }
+    };
+    Some((ReadWork::Begin(work, false), length))
+}
+
+/// How bytes of a write are written.
+pub(crate) fn write_work(
+    disk: &Arc<Disk>,
+    offset: u64,
+    buffer: PoolBuffer,
+    length: usize,
+    durable: bool,
+) -> Work {
+    let direction = Direction::Write;
+    match disk.store.locate(offset, length as u64, direction) {
+        Some(place) if place.length == length as u64 => {
+            Work::Transfer { place, buffer, direction, durable }
+        }
+        _ => {
+            let disk = disk.clone();
+            Work::Call(Box::new(move || {
+                let result = disk.store.write(offset, &buffer.bytes()[..length], durable);
+                (result.map(|()| length), buffer)
+            }))
+        }
+    }
+}

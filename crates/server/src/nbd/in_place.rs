@@ -1,0 +1,135 @@
+//! Sending from the buffers that disks are read into, without copying (`SEND_ZC`).
+//!
+//! A lane may, if its disk says so, or by itself if its peer is on another machine: within a machine
+//! the kernel copies, and then this only costs. Where the kernel copies for another reason (a device
+//! that cannot gather, for one) it says so after the first sends, and the lane gives it up.
+
+use super::lane::{NbdLane, Phase};
+use crate::core::Core;
+use std::collections::HashMap;
+use std::sync::Arc;
+use towline_block::{DataPath, Disk, OwnerKey};
+use towline_net::address::is_same_host;
+use towline_net::{Counters, Link, LinkKind};
+use towline_reactor::Sent;
+
+/// Sends of a core's lanes that the kernel refers to.
+#[derive(Default)]
+pub(crate) struct InPlace {
+    next: u64,
+    sends: HashMap<u64, Send>,
+    /// Kept for its memory.
+    told: Vec<Sent>,
+}
+
+struct Send {
+    lane: usize,
+    owner: OwnerKey,
+    /// Bytes that the socket took.
+    bytes: u64,
+}
+
+/// True when a connection to this disk begins with sends in place.
+pub(super) fn begins(disk: &Disk, link: &Link, ring_can: bool) -> bool {
+    ring_can
+        && link.kind() == LinkKind::Tcp
+        && match disk.delivery.path {
+            DataPath::ZeroCopy => true,
+            DataPath::Auto => !is_same_host(link),
+            DataPath::Staged | DataPath::Sendfile => false,
+        }
+}
+
+impl Core {
+    /// Gives the front of a lane's queue to the ring, if it is for it.
+    pub(super) fn send_in_place(&mut self, index: usize) {
+        let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
+        let link: Arc<Link> = lane.link.clone();
+        let Some(socket) = link.fd() else { return };
+        let Some(bytes) = lane.out.take_in_place() else { return };
+        let in_place = &mut self.nbd.in_place;
+        let token = in_place.next;
+        in_place.next += 1;
+        lane.writable = false;
+        let owner = lane.owner;
+        if let Err(error) = self.reactor.send(token, socket, link.clone(), bytes) {
+            log::warn!("sending in place is given up: {error}");
+            lane.out.returned(0, &self.statistics.counters);
+            lane.out.allow_in_place(false);
+            return self.mark(index);
+        }
+        in_place.sends.insert(token, Send { lane: index, owner, bytes: 0 });
+    }
+
+    /// Handles what became of sends in place.
+    pub(crate) fn finish_sends(&mut self) {
+        let mut told = std::mem::take(&mut self.nbd.in_place.told);
+        self.reactor.take_sent(&mut told);
+        for sent in told.drain(..) {
+            let (Sent::Taken { token, .. } | Sent::Released { token, .. }) = &sent;
+            let token = *token;
+            let over = matches!(sent, Sent::Released { .. } | Sent::Taken { released: true, .. });
+            let sends = &mut self.nbd.in_place.sends;
+            let Some(send) = sends.get_mut(&token) else { continue };
+            let (index, owner, bytes) = (send.lane, send.owner, send.bytes);
+            if over {
+                sends.remove(&token);
+            } else if let Sent::Taken { result: Ok(count), .. } = &sent {
+                send.bytes = *count as u64;
+            }
+            let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { continue };
+            // Its lane may have ended, and another one may have its place already.
+            if lane.owner != owner {
+                continue;
+            }
+            let counters = &self.statistics.counters;
+            match sent {
+                Sent::Taken { result: Ok(count), released, .. } => {
+                    lane.unreleased += if released { 0 } else { count as u64 };
+                    Counters::add(&counters.bytes_sent_in_place, count as u64);
+                    lane.took(count as u64, counters);
+                }
+                Sent::Taken { result: Err(error), .. } => {
+                    lane.out.returned(0, counters);
+                    match error.kind() {
+                        std::io::ErrorKind::Interrupted => {}
+                        // It may have become writable since the kernel looked.
+                        std::io::ErrorKind::WouldBlock if lane.writable => {}
+                        std::io::ErrorKind::WouldBlock => continue,
+                        // This kernel's TCP cannot.
+                        std::io::ErrorKind::Unsupported => lane.out.allow_in_place(false),
+                        _ => {
+                            self.close_nbd(index, &error);
+                            continue;
+                        }
+                    }
+                }
+                Sent::Released { copied, .. } => {
+                    lane.unreleased -= bytes;
+                    if copied {
+                        lane.copied_nevertheless(counters);
+                    }
+                }
+            }
+            self.mark(index);
+        }
+        self.nbd.in_place.told = told;
+    }
+}
+
+impl NbdLane {
+    fn took(&mut self, count: u64, counters: &Counters) {
+        self.out.returned(count, counters);
+        self.moved = std::time::Instant::now();
+    }
+
+    fn copied_nevertheless(&mut self, counters: &Counters) {
+        Counters::add(&counters.sends_in_place_copied, 1);
+        if let Phase::Serving(_, disk) = &self.phase
+            && disk.delivery.path == DataPath::Auto
+        {
+            Counters::add(&counters.sends_in_place_given_up, 1);
+            self.out.allow_in_place(false);
+        }
+    }
+}
