@@ -98,7 +98,11 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
     };
     Ok(match &export.kind {
         DiskKind::File(path, mode) => {
-            (file(path, *mode)?, format!("{} ({})", path.display(), mode_name(*mode)))
+            let (store, mode) = (file(path, *mode)?, mode_name(*mode));
+            let members = store.layout().map_or(String::new(), |layout| {
+                format!(", {} members, {} bytes each in turn", layout.members, layout.chunk)
+            });
+            (store, format!("{} ({mode}{members})", path.display()))
         }
         DiskKind::Memory(size) => (MemoryDisk::new(&export.name, *size)?, "memory".into()),
         DiskKind::Stripe(chunk, paths, mode) => {

@@ -4,7 +4,7 @@
 //! Requests go around when the mode says so and they are aligned; the rest goes through the cache,
 //! and the kernel keeps both in agreement.
 
-use crate::block_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use crate::block_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
 use crate::directory::system;
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -59,6 +59,7 @@ pub struct FileDisk {
     geometry: Geometry,
     size: AtomicU64,
     is_device: bool,
+    layout: Option<Layout>,
     /// The file system answers `RWF_NOWAIT`.
     tells_residency: AtomicBool,
     /// The file system tells which space is allocated.
@@ -109,6 +110,10 @@ impl FileDisk {
             rotational: kind == FileType::BlockDevice && is_rotational(&cached),
             read_only,
         };
+        let layout = match kind {
+            FileType::BlockDevice => layout_of(&cached),
+            _ => None,
+        };
         Ok(Arc::new(Self {
             direct,
             flushed,
@@ -116,6 +121,7 @@ impl FileDisk {
             geometry,
             size: AtomicU64::new(size),
             is_device: kind == FileType::BlockDevice,
+            layout,
             tells_residency: AtomicBool::new(true),
             tells_space: AtomicBool::new(true),
             in_memory: rustix::fs::fstatfs(&cached)?.f_type == TMPFS,
@@ -264,6 +270,12 @@ fn direct_unit(direct: &OwnedFd, size: u64) -> io::Result<u32> {
     })
 }
 
+fn layout_of(device: &OwnedFd) -> Option<Layout> {
+    let device = rustix::fs::fstat(device).ok()?.st_rdev;
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    super::members::layout(Path::new("/sys"), major, minor)
+}
+
 fn is_rotational(device: &OwnedFd) -> bool {
     let Ok(stat) = rustix::fs::fstat(device) else { return false };
     let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
@@ -289,6 +301,10 @@ impl BlockStore for FileDisk {
             self.size.store(size, Ordering::Relaxed);
         }
         Ok(size)
+    }
+
+    fn layout(&self) -> Option<Layout> {
+        self.layout
     }
 
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {

@@ -3,6 +3,7 @@
 mod delay;
 mod fiemap;
 mod file;
+mod members;
 mod memory;
 mod populate;
 mod stripe;

@@ -1,0 +1,151 @@
+//! Of which members a block device is made, as sysfs tells: software RAID (md) and stripes of the
+//! device mapper (dm). It only decides where fragments end and in which order they are begun, so that
+//! what is not known here costs time, not data.
+
+use crate::block_store::Layout;
+use std::path::{Path, PathBuf};
+
+/// Chunks are multiples of this, so that fragments can go around the page cache.
+const CHUNK_UNIT: u64 = 4096;
+
+/// The layout of the block device with this number; `None` if it has one member, or nobody knows.
+pub(super) fn layout(sysfs: &Path, major: u32, minor: u32) -> Option<Layout> {
+    let device = sysfs.join(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
+    // A partition's folder lies in that of its device; sectors of sysfs have 512 bytes.
+    let (whole, start) = match number(&device.join("partition")) {
+        Some(_) => (device.parent()?.to_owned(), number(&device.join("start"))? * 512),
+        None => (device, 0),
+    };
+    let (chunk, members) = md(&whole).or_else(|| striped(&whole))?;
+    let shift = start % (chunk * u64::from(members)).max(1);
+    let fits = chunk > 0 && chunk.is_multiple_of(CHUNK_UNIT) && shift.is_multiple_of(CHUNK_UNIT);
+    (members > 1 && fits).then_some(Layout { chunk, members, shift })
+}
+
+/// Chunk and number of members with data of neighbouring chunks, of an md device.
+fn md(whole: &Path) -> Option<(u64, u32)> {
+    let md = whole.join("md");
+    let level = std::fs::read_to_string(md.join("level")).ok()?;
+    let disks = u32::try_from(number(&md.join("raid_disks"))?).ok()?;
+    let members = match level.trim() {
+        "raid0" => disks,
+        "raid4" | "raid5" => disks.checked_sub(1)?,
+        "raid6" => disks.checked_sub(2)?,
+        "raid10" => {
+            // The two low bytes of its layout: copies near each other, and far from each other.
+            let layout = number(&md.join("layout"))?;
+            let copies = (layout & 0xff).max(1) * (layout >> 8 & 0xff).max(1);
+            disks / u32::try_from(copies).ok()?
+        }
+        _ => return None,
+    };
+    Some((number(&md.join("chunk_size"))?, members))
+}
+
+/// The same of a device of the device mapper with several below it: it tells its chunk as the least
+/// good size of requests, and a whole row of chunks as the best one.
+fn striped(whole: &Path) -> Option<(u64, u32)> {
+    whole.join("dm").is_dir().then_some(())?;
+    let below = std::fs::read_dir(whole.join("slaves")).ok()?.count() as u64;
+    let chunk = number(&whole.join("queue/minimum_io_size"))?;
+    let row = number(&whole.join("queue/optimal_io_size"))?;
+    let members = row.checked_div(chunk)?;
+    let striped = members > 1 && members <= below && row.is_multiple_of(chunk);
+    striped.then_some((chunk, members as u32))
+}
+
+fn number(path: &PathBuf) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tree like that of sysfs with one device; its files with their contents.
+    fn device(device: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
+        let sysfs = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = sysfs.path().join("devices").join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, format!("{text}\n")).unwrap();
+        }
+        let links = sysfs.path().join("dev/block");
+        std::fs::create_dir_all(&links).unwrap();
+        let target = sysfs.path().join("devices").join(device);
+        std::fs::create_dir_all(&target).unwrap();
+        std::os::unix::fs::symlink(target, links.join("9:1")).unwrap();
+        sysfs
+    }
+
+    fn of_md(level: &str, layout: &str, disks: &str, chunk: &str) -> Option<Layout> {
+        let files = [
+            ("md1/md/level", level),
+            ("md1/md/layout", layout),
+            ("md1/md/raid_disks", disks),
+            ("md1/md/chunk_size", chunk),
+        ];
+        super::layout(device("md1", &files).path(), 9, 1)
+    }
+
+    #[test]
+    fn levels_of_md() {
+        let members = |level, layout, disks| {
+            of_md(level, layout, disks, "65536").map(|layout| {
+                assert_eq!((layout.chunk, layout.shift), (65536, 0));
+                layout.members
+            })
+        };
+        assert_eq!(members("raid0", "0", "4"), Some(4));
+        assert_eq!(members("raid5", "2", "4"), Some(3));
+        assert_eq!(members("raid6", "2", "6"), Some(4));
+        assert_eq!(members("raid10", "258", "6"), Some(3), "two near copies");
+        assert_eq!(members("raid10", "513", "4"), Some(2), "two far copies");
+        assert_eq!(members("raid1", "0", "2"), None);
+        assert_eq!(members("linear", "0", "2"), None);
+        assert_eq!(members("raid5", "2", "0"), None, "nonsense");
+        assert_eq!(of_md("raid0", "0", "2", "0"), None);
+        assert_eq!(of_md("raid0", "0", "2", "none"), None);
+        assert_eq!(of_md("raid0", "0", "2", "512"), None, "fragments would not be aligned");
+    }
+
+    #[test]
+    fn stripes_of_the_device_mapper() {
+        let of_dm = |least, best| {
+            let files = [
+                ("dm-3/dm/name", "fast"),
+                ("dm-3/slaves/sda/dev", "8:0"),
+                ("dm-3/slaves/sdb/dev", "8:16"),
+                ("dm-3/queue/minimum_io_size", least),
+                ("dm-3/queue/optimal_io_size", best),
+            ];
+            super::layout(device("dm-3", &files).path(), 9, 1)
+        };
+        let expected = Layout { chunk: 131_072, members: 2, shift: 0 };
+        assert_eq!(of_dm("131072", "262144"), Some(expected));
+        assert_eq!(of_dm("512", "0"), None, "a device after the other");
+        assert_eq!(of_dm("65536", "262144"), None, "more members than there are devices");
+    }
+
+    #[test]
+    fn partitions_begin_within_a_chunk() {
+        let files = [
+            ("md1/md/level", "raid0"),
+            ("md1/md/raid_disks", "2"),
+            ("md1/md/chunk_size", "524288"),
+            ("md1/md1p1/partition", "1"),
+            ("md1/md1p1/start", "2056"),
+        ];
+        let found = super::layout(device("md1/md1p1", &files).path(), 9, 1);
+        let expected = Layout { chunk: 524_288, members: 2, shift: 4096 };
+        assert_eq!(found, Some(expected));
+        assert_eq!(expected.chunk_end(0), 520_192);
+    }
+
+    #[test]
+    fn others_have_no_members() {
+        let disk = device("sda", &[("sda/queue/minimum_io_size", "4096")]);
+        assert_eq!(super::layout(disk.path(), 9, 1), None);
+        assert_eq!(super::layout(disk.path(), 9, 2), None, "no such device");
+    }
+}
