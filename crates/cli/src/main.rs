@@ -7,6 +7,7 @@
 
 mod bench;
 mod cat;
+mod check;
 mod copy;
 mod demo;
 mod df;
@@ -84,6 +85,8 @@ enum Command {
     Demo(demo::Args),
     /// Run a program with remote files below local paths.
     Run(run::Args),
+    /// Tell whether programs work under run.
+    Check(check::Args),
     /// Measure: load generator and limits.
     Bench(bench::Args),
 }
@@ -106,6 +109,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Bench(args) => bench::run(args),
     }
 }
@@ -115,11 +119,13 @@ mod tests {
     use super::Cli;
     use clap::CommandFactory;
 
-    const PAGES: [(&str, &str); 4] = [
+    const PAGES: [(&str, &str); 6] = [
         ("towline", include_str!("../../../man/towline.1")),
         ("towline-cp", include_str!("../../../man/towline-cp.1")),
         ("towline-serve", include_str!("../../../man/towline-serve.1")),
         ("towline-bench", include_str!("../../../man/towline-bench.1")),
+        ("towline-run", include_str!("../../../man/towline-run.1")),
+        ("towline-check", include_str!("../../../man/towline-check.1")),
     ];
 
     /// The page of a command, as plain text: its own, or the part of towline(1) about it.

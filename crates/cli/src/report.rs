@@ -119,6 +119,11 @@ impl Report {
         self.line(format_args!("{subject}: {text}"));
     }
 
+    /// Prints a remark about nothing in particular.
+    pub(crate) fn remark(&self, text: impl Display) {
+        self.line(format_args!("{text}"));
+    }
+
     fn line(&self, text: fmt::Arguments<'_>) {
         let print = || eprintln!("towline: {}: {text}", self.command);
         match self.bar.get() {

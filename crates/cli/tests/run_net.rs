@@ -13,7 +13,7 @@ use support::{TOWLINE, World};
 /// Where the remote directory is for the programs; it does not exist here.
 const PREFIX: &str = "/towline-net-test";
 /// Longest that a program may take, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(100);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Compiles a program of `tests/programs`.
 fn compile(world: &World, name: &str, flags: &[&str]) -> PathBuf {
@@ -59,14 +59,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// True when the kernel can trap system calls; says it when not.
 fn has_trap() -> bool {
-    let has = cfg!(target_arch = "x86_64")
-        && fs::read_to_string("/proc/sys/kernel/osrelease")
-            .ok()
-            .and_then(|release| {
-                let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
-                Some((numbers.next()?, numbers.next()?) >= (5, 11))
-            })
-            .unwrap_or(false);
+    let has = towline_instance::has_trap();
     if !has {
         println!("SKIPPED: this kernel has no Syscall User Dispatch (x86-64, Linux 5.11)");
     }
@@ -95,4 +88,208 @@ fn system_calls_without_libc_are_answered() {
     assert_eq!(text(&got.stderr), "");
     assert!(got.status.success());
     assert_eq!(fs::read_dir(world.local("served")).unwrap().count(), 0, "it cleans up");
+}
+
+/// Runs `once` under `run`, with a path on its standard input.
+fn once(world: &World, options: &[&str], wrapper: &[&str], arguments: &[&str]) -> Output {
+    let program = compile(world, "once", &[]);
+    let script = format!("echo {PREFIX}/file | \"$@\"");
+    // The shell would be told of the prefix by its script; it is in the environment of neither.
+    fs::write(world.local("script"), script).unwrap();
+    let mut command: Vec<&str> = Vec::from(wrapper);
+    let (script, program) = (world.local("script"), program.to_str().unwrap().to_owned());
+    command.extend(["sh", script.to_str().unwrap(), &program]);
+    command.extend(arguments);
+    fs::write(world.local("served/file"), "hello").unwrap();
+    under_run(world, options, &command)
+}
+
+#[test]
+fn a_process_is_armed_when_it_knows_of_something_remote() {
+    if !has_trap() {
+        return;
+    }
+    let world = World::new();
+    // Nothing says that this process will want remote files: it pays nothing, and finds none.
+    let got = once(&world, &[], &[], &[]);
+    assert_eq!(text(&got.stdout), "open: -2\nopen: -2\n");
+    // From the first remote file on, also in new threads.
+    let got = once(&world, &[], &[], &["with libc"]);
+    assert_eq!(text(&got.stdout), "open: -2\n5: hello\n5: hello\n");
+    // A hint is an argument or a variable of the environment.
+    let got = once(&world, &[], &[], &[&format!("--in={PREFIX}/x")]);
+    assert_eq!(text(&got.stdout), "5: hello\n5: hello\n5: hello\n");
+    let variable = format!("WHERE={PREFIX}");
+    let got = once(&world, &[], &["env", &variable], &[]);
+    assert_eq!(text(&got.stdout), "5: hello\n5: hello\n");
+}
+
+#[test]
+fn without_a_trap_the_rest_works_and_the_report_says_it() {
+    let world = World::new();
+    let wrapper = compile(&world, "without_trap", &[]);
+    let got = once(&world, &["--report"], &[wrapper.to_str().unwrap()], &["with libc"]);
+    assert_eq!(text(&got.stdout), "open: -2\nopen: -2\nopen: -2\n", "{}", text(&got.stderr));
+    let report = text(&got.stderr);
+    assert!(report.contains("this kernel cannot trap"), "{report}");
+    assert!(report.contains(&format!("{PREFIX}/file")), "{report}");
+    let check = finish(Command::new(&wrapper).args([TOWLINE, "check"]).arg(world.local("once")));
+    assert!(text(&check.stdout).contains("once: does not work\n"), "{}", text(&check.stdout));
+    assert_eq!(check.status.code(), Some(1));
+}
+
+#[test]
+fn a_report_says_what_was_taken_over_and_what_slipped_through() {
+    if !has_trap() {
+        return;
+    }
+    let world = World::new();
+    let raw = compile(&world, "raw", &[]);
+    let fixed = compile(&world, "once", &["-static"]);
+    fs::write(world.local("served/file"), "12345").unwrap();
+    let script = format!(
+        "cat {PREFIX}/file; cat {PREFIX}/file; {} {PREFIX} x > /dev/null; : | {}",
+        raw.display(),
+        fixed.display()
+    );
+    let got = under_run(&world, &["--report=json"], &["sh", "-c", &script]);
+    assert_eq!(text(&got.stdout), "1234512345");
+    let report: serde_json::Value = serde_json::from_slice(&got.stderr).unwrap();
+    let count = |path: &str| report.pointer(path).and_then(serde_json::Value::as_u64);
+    let file = format!("{PREFIX}/file").replace('/', "~1");
+    assert_eq!(count(&format!("/files/{file}")), Some(2), "{report}");
+    assert_eq!(count("/system_calls/answered/mkdir"), Some(2), "{report}");
+    assert_eq!(count("/system_calls/answered/pipe"), None, "{report}");
+    assert!(count("/functions/read") >= Some(2), "{report}");
+    assert!(count("/system_calls/kernel") > Some(3), "{report}");
+    let slipped = report["slipped"].as_array().unwrap();
+    let has = |kind: &str, program: &Path| {
+        let program = program.to_str().unwrap();
+        slipped.iter().any(|slip| slip["kind"] == kind && slip["program"] == program)
+    };
+    assert!(has("static", &fixed) && has("thread-without-libc", &raw), "{report}");
+    assert_eq!(slipped.len(), 2, "{report}");
+    let programs = report["programs"].as_array().unwrap();
+    let of_raw = programs.iter().find(|one| one["program"] == raw.to_str().unwrap());
+    assert_eq!(of_raw.unwrap()["trapped"], 1, "{report}");
+
+    let got = under_run(&world, &["--report"], &["cat", &format!("{PREFIX}/file")]);
+    let report = text(&got.stderr);
+    assert!(report.contains(&format!("1  {PREFIX}/file\n")), "{report}");
+    assert!(report.contains("nothing is known to have slipped through"), "{report}");
+    let got = under_run(&world, &[], &["cat", &format!("{PREFIX}/file")]);
+    assert_eq!(text(&got.stderr), "", "no report unasked");
+}
+
+#[test]
+fn programs_out_of_reach_are_told_of_before_they_run() {
+    let world = World::new();
+    let program = compile(&world, "once", &["-static"]);
+    let program = program.to_str().unwrap();
+    let file = format!("{PREFIX}/file");
+    fs::write(world.local("served/file"), "12345").unwrap();
+    let told = |output: &Output, end: &str| {
+        let text = text(&output.stderr);
+        let wanted = format!("towline: run: {program} is statically linked");
+        text.contains(&wanted) && text.contains(end) && text.contains("towline cp")
+    };
+    // By `run` itself.
+    let got = under_run(&world, &[], &[program, &file]);
+    assert!(told(&got, "; not started:"), "{}", text(&got.stderr));
+    assert_eq!((got.status.code(), text(&got.stdout)), (Some(126), String::new()));
+    // By a child that executes, spawns, or looks for it.
+    let spawn = "import os, sys\ntry: os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)\n\
+                 except PermissionError: sys.exit(44)";
+    let by_name = format!("PATH={}:$PATH; once {file}; exit $?", world.path.display());
+    for (command, status) in [
+        (vec!["sh", "-c", "\"$@\"; exit $?", "sh", program, &file], 126),
+        (vec!["sh", "-c", &by_name], 126),
+        (vec!["env", program, &file], 126),
+        (vec!["python3", "-c", spawn, program, &file], 44),
+    ] {
+        if command[0] == "python3" && !Path::new("/usr/bin/python3").exists() {
+            println!("SKIPPED: python3 is not installed");
+            continue;
+        }
+        let got = under_run(&world, &[], &command);
+        assert!(told(&got, "; not started:"), "{command:?}: {}", text(&got.stderr));
+        assert_eq!(got.status.code(), Some(status), "{command:?}: {}", text(&got.stderr));
+    }
+    // In a remote directory it runs, as it may want nothing there.
+    let script = format!("cd {PREFIX} && echo /etc/hostname | {program} > /dev/null");
+    let got = under_run(&world, &[], &["sh", "-c", &script]);
+    assert!(told(&got, "remote files: use"), "{}", text(&got.stderr));
+    assert_eq!(got.status.code(), Some(0));
+    // Elsewhere nothing is said.
+    let got = under_run(&world, &[], &["sh", "-c", &format!("echo /etc/hosts | {program}")]);
+    assert_eq!((got.status.code(), text(&got.stderr)), (Some(0), String::new()));
+    // A remote one, too.
+    fs::copy(program, world.local("served/once")).unwrap();
+    let remote = format!("{PREFIX}/once");
+    let got = under_run(&world, &[], &["sh", "-c", &format!("{remote} {file}; exit $?")]);
+    assert!(text(&got.stderr).contains(&format!("{remote} is statically linked")));
+    assert_eq!(got.status.code(), Some(126), "{}", text(&got.stderr));
+}
+
+#[test]
+fn check_tells_what_works() {
+    let world = World::new();
+    let dynamic = compile(&world, "once", &[]);
+    let bytes = fs::read(&dynamic).unwrap();
+    let fixed = compile(&world, "raw", &["-static"]);
+    let place = |name: &str, content: &[u8]| {
+        use std::os::unix::fs::PermissionsExt;
+        let path = world.local(name);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let check = |program: &Path| {
+        let output = finish(Command::new(TOWLINE).args(["check", "--json"]).arg(program));
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let found = found.as_array().unwrap().first().cloned().unwrap_or_default();
+        assert_eq!(output.status.success(), found["works"] == true, "{found}");
+        found
+    };
+    let obstacle = |program: &Path| check(program)["obstacle"].as_str().map(str::to_owned);
+    assert_eq!(obstacle(Path::new("sh")), None);
+    assert_eq!(obstacle(&fixed).as_deref(), Some("static"));
+    let found = check(&dynamic);
+    if cfg!(target_arch = "x86_64") {
+        assert_eq!(found["system_calls"]["places"], 3, "{found}");
+        assert!(found["system_calls"]["names"].as_array().unwrap().contains(&"open".into()));
+        assert_eq!(found["works"], towline_instance::has_trap(), "{found}");
+    }
+    let mut foreign = bytes.clone();
+    foreign[18..20].copy_from_slice(&8u16.to_le_bytes());
+    assert_eq!(obstacle(&place("mips", &foreign)).as_deref(), Some("other-machine"));
+    let mut musl = bytes.clone();
+    let at = musl.windows(8).position(|part| part == b"ld-linux").unwrap();
+    musl[at..at + 8].copy_from_slice(b"ld-musl-");
+    assert_eq!(obstacle(&place("musl", &musl)).as_deref(), Some("other-libc"));
+    let interpreted = place("script", format!("#!{} -x\n", fixed.display()).as_bytes());
+    assert_eq!(obstacle(&interpreted).as_deref(), Some("static"));
+    assert_eq!(obstacle(&place("by-env", b"#!/usr/bin/env sh\n")), None);
+    assert_eq!(obstacle(&place("plain", b"echo\n")), None);
+    if std::os::unix::fs::chown(&dynamic, Some(1), Some(1)).is_ok() {
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(&dynamic, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert_eq!(obstacle(&dynamic).as_deref(), Some("privileged"));
+    } else {
+        println!("SKIPPED: only root can make a program of somebody else setuid");
+    }
+
+    // As text, and what cannot be examined.
+    let output = finish(Command::new(TOWLINE).args(["check", "sh"]));
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "sh: works\n"));
+    for (name, complaint) in [
+        ("/no/such/program", "/no/such/program: no such file"),
+        ("/etc/passwd", "/etc/passwd: not executable"),
+        ("/etc", "/etc: not a regular file"),
+    ] {
+        let output = finish(Command::new(TOWLINE).args(["check", name, "sh"]));
+        assert_eq!(output.status.code(), Some(1));
+        assert!(text(&output.stderr).contains(complaint), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), "sh: works\n", "the others are told of all the same");
+    }
 }

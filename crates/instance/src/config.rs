@@ -24,6 +24,8 @@ pub struct Config {
     pub parent: u32,
     /// What `umask` was when it started: a server in the same process changes it.
     pub umask: u32,
+    /// A report is wanted.
+    pub report: bool,
     /// The library to preload.
     pub library: Vec<u8>,
     /// Prefixes.
@@ -42,6 +44,7 @@ impl Config {
         out.extend_from_slice(&self.family.to_ne_bytes());
         out.extend_from_slice(&u64::from(self.parent).to_ne_bytes());
         out.extend_from_slice(&u64::from(self.umask).to_ne_bytes());
+        out.extend_from_slice(&u64::from(self.report).to_ne_bytes());
         bytes(&mut out, &self.library);
         out.extend_from_slice(&(self.mounts.len() as u64).to_ne_bytes());
         for mount in &self.mounts {
@@ -61,6 +64,7 @@ impl Config {
         let family = reader.number()?;
         let parent = u32::try_from(reader.number()?).ok()?;
         let umask = u32::try_from(reader.number()?).ok()?;
+        let report = reader.number()? != 0;
         let library = reader.bytes()?.to_vec();
         let count = usize::try_from(reader.number()?).ok()?;
         if count > crate::MOUNTS_MAX {
@@ -76,7 +80,7 @@ impl Config {
                 device: reader.number()?,
             });
         }
-        Some(Self { family, parent, umask, library, mounts })
+        Some(Self { family, parent, umask, report, library, mounts })
     }
 }
 
@@ -114,6 +118,7 @@ mod tests {
             family: 9,
             parent: 7,
             umask: 0o27,
+            report: true,
             library: b"/l".to_vec(),
             mounts: vec![mount; 2],
         };

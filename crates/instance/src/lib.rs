@@ -12,15 +12,25 @@
 //! are checked before use all the same.
 
 mod config;
+pub mod notes;
+pub mod program;
 mod state;
+mod trap;
 
 pub use config::{Config, Mount};
 pub use state::{Entry, State, Taken};
+pub use trap::has_trap;
 
 /// Environment variable with the private directory of the run.
 pub const VARIABLE: &str = "TOWLINE_RUN";
 /// Folder of the placeholders in it.
 pub const PLACEHOLDERS: &str = "d";
+/// File in that folder, so that its closing is noticed, with what users are to be told at once.
+pub const NOTICES: &str = "notices";
+/// File with what a report is made of, where one is wanted.
+pub const RECORD: &str = "record";
+/// Most functions of libc and system calls that are counted.
+pub const COUNTED_MAX: usize = 512;
 /// Folder of the stand-ins for remote working directories.
 pub const WORKING: &str = "cwd";
 /// Folder of the memory that stands for files mapped shared.
@@ -31,3 +41,29 @@ pub const STATE: &str = "state";
 pub const ENTRIES: usize = 16384;
 /// Most prefixes (`--at`).
 pub const MOUNTS_MAX: usize = 16;
+
+/// True when a text names a prefix or something below it: `/data`, `--input=/data/x`, but not
+/// `/database`.
+#[must_use]
+pub fn mentions(text: &[u8], prefix: &[u8]) -> bool {
+    (0..(text.len() + 1).saturating_sub(prefix.len())).any(|at| {
+        let rest = &text[at..];
+        let ends = |b: &u8| !b.is_ascii_alphanumeric() && !matches!(b, b'_' | b'-' | b'.');
+        rest.starts_with(prefix) && rest.get(prefix.len()).is_none_or(ends)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::mentions;
+
+    #[test]
+    fn a_prefix_is_found_whole() {
+        for text in ["/data", "/data/x", "--in=/data/x", "a:/data:b", "/database /data"] {
+            assert!(mentions(text.as_bytes(), b"/data"), "{text}");
+        }
+        for text in ["", "/dat", "/database", "/data-1", "/data.old", "/data_", "data"] {
+            assert!(!mentions(text.as_bytes(), b"/data"), "{text}");
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! The mapped file: configuration, and the table of open file descriptions.
 #![allow(unsafe_code)]
 
-use crate::{Config, ENTRIES, STATE};
+use crate::{COUNTED_MAX, Config, ENTRIES, STATE};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -130,6 +130,12 @@ struct Head {
     /// One while `towline run` takes entries back.
     kept: AtomicU32,
     hint: AtomicU32,
+    /// Calls answered, by function of libc (in the order of the library's table).
+    functions: [AtomicU64; COUNTED_MAX],
+    /// System calls that were trapped and answered, by number.
+    trapped: [AtomicU64; COUNTED_MAX],
+    /// System calls that were trapped and were the kernel's.
+    passed: AtomicU64,
     /// Bit set: taken.
     used: [AtomicU64; WORDS],
 }
@@ -285,6 +291,24 @@ impl State {
         let head = self.head();
         head.used[number / 64].fetch_and(!(1 << (number % 64)), Ordering::AcqRel);
         head.hint.store((number / 64) as u32, Ordering::Relaxed);
+    }
+
+    /// Counts of calls answered by function of libc, in the order of the library's table.
+    #[must_use]
+    pub fn functions(&self) -> &[AtomicU64] {
+        &self.head().functions
+    }
+
+    /// Counts of system calls trapped and answered, by number.
+    #[must_use]
+    pub fn trapped(&self) -> &[AtomicU64] {
+        &self.head().trapped
+    }
+
+    /// Count of system calls that were trapped and were the kernel's.
+    #[must_use]
+    pub fn passed(&self) -> &AtomicU64 {
+        &self.head().passed
     }
 
     /// True while `towline run` learns of closed placeholders and gives entries back.

@@ -3,6 +3,7 @@
 use crate::guard::{checked, is_inside, system_call};
 use crate::{guard, remote, start};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use towline_instance::notes::Note;
 use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, Taken};
 
 /// Descriptors beyond this are never remote: opening one fails with `EMFILE`.
@@ -32,6 +33,15 @@ impl Open {
 /// The remote file behind a descriptor; `None` for all others.
 #[inline]
 pub(crate) fn find(fd: i32) -> Option<Open> {
+    let found = look(fd);
+    if found.is_some() {
+        crate::report::touch();
+    }
+    found
+}
+
+#[inline]
+fn look(fd: i32) -> Option<Open> {
     let number = TABLE.get(fd as usize)?.load(Ordering::Relaxed);
     if number == 0 { None } else { Open::of(number as usize - 1) }
 }
@@ -39,7 +49,7 @@ pub(crate) fn find(fd: i32) -> Option<Open> {
 /// All remote descriptors in a range.
 pub(crate) fn all(from: u32, to: u32) -> impl Iterator<Item = (i32, Open)> {
     let last = (to as usize).min(DESCRIPTORS_MAX - 1) as i32;
-    (from.min(DESCRIPTORS_MAX as u32) as i32..=last).filter_map(|fd| Some((fd, find(fd)?)))
+    (from.min(DESCRIPTORS_MAX as u32) as i32..=last).filter_map(|fd| Some((fd, look(fd)?)))
 }
 
 /// The first of the descriptors for our own sockets.
@@ -117,6 +127,10 @@ pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
             let _ = entry.change(Taken::Free, Taken::Open);
             COUNTS[number].store(1, Ordering::Relaxed);
             TABLE[fd as usize].store(number as u32 + 1, Ordering::Release);
+            crate::report::record_with(|| Note::Opened {
+                flags: new.flags as u32,
+                path: crate::place::absolute(new.mount, new.path),
+            });
             Ok(fd)
         }
         Err(error) => {
@@ -245,6 +259,12 @@ fn number_of(fd: i32) -> Option<usize> {
 pub(crate) fn target_of(fd: i32) -> Option<Vec<u8>> {
     let mut link = [0u8; 4096];
     read_link(&format!("/proc/self/fd/{fd}\0"), &mut link).map(<[u8]>::to_vec)
+}
+
+/// What a symbolic link says, by its path with a zero byte at the end.
+pub(crate) fn link_of(path: &[u8]) -> Option<Vec<u8>> {
+    let mut link = [0u8; 4096];
+    read_link(std::str::from_utf8(path).ok()?, &mut link).map(<[u8]>::to_vec)
 }
 
 fn read_link<'a>(path: &str, target: &'a mut [u8]) -> Option<&'a [u8]> {

@@ -13,6 +13,7 @@ mod guard;
 mod hooks;
 mod place;
 mod remote;
+mod report;
 mod start;
 mod stdio;
 mod table;

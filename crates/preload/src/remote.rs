@@ -40,6 +40,7 @@ pub(crate) fn number(error: Error) -> i32 {
 
 /// The session for a mount.
 pub(crate) fn client(mount: usize) -> Result<&'static Client, i32> {
+    crate::report::touch();
     let place = SESSIONS.get(mount).ok_or(libc::EIO)?;
     let process = process();
     // SAFETY: null or a leaked box.

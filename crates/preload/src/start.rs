@@ -1,6 +1,6 @@
 //! Start-up: finds the run this process belongs to, and what it inherited. Nothing connects here.
 
-use crate::{descriptors, guard, remote, trap, working};
+use crate::{descriptors, guard, remote, report, trap, working};
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use towline_client::Url;
@@ -92,6 +92,9 @@ extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const
             guard::system_call(libc::SYS_umask, [mask as usize, 0, 0, 0, 0, 0]);
             set_umask(mask as u32);
             libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child));
+        }
+        if config().is_some_and(|config| config.report) {
+            report::begin(crate::table::FUNCTIONS);
         }
         working::inherit();
         descriptors::adopt_all();

@@ -16,11 +16,13 @@ use libc::{
 };
 
 macro_rules! exported {
-    ($name:ident ($($argument:ident: $kind:ty),*) $result:ty, $handler:path) => {
+    ($first:ident $name:ident ($($argument:ident: $kind:ty),*) $result:ty, $handler:path) => {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
-            // SAFETY: the program calls it as it would call libc's.
-            unsafe { $handler($($argument),*) }
+            crate::report::counted(super::Function::$first as usize, || {
+                // SAFETY: the program calls it as it would call libc's.
+                unsafe { $handler($($argument),*) }
+            })
         }
     };
 }
@@ -44,11 +46,21 @@ macro_rules! real_function {
 
 macro_rules! hooks {
     ($([$first:ident $($alias:ident)*] $arguments:tt -> $result:ty => $handler:path;)*) => {
+        /// The functions by their first names.
+        #[allow(non_camel_case_types)] // names of C
+        #[derive(Clone, Copy)]
+        enum Function {
+            $($first,)*
+        }
+
+        /// Their names, in the same order.
+        pub(crate) const FUNCTIONS: &[&str] = &[$(stringify!($first)),*];
+
         mod exports {
             use super::*;
             $(
-                exported!($first $arguments $result, $handler);
-                $(exported!($alias $arguments $result, $handler);)*
+                exported!($first $first $arguments $result, $handler);
+                $(exported!($first $alias $arguments $result, $handler);)*
             )*
         }
 

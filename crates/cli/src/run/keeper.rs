@@ -4,6 +4,7 @@
 //! that came: by a process that shared it with others, or that was killed.
 
 use super::directory::RunDirectory;
+use super::reach::Notices;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::inotify;
 use std::ffi::CStr;
@@ -47,7 +48,8 @@ impl Keeper {
             log::warn!("cannot watch for closed files: {error}");
         })?;
         let stopped = stop.clone();
-        let thread = std::thread::spawn(move || keep(&events, &stopped, &state, &clients));
+        let notices = Notices::new(&directory.placeholders());
+        let thread = std::thread::spawn(move || keep(&events, &stopped, &state, &clients, notices));
         Ok(Self { thread, stop })
     }
 
@@ -59,7 +61,7 @@ impl Keeper {
     }
 }
 
-fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client]) {
+fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client], mut notices: Notices) {
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
     loop {
         let mut wait = [
@@ -76,6 +78,8 @@ fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client]) {
             let number = event.file_name().and_then(number);
             if let Some(number) = number {
                 close(state, clients, number);
+            } else if event.file_name().is_some() {
+                notices.print();
             } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
                 log::warn!(
                     "too much is opened and closed at once: some files stay open until the end"

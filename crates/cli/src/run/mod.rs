@@ -6,6 +6,8 @@
 
 mod directory;
 mod keeper;
+mod reach;
+mod summary;
 
 use crate::demo::start_server;
 use crate::report::{Failure, Outcome, Report};
@@ -18,6 +20,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::{Command, ExitCode};
+use summary::Format;
 use towline_client::{Client, File, Options, Transport, Url};
 use towline_instance::{Config, MOUNTS_MAX, Mount, State, VARIABLE};
 use towline_net::address::Address;
@@ -25,12 +28,13 @@ use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
 
 const EXAMPLES: &str = "\
 Paths below a prefix are remote for the program and its children, all others are untouched. The
-prefix need not exist. Programs that libc does not serve (static ones, most of those written in Go)
-and setuid programs are not reached.
+prefix need not exist. Static programs (most of those written in Go) and setuid programs are not
+reached; `towline check` tells which. They are not started when an argument names a prefix.
 
 Examples:
   towline run --at /data=towline://host/data -- bash
   towline run --at /data=towline://host/data -- tar xf /data/src.tar -C /data/build
+  towline run --at /d=towline://host/data --report -- make -C /d/project -j2
   towline run --serve ./dir --at /d -- python3 train.py --input /d
 
 Exit status: that of the program (128 and the signal's number when a signal ended it), 125 when
@@ -52,6 +56,10 @@ pub(crate) struct Args {
     /// Serves this directory for the time of the run.
     #[arg(long, value_name = "DIR")]
     serve: Option<PathBuf>,
+    /// At the end says on standard error what was taken over and what slipped through.
+    #[arg(long, value_name = "FORMAT", num_args = 0..=1, require_equals = true,
+          default_missing_value = "text")]
+    report: Option<Format>,
     /// Program and its arguments.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -93,14 +101,23 @@ fn start(args: &Args) -> Outcome<u8> {
         family,
         parent: std::process::id(),
         umask: umask.bits(),
+        report: args.report.is_some(),
         library: library.as_os_str().as_bytes().to_vec(),
         mounts: met.iter().map(|one| one.mount.clone()).collect(),
     };
     let state = State::create(directory.path().as_os_str().as_bytes(), &config)?;
     let keeper = Keeper::start(&directory, state, met.iter().map(|m| m.client.clone()).collect());
-    let status = execute(&args.command, &library, &directory);
+    let prefixes: Vec<&[u8]> = met.iter().map(|one| one.mount.prefix.as_slice()).collect();
+    let status = if reach::may_start(&args.command, &prefixes) {
+        execute(&args.command, &library, &directory)
+    } else {
+        Ok(STATUS_NOT_EXECUTABLE)
+    };
     if let Ok(keeper) = keeper {
         keeper.stop();
+    }
+    if let Some(format) = args.report {
+        summary::print(directory.path(), format);
     }
     for Met { client, root, .. } in met {
         drop(root);

@@ -1,6 +1,7 @@
 //! New programs: they find the library and the run in their environment, and may themselves be
 //! remote.
 
+use super::reach;
 use crate::descriptors;
 use crate::guard::{checked, finish, inside, system_call};
 use crate::place;
@@ -9,6 +10,7 @@ use crate::table::real;
 use libc::{FILE, c_char, c_int, c_void, pid_t};
 use std::ffi::CStr;
 use towline_instance::VARIABLE;
+use towline_instance::program::FIRST_BYTES;
 
 type Strings = *const *const c_char;
 
@@ -90,9 +92,6 @@ unsafe fn with_environment<T>(given: Strings, work: impl FnOnce(Strings) -> T) -
     }
 }
 
-/// The bytes of a program or script at its beginning that say what runs it.
-const FIRST_BYTES: usize = 256;
-
 /// A local copy of a remote program, as a descriptor.
 fn fetch(fd: c_int) -> Result<c_int, i32> {
     let open = descriptors::find(fd).ok_or(libc::EBADF)?;
@@ -130,7 +129,11 @@ unsafe fn execute_remote(path: *const c_char, arguments: Strings, environment: S
         let mut first = [0u8; FIRST_BYTES];
         let count = super::io::pread(fd, first.as_mut_ptr().cast(), FIRST_BYTES, 0);
         let first = &first[..count.max(0) as usize];
-        let error = if let Some(line) = first.strip_prefix(b"#!") {
+        let name = CStr::from_ptr(path).to_bytes();
+        let reached = reach::check_first(name, first, arguments);
+        let error = if let Err(error) = reached {
+            error
+        } else if let Some(line) = first.strip_prefix(b"#!") {
             script(line, path, arguments, environment)
         } else {
             match inside(|| fetch(fd)) {
@@ -197,6 +200,9 @@ pub(crate) unsafe fn execve(
             let error = execute_remote(path, arguments, environment);
             return finish(Err(error));
         }
+        if let Err(error) = reach::check(path, arguments) {
+            return finish(Err(error));
+        }
         let result = with_environment(environment, |own| real::execve(path, arguments, own));
         if crate::guard::errno() == libc::ENOENT
             && super::led_in(libc::AT_FDCWD, path, true).is_some()
@@ -261,6 +267,9 @@ pub(crate) unsafe fn execvpe(
         super::maps::write_back_all();
         let path = search_path();
         if !searches_remote(&path) {
+            if let Err(error) = reach::check_found(file, arguments, &path) {
+                return finish(Err(error));
+            }
             return with_environment(environment, |own| real::execvpe(file, arguments, own));
         }
         let mut error = libc::ENOENT;
@@ -315,6 +324,9 @@ pub(crate) unsafe fn posix_spawn(
     // SAFETY: as the program says.
     unsafe {
         if place::find(libc::AT_FDCWD, path).is_none() {
+            if let Err(error) = reach::check(path, arguments) {
+                return error;
+            }
             return with_environment(environment, |own| {
                 real::posix_spawn(pid, path, actions, attributes, arguments, own)
             });
@@ -382,6 +394,9 @@ pub(crate) unsafe fn posix_spawnp(
                     }
                 }
                 return libc::ENOENT;
+            }
+            if let Err(error) = reach::check_found(file, arguments, &path) {
+                return error;
             }
         }
         descriptors::share();

@@ -10,6 +10,7 @@ pub(crate) mod maps;
 pub(crate) mod misc;
 pub(crate) mod names;
 pub(crate) mod numbers;
+pub(crate) mod reach;
 pub(crate) mod status;
 pub(crate) mod streams;
 pub(crate) mod trees;

@@ -5,9 +5,10 @@ use super::{masks, stack};
 use crate::guard::{checked, errno, handled_set, mask, set_errno, system_call};
 use crate::hooks::numbers::{self, Arguments, Whose};
 use crate::table::real;
-use crate::{descriptors, start};
+use crate::{descriptors, report, start};
 use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use towline_instance::notes::Note;
 
 /// `si_code` of a system call that was trapped.
 const SYS_USER_DISPATCH: c_int = 2;
@@ -102,6 +103,13 @@ unsafe fn answer(context: &mut ucontext_t) {
 
 /// A call that changes nothing of how the program goes on.
 unsafe fn any_other(number: c_long, arguments: Arguments) -> isize {
+    report::counted_trap(number, || {
+        // SAFETY: as the program says.
+        unsafe { answer_any(number, arguments) }
+    })
+}
+
+unsafe fn answer_any(number: c_long, arguments: Arguments) -> isize {
     // SAFETY: as the program says.
     unsafe {
         let whose = numbers::whose(number, arguments);
@@ -229,6 +237,7 @@ unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Argument
         };
         descriptors::share();
         if has_stack {
+            stack::on_own(|| report::record_with(|| Note::Thread { program: report::program() }));
             return on_new_stack(context, number, arguments);
         }
         if flags & SHARED != 0 {

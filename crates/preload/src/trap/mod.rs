@@ -26,10 +26,12 @@ pub(crate) mod masks;
 pub(crate) mod threads;
 
 use crate::guard::{self, checked, inside};
-use crate::start;
+use crate::{report, start};
 use std::ffi::{CStr, c_char, c_void};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
+use towline_instance::mentions;
+use towline_instance::notes::Note;
 
 pub(crate) use chained::{sigaction_of_program, signal_of_program};
 
@@ -70,18 +72,21 @@ pub(crate) fn arm_child() {
 #[cfg(not(target_arch = "x86_64"))]
 fn arm_now() {
     STATE.store(MISSING, Ordering::Relaxed);
+    report::record_with(|| Note::Untrapped { program: report::program() });
 }
 
 #[cfg(target_arch = "x86_64")]
 fn arm_now() {
     const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
     const ON: usize = 1;
-    let Some(libc) = libc_code() else {
-        return STATE.store(MISSING, Ordering::Relaxed);
+    let missing = || {
+        STATE.store(MISSING, Ordering::Relaxed);
+        report::record_with(|| Note::Untrapped { program: report::program() });
     };
+    let Some(libc) = libc_code() else { return missing() };
     let is_first = STATE.load(Ordering::Relaxed) == UNTRIED;
     if is_first && !handler::install() {
-        return STATE.store(MISSING, Ordering::Relaxed);
+        return missing();
     }
     masks::let_in();
     let selector = guard::selector() as usize;
@@ -92,9 +97,12 @@ fn arm_now() {
         Ok(_) => {
             STATE.store(ARMED, Ordering::Relaxed);
             guard::set_armed(true);
+            if is_first {
+                report::record_with(|| Note::Armed { program: report::program() });
+            }
         }
         // A kernel without it. The handler does no harm: nothing raises its signal.
-        Err(_) if is_first => STATE.store(MISSING, Ordering::Relaxed),
+        Err(_) if is_first => missing(),
         Err(_) => {}
     }
 }
@@ -133,7 +141,7 @@ fn libc_code() -> Option<Range<usize>> {
     search.found
 }
 
-/// True when one of the strings names a prefix: `/data`, `--input=/data/x`, but not `/database`.
+/// True when one of the strings names a prefix.
 ///
 /// # Safety
 /// The lists are those that a program starts with: they end with null.
@@ -145,7 +153,7 @@ pub(crate) unsafe fn is_mentioned(lists: [*const *const c_char; 2]) -> bool {
             // SAFETY: a string of the list.
             let text = unsafe { CStr::from_ptr(text) }.to_bytes();
             left = left.saturating_sub(text.len());
-            if left == 0 || start::mounts().iter().any(|m| names(text, &m.mount.prefix)) {
+            if left == 0 || start::mounts().iter().any(|m| mentions(text, &m.mount.prefix)) {
                 return true;
             }
             // SAFETY: not the end of the list yet.
@@ -153,16 +161,4 @@ pub(crate) unsafe fn is_mentioned(lists: [*const *const c_char; 2]) -> bool {
         }
     }
     false
-}
-
-fn names(text: &[u8], prefix: &[u8]) -> bool {
-    if text.len() < prefix.len() {
-        return false;
-    }
-    (0..=text.len() - prefix.len()).any(|at| {
-        let next = text.get(at + prefix.len());
-        text[at] == b'/'
-            && text[at..].starts_with(prefix)
-            && next.is_none_or(|b| !b.is_ascii_alphanumeric() && !matches!(b, b'_' | b'-' | b'.'))
-    })
 }

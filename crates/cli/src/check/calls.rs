@@ -1,0 +1,97 @@
+//! System calls that a binary makes itself, found by decoding its code.
+
+use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Register};
+use object::elf::FileHeader64;
+use object::read::elf::ElfFile;
+use object::{Architecture, Endianness, Object, ObjectSection, ObjectSymbol, SectionKind};
+use std::collections::BTreeSet;
+
+/// Instructions between the one that sets the number of a call and the call.
+const NEAR: u32 = 12;
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Calls {
+    /// Places in the code.
+    pub(crate) sites: usize,
+    /// Names of those whose number stands near the call.
+    pub(crate) names: BTreeSet<String>,
+    /// It uses io_uring, by its library, by number or by `syscall(2)`.
+    pub(crate) uring: bool,
+}
+
+/// Looks through a binary for 64-bit x86; nothing is found in others.
+pub(crate) fn of(bytes: &[u8]) -> Calls {
+    let mut calls = Calls::default();
+    let Ok(binary) = ElfFile::<FileHeader64<Endianness>>::parse(bytes) else { return calls };
+    let mut imported = binary.dynamic_symbols().filter(|symbol| symbol.is_undefined());
+    calls.uring =
+        imported.any(|symbol| symbol.name_bytes().is_ok_and(|n| n.starts_with(b"io_uring_")));
+    if binary.architecture() != Architecture::X86_64 {
+        return calls;
+    }
+    for section in binary.sections().filter(|section| section.kind() == SectionKind::Text) {
+        if let Ok(code) = section.data() {
+            look(code, section.address(), &mut calls);
+        }
+    }
+    calls
+}
+
+/// Decodes code from its beginning to its end. A compiler's code has no data in it that would put
+/// the decoder off its path for long.
+fn look(code: &[u8], address: u64, calls: &mut Calls) {
+    let uring = u64::from(syscalls::Sysno::io_uring_setup as u32);
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    let mut number = None;
+    let mut since = u32::MAX;
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        since = since.saturating_add(1);
+        match instruction.code() {
+            Code::Mov_r32_imm32 | Code::Mov_rm64_imm32 => {
+                let value = instruction.immediate(1);
+                match instruction.op0_register() {
+                    Register::EAX | Register::RAX => (number, since) = (Some(value), 0),
+                    // As first argument of `syscall(2)`.
+                    Register::EDI | Register::RDI if value == uring => calls.uring = true,
+                    _ => {}
+                }
+            }
+            Code::Xor_r32_rm32 | Code::Xor_rm32_r32
+                if instruction.op0_register() == Register::EAX
+                    && instruction.op1_register() == Register::EAX =>
+            {
+                (number, since) = (Some(0), 0);
+            }
+            Code::Syscall => {
+                calls.sites += 1;
+                let known = number.take().filter(|_| since <= NEAR);
+                calls.uring |= known == Some(uring);
+                let name = known.and_then(|n| syscalls::Sysno::new(usize::try_from(n).ok()?));
+                calls.names.extend(name.map(|name| name.name().to_owned()));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_found_where_they_are() {
+        let mut calls = Calls::default();
+        // mov eax, 257; lea rsi, [rip+0x050f]; syscall; xor eax, eax; syscall; ret
+        let code = b"\xb8\x01\x01\0\0\x48\x8d\x35\x0f\x05\0\0\x0f\x05\x31\xc0\x0f\x05\xc3";
+        look(code, 0, &mut calls);
+        let names = ["openat", "read"].map(str::to_owned).into();
+        assert_eq!(calls, Calls { sites: 2, names, uring: false });
+        let mut calls = Calls::default();
+        look(b"\xbf\xa9\x01\0\0\xe8\0\0\0\0\xc3", 0, &mut calls);
+        assert_eq!(calls, Calls { uring: true, ..Calls::default() });
+        assert_eq!(of(b"no binary"), Calls::default());
+    }
+}

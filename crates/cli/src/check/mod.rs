@@ -1,0 +1,140 @@
+//! `towline check`: whether programs work under `towline run`.
+
+mod calls;
+mod examine;
+
+pub(crate) use examine::{Verdict, examine, find};
+
+use crate::report::{Outcome, Report};
+use calls::Calls;
+use serde_json::json;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+A program without a slash in its name is looked for in PATH. Examined are the program and, of a
+script, what runs it; not the libraries that they load, nor the programs that they start.
+
+Examples:
+  towline check tar /usr/local/bin/tool
+  towline check --json ./script.sh
+
+Exit status: 0 all work, 1 some do not or cannot be examined, 2 wrong usage.";
+
+/// Arguments of `check`.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// One JSON array.
+    #[arg(long)]
+    json: bool,
+    /// Programs, by path or by name.
+    #[arg(required = true, value_name = "PROGRAM")]
+    programs: Vec<OsString>,
+}
+
+/// What is said of one program.
+struct Finding {
+    name: String,
+    verdict: Verdict,
+    calls: Calls,
+    works: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = Report::new("check");
+    let has_trap = towline_instance::has_trap();
+    let mut all_work = true;
+    let mut findings = Vec::new();
+    for program in &args.programs {
+        let name = program.to_string_lossy().into_owned();
+        match report.check(&name, check(program, name.clone(), has_trap)) {
+            Some(finding) => findings.push(finding),
+            None => all_work = false,
+        }
+    }
+    all_work &= findings.iter().all(|finding| finding.works);
+    let text = if args.json {
+        let list: Vec<_> = findings.iter().map(|finding| as_json(finding, has_trap)).collect();
+        format!("{}\n", serde_json::Value::Array(list))
+    } else {
+        findings.iter().map(|finding| as_text(finding, has_trap)).collect()
+    };
+    report.output(io::stdout().write_all(text.as_bytes()));
+    if all_work { report.status() } else { ExitCode::FAILURE }
+}
+
+fn check(program: &OsString, name: String, has_trap: bool) -> Outcome<Finding> {
+    let path = find(program).ok_or(towline_client::Errno::ENOENT)?;
+    let verdict = examine(&path)?;
+    let binary = verdict.run_by.last().unwrap_or(&path);
+    let calls = match verdict.obstacle {
+        None if verdict.is_binary => calls::of(&std::fs::read(binary)?),
+        _ => Calls::default(),
+    };
+    let works = verdict.obstacle.is_none() && (calls.sites == 0 || has_trap);
+    Ok(Finding { name, verdict, calls, works })
+}
+
+/// What is to be known of a program that works, or why it does not.
+fn remarks(finding: &Finding, has_trap: bool) -> Vec<String> {
+    let Finding { verdict, calls, .. } = finding;
+    let mut remarks = Vec::new();
+    if !verdict.run_by.is_empty() {
+        let by: Vec<_> = verdict.run_by.iter().map(|by| by.to_string_lossy()).collect();
+        remarks.push(format!("it is a script that {} runs", by.join(" and then ")));
+    } else if !verdict.is_binary && verdict.obstacle.is_none() {
+        remarks.push("it is neither a binary nor names an interpreter: shells run it".to_owned());
+    }
+    if let Some((obstacle, program)) = &verdict.obstacle {
+        remarks.push(format!("{} {}", program.display(), obstacle.what()));
+        remarks.push(obstacle.instead().to_owned());
+    }
+    if calls.sites > 0 {
+        let names: Vec<&str> = calls.names.iter().map(String::as_str).collect();
+        let mut text = format!("it makes system calls without libc (places: {}", calls.sites);
+        if !names.is_empty() {
+            let _ = write!(text, "; {}", names.join(", "));
+        }
+        text.push(')');
+        text.push_str(if has_trap {
+            ": they are trapped, which costs 1 to 2 us each"
+        } else {
+            ": this kernel cannot trap them (that needs x86-64 and Linux 5.11), so that they find \
+             no remote files"
+        });
+        remarks.push(text);
+    }
+    if calls.uring {
+        remarks.push("it can use io_uring, which is refused: it has to do without".to_owned());
+    }
+    remarks
+}
+
+fn as_text(finding: &Finding, has_trap: bool) -> String {
+    let works = if finding.works { "works" } else { "does not work" };
+    let mut text = format!("{}: {works}\n", finding.name);
+    for remark in remarks(finding, has_trap) {
+        let _ = writeln!(text, "  {remark}");
+    }
+    text
+}
+
+fn as_json(finding: &Finding, has_trap: bool) -> serde_json::Value {
+    let Finding { name, verdict, calls, works } = finding;
+    let shown = |path: &PathBuf| path.to_string_lossy().into_owned();
+    json!({
+        "program": name,
+        "path": shown(&verdict.path),
+        "works": works,
+        "run_by": verdict.run_by.iter().map(shown).collect::<Vec<_>>(),
+        "obstacle": verdict.obstacle.as_ref().map(|(obstacle, _)| obstacle.code()),
+        "system_calls": { "places": calls.sites, "names": calls.names, "trapped": has_trap },
+        "io_uring": calls.uring,
+        "remarks": remarks(finding, has_trap),
+    })
+}

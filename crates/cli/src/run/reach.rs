@@ -1,0 +1,69 @@
+//! Programs that the library cannot reach, and what users are told of them.
+
+use crate::check::{Verdict, examine, find};
+use crate::report::Report;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use towline_instance::notes::Note;
+use towline_instance::program::Obstacle;
+use towline_instance::{NOTICES, mentions};
+
+/// Looks at the command before it is started: false when it must not be, since it cannot be reached
+/// and an argument names one of the prefixes.
+pub(super) fn may_start(command: &[OsString], prefixes: &[&[u8]]) -> bool {
+    // What is not found fails when it is started, with the right status.
+    let Some(path) = find(&command[0]) else { return true };
+    let Ok(Verdict { obstacle: Some((obstacle, program)), .. }) = examine(&path) else {
+        return true;
+    };
+    let names = |argument: &OsString| prefixes.iter().any(|p| mentions(argument.as_bytes(), p));
+    let is_named = command[1..].iter().any(names);
+    tell(obstacle, &program, is_named);
+    !is_named
+}
+
+fn tell(obstacle: Obstacle, program: &Path, is_refused: bool) {
+    let refused = if is_refused { "; not started" } else { "" };
+    let text = format!("{}{refused}: {}", obstacle.what(), obstacle.instead());
+    Report::new("run").remark(format_args!("{} {text}", program.display()));
+}
+
+/// What processes of the run have to say at once.
+pub(super) struct Notices {
+    path: PathBuf,
+    file: Option<File>,
+    /// The beginning of a line.
+    rest: Vec<u8>,
+}
+
+impl Notices {
+    /// Of a run with this folder of placeholders.
+    pub(super) fn new(placeholders: &Path) -> Self {
+        Self { path: placeholders.join(NOTICES), file: None, rest: Vec::new() }
+    }
+
+    /// Prints what is new.
+    pub(super) fn print(&mut self) {
+        if self.file.is_none() {
+            self.file = File::open(&self.path).ok();
+        }
+        let Some(file) = &mut self.file else { return };
+        // A file in memory: an error would be one of the machine, and what is read is told.
+        let _ = file.read_to_end(&mut self.rest);
+        while let Some(end) = self.rest.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=end).collect();
+            let (obstacle, program, is_refused) = match Note::parse(&line[..end]) {
+                Some(Note::Refused { obstacle, program }) => (obstacle, program, true),
+                Some(Note::Unreached { obstacle, program }) => (obstacle, program, false),
+                _ => continue,
+            };
+            if let Some(obstacle) = Obstacle::from_code(&obstacle) {
+                let program = Path::new(std::ffi::OsStr::from_bytes(&program));
+                tell(obstacle, program, is_refused);
+            }
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! Which programs the preloaded library cannot reach, as far as their first bytes and their owner
+//! tell.
+
+use object::elf::{self, FileHeader32, FileHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::{Endianness, FileKind};
+
+/// Bytes at the beginning of a program that [`Form::of`] wants to see.
+pub const FIRST_BYTES: usize = 4096;
+
+/// What a program is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A script: its interpreter, and the one argument that it gets, or nothing.
+    Script(Vec<u8>, Vec<u8>),
+    /// A binary.
+    Binary(Binary),
+    /// Neither: shells read it themselves.
+    Other,
+}
+
+/// A binary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binary {
+    /// It is for 64-bit machines of this kind.
+    pub native: bool,
+    /// The dynamic linker that it names; empty where the name is further back in the file.
+    pub loader: Option<Vec<u8>>,
+    /// The Go tool chain made it.
+    pub go: bool,
+    /// An object that the linker can load, too.
+    pub shared: bool,
+}
+
+/// The machine of this build.
+const MACHINE: u16 =
+    if cfg!(target_arch = "x86_64") { elf::EM_X86_64.0 } else { elf::EM_AARCH64.0 };
+
+impl Form {
+    /// Looks at the first bytes of a file.
+    #[must_use]
+    pub fn of(first: &[u8]) -> Self {
+        if let Some(rest) = first.strip_prefix(b"#!") {
+            let line = rest.split(|b| *b == b'\n').next().unwrap_or_default().trim_ascii();
+            let cut = line.iter().position(u8::is_ascii_whitespace).unwrap_or(line.len());
+            return Self::Script(line[..cut].to_vec(), line[cut..].trim_ascii().to_vec());
+        }
+        let binary = match FileKind::parse(first) {
+            Ok(FileKind::Elf64) => binary::<FileHeader64<Endianness>>(first, true),
+            Ok(FileKind::Elf32) => binary::<FileHeader32<Endianness>>(first, false),
+            _ => None,
+        };
+        binary.map_or(Self::Other, Self::Binary)
+    }
+}
+
+fn binary<H: FileHeader<Endian = Endianness>>(first: &[u8], wide: bool) -> Option<Binary> {
+    let header = H::parse(first).ok()?;
+    let endian = header.endian().ok()?;
+    let mut loader = None;
+    // Headers that lie further back than what we have are a linker's whim that no linker has.
+    for part in header.program_headers(endian, first).ok()? {
+        if part.p_type(endian) == elf::PT_INTERP {
+            let name = part.interpreter(endian, first).ok().flatten();
+            loader = Some(name.unwrap_or_default().to_vec());
+        }
+    }
+    Some(Binary {
+        native: wide && header.e_machine(endian).0 == MACHINE,
+        loader,
+        // The first page has the note with its build's identifier.
+        go: first.windows(8).any(|bytes| bytes == b"\x04\0\0\0Go\0\0"),
+        shared: header.e_type(endian) == elf::ET_DYN,
+    })
+}
+
+/// Why a program cannot be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It has libc's functions inside.
+    Static,
+    /// So does Go, which has its own.
+    Go,
+    /// Another libc than glibc, whose linker has another idea of ours.
+    OtherLibc,
+    /// It is for other machines or for 32 bits.
+    OtherMachine,
+    /// It gets rights that its user has not, and then the linker takes no library from users.
+    Privileged,
+}
+
+/// All of them.
+const OBSTACLES: [Obstacle; 5] = [
+    Obstacle::Static,
+    Obstacle::Go,
+    Obstacle::OtherLibc,
+    Obstacle::OtherMachine,
+    Obstacle::Privileged,
+];
+
+impl Obstacle {
+    /// What is in the way of a binary; `None`: nothing that its first bytes tell. `name` is the last
+    /// part of its path.
+    #[must_use]
+    pub fn of(binary: &Binary, name: &[u8]) -> Option<Self> {
+        if !binary.native {
+            return Some(Self::OtherMachine);
+        }
+        match &binary.loader {
+            // The dynamic linker itself, which takes the library like any program.
+            None if binary.shared && name.starts_with(b"ld-linux") => None,
+            None if binary.go => Some(Self::Go),
+            None => Some(Self::Static),
+            Some(loader) => {
+                let name = loader.rsplit(|b| *b == b'/').next().unwrap_or_default();
+                (!loader.is_empty() && !name.starts_with(b"ld-linux")).then_some(Self::OtherLibc)
+            }
+        }
+    }
+
+    /// What is in the way of a file with this `st_mode` and these owners, for a user; `capabilities`
+    /// says that the file has some.
+    #[must_use]
+    pub fn of_rights(
+        (mode, uid, gid): (u32, u32, u32),
+        capabilities: bool,
+        user: (u32, u32),
+    ) -> Option<Self> {
+        const SET_UID: u32 = 0o4000;
+        /// Set-group-id counts only where the group may execute.
+        const SET_GID: u32 = 0o2010;
+        let changes = (mode & SET_UID != 0 && uid != user.0)
+            || (mode & SET_GID == SET_GID && gid != user.1)
+            || (capabilities && user.0 != 0);
+        changes.then_some(Self::Privileged)
+    }
+
+    /// A word for it.
+    #[must_use]
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Static => "static",
+            Self::Go => "static-go",
+            Self::OtherLibc => "other-libc",
+            Self::OtherMachine => "other-machine",
+            Self::Privileged => "privileged",
+        }
+    }
+
+    /// The one of this word.
+    #[must_use]
+    pub fn from_code(code: &str) -> Option<Self> {
+        OBSTACLES.into_iter().find(|obstacle| obstacle.code() == code)
+    }
+
+    /// What is wrong, to follow the program's name.
+    #[must_use]
+    pub fn what(self) -> &'static str {
+        match self {
+            Self::Static => "is statically linked, so that it does not see remote files",
+            Self::Go => "is a Go program without libc, so that it does not see remote files",
+            Self::OtherLibc => "uses another libc than glibc, so that it does not see remote files",
+            Self::OtherMachine => {
+                "is for another machine or for 32 bits, so that it does not see remote files"
+            }
+            Self::Privileged => {
+                "is setuid or setgid or has capabilities, so that it does not see remote files"
+            }
+        }
+    }
+
+    /// What to do instead.
+    #[must_use]
+    pub fn instead(self) -> &'static str {
+        match self {
+            Self::Static | Self::OtherMachine => {
+                "use a build of it with shared libraries for this machine, or copy the files \
+                 with \"towline cp\""
+            }
+            Self::Go => {
+                "build it with CGO_ENABLED=1 and an import of \"C\" or with -linkmode=external, \
+                 or copy the files with \"towline cp\""
+            }
+            Self::OtherLibc => "use a build of it for glibc, or copy the files with \"towline cp\"",
+            Self::Privileged => {
+                "run it as the user whose rights it takes, or copy the files with \"towline cp\""
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_name_their_interpreters() {
+        let script = |text: &[u8]| Form::of(text);
+        let is = |name: &str, option: &str| Form::Script(name.into(), option.into());
+        assert_eq!(script(b"#!/bin/sh\necho\n"), is("/bin/sh", ""));
+        assert_eq!(script(b"#! /usr/bin/env  python3 -x \nx"), is("/usr/bin/env", "python3 -x"));
+        assert_eq!(script(b"#!"), is("", ""));
+        assert_eq!(script(b"echo"), Form::Other);
+        assert_eq!(script(b""), Form::Other);
+    }
+
+    #[test]
+    fn our_own_binary_is_reached_and_cut_ones_do_no_harm() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let Form::Binary(binary) = Form::of(&own[..FIRST_BYTES]) else { panic!("not a binary") };
+        assert!(binary.native && binary.loader.is_some() && !binary.go);
+        assert_eq!(Obstacle::of(&binary, b"x"), None);
+        for cut in 0..FIRST_BYTES {
+            let _ = Form::of(&own[..cut]);
+        }
+        let mut foreign = own[..FIRST_BYTES].to_vec();
+        foreign[18..20].copy_from_slice(&8u16.to_le_bytes());
+        let Form::Binary(binary) = Form::of(&foreign) else { panic!("not a binary") };
+        assert_eq!(Obstacle::of(&binary, b"x"), Some(Obstacle::OtherMachine));
+    }
+
+    #[test]
+    fn linkers_tell_what_they_load() {
+        let with = |loader: Option<&str>, go| {
+            let loader = loader.map(|name| name.as_bytes().to_vec());
+            Obstacle::of(&Binary { native: true, loader, go, shared: true }, b"ld-linux-x")
+        };
+        assert_eq!(with(Some("/lib64/ld-linux-x86-64.so.2"), false), None);
+        assert_eq!(with(Some("/lib/ld-musl-x86_64.so.1"), false), Some(Obstacle::OtherLibc));
+        assert_eq!(with(None, true), None, "the linker itself");
+        let binary = Binary { native: true, loader: None, go: true, shared: true };
+        assert_eq!(Obstacle::of(&binary, b"x"), Some(Obstacle::Go));
+        let binary = Binary { go: false, ..binary };
+        assert_eq!(Obstacle::of(&binary, b"x"), Some(Obstacle::Static));
+    }
+
+    #[test]
+    fn rights_that_a_user_has_anyway_are_no_obstacle() {
+        let rights = |mode, user| Obstacle::of_rights((mode, 0, 5), false, (user, user));
+        assert_eq!(rights(0o755, 1000), None);
+        assert_eq!(rights(0o4755, 1000), Some(Obstacle::Privileged));
+        assert_eq!(rights(0o4755, 0), None);
+        assert_eq!(rights(0o2755, 1000), Some(Obstacle::Privileged));
+        assert_eq!(rights(0o2745, 1000), None, "a mark for locks");
+        assert_eq!(Obstacle::of_rights((0o755, 0, 0), true, (1, 1)), Some(Obstacle::Privileged));
+        for obstacle in OBSTACLES {
+            assert_eq!(Obstacle::from_code(obstacle.code()), Some(obstacle));
+        }
+    }
+}
