@@ -4,8 +4,10 @@
 //! that other programs can run it beside the load generators of other systems.
 
 mod clients;
+mod disk;
 mod limits;
 mod local;
+mod paper;
 mod processor;
 mod raw;
 mod result;
@@ -29,6 +31,7 @@ Examples:
   towline bench net --kind tcp --request 60 --reply 4140 --pin 0,1
   towline bench net --stream --sendfile /srv/data/big
   towline bench limits
+  towline bench disk --paper --dir /mnt/disk --plot paper.svg --json paper.json
 
 To compare one operation at a time, pin both ends (--pin here, taskset for the server): left to
 the scheduler, they land on one processor or on two, and that alone changes the latency by half.
@@ -47,6 +50,8 @@ pub(crate) struct Args {
 enum What {
     /// File operations on a server.
     File(workload::Args),
+    /// Disks.
+    Disk(disk::Args),
     /// A raw round trip without Towline: what the others are compared with.
     Net(raw::Args),
     /// What this machine can do at best.
@@ -57,6 +62,7 @@ enum What {
 pub(crate) fn run(args: Args) -> ExitCode {
     let result = match args.what {
         What::File(args) => clients::run(&args),
+        What::Disk(args) => disk::run(&args),
         What::Net(args) => raw::run(&args),
         What::Limits(args) => limits::run(&args),
     };

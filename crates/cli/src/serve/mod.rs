@@ -5,7 +5,8 @@ mod file;
 mod metrics;
 mod nbd;
 
-use exports::{parse_bytes, parse_directory, parse_disk, parse_memory};
+pub(crate) use exports::parse_bytes;
+use exports::{parse_directory, parse_disk, parse_memory};
 use listenfd::ListenFd;
 use nbd::Front;
 use sd_notify::NotifyState;

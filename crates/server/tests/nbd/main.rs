@@ -7,8 +7,8 @@ mod failures;
 mod hostile;
 mod memory;
 mod order;
-mod resize;
 mod paths;
+mod resize;
 mod stores;
 mod vanish;
 

@@ -1,0 +1,254 @@
+//! A small NBD client that keeps some requests under way and notes when what arrived.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// Whether the pieces of a read may come in any order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Simple replies: one stream, in ascending order.
+    Ascending,
+    /// Structured replies: pieces as they land.
+    Any,
+}
+
+/// What to ask for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) writes: bool,
+    /// Bytes of each request.
+    pub(super) size: usize,
+    pub(super) outstanding: usize,
+    /// Requests go through this many bytes of the disk, once.
+    pub(super) span: u64,
+    pub(super) limit: Duration,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) bytes: u64,
+    pub(super) seconds: f64,
+    /// Microseconds of each request to its end, and of each read to its first data.
+    pub(super) whole_us: Vec<f64>,
+    pub(super) first_us: Vec<f64>,
+}
+
+struct Slot {
+    buffer: Vec<u8>,
+    offset: u64,
+    since: Instant,
+    first: Option<Instant>,
+}
+
+pub(super) struct Client {
+    socket: TcpStream,
+    order: Order,
+}
+
+const REQUEST_MAGIC: u32 = 0x2560_9513;
+const SIMPLE_MAGIC: u32 = 0x6744_6698;
+const CHUNK_MAGIC: u32 = 0x668e_33ef;
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+const OPTION_GO: u32 = 7;
+const OPTION_STRUCTURED: u32 = 8;
+const REPLY_ACK: u32 = 1;
+
+fn wrong(what: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+impl Client {
+    /// Connects to the default disk of a server.
+    pub(super) fn connect(address: &str, order: Order) -> io::Result<Self> {
+        let socket = TcpStream::connect(address)?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+        socket.set_write_timeout(Some(Duration::from_secs(60)))?;
+        // As the server does within a machine: the pacing of BBR would be what is measured.
+        let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
+        let mut this = Self { socket, order };
+        this.take::<18>()?;
+        this.socket.write_all(&3u32.to_be_bytes())?;
+        if order == Order::Any {
+            this.option(OPTION_STRUCTURED, &[])?;
+        }
+        this.option(OPTION_GO, &[0; 6])?;
+        Ok(this)
+    }
+
+    fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.socket.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn option(&mut self, option: u32, payload: &[u8]) -> io::Result<()> {
+        let mut bytes = b"IHAVEOPT".to_vec();
+        bytes.extend_from_slice(&option.to_be_bytes());
+        bytes.extend_from_slice(&(payload.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(payload);
+        self.socket.write_all(&bytes)?;
+        loop {
+            let header = self.take::<20>()?;
+            let kind = number(&header[12..16]) as u32;
+            let mut text = vec![0; number(&header[16..20]) as usize];
+            self.socket.read_exact(&mut text)?;
+            match kind {
+                REPLY_ACK => return Ok(()),
+                kind if kind >> 31 == 1 => {
+                    return Err(wrong(format!("option {option} is refused ({kind:#x})")));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn request(
+        &mut self,
+        kind: u16,
+        cookie: usize,
+        offset: u64,
+        length: usize,
+        payload: &[u8],
+    ) -> io::Result<()> {
+        let mut header = [0; 28];
+        header[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        header[6..8].copy_from_slice(&kind.to_be_bytes());
+        header[8..16].copy_from_slice(&(cookie as u64).to_be_bytes());
+        header[16..24].copy_from_slice(&offset.to_be_bytes());
+        header[24..].copy_from_slice(&(length as u32).to_be_bytes());
+        let (mut done, all) = (0, header.len() + payload.len());
+        while done < all {
+            let head = &header[done.min(header.len())..];
+            let body = &payload[done.saturating_sub(header.len())..];
+            done += self.socket.write_vectored(&[IoSlice::new(head), IoSlice::new(body)])?;
+        }
+        Ok(())
+    }
+
+    /// Makes all that was written durable.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.request(FLUSH, 0, 0, 0, &[])?;
+        let mut slots =
+            [Slot { buffer: Vec::new(), offset: 0, since: Instant::now(), first: None }];
+        while self.reply(&mut slots, false)?.is_none() {}
+        Ok(())
+    }
+
+    /// Takes a piece of a reply; the number of the request if that was its last one.
+    fn reply(&mut self, slots: &mut [Slot], reads: bool) -> io::Result<Option<usize>> {
+        if self.order == Order::Ascending {
+            let header = self.take::<16>()?;
+            let cookie = number(&header[8..]) as usize;
+            if number(&header[..4]) as u32 != SIMPLE_MAGIC {
+                return Err(wrong("no reply where one should begin"));
+            }
+            no_error(number(&header[4..8]))?;
+            let slot = slots.get_mut(cookie).ok_or_else(|| wrong("a reply to nothing"))?;
+            if reads {
+                // What comes first tells when the first data came.
+                let most = slot.buffer.len().min(4096);
+                self.socket.read_exact(&mut slot.buffer[..most])?;
+                slot.first = Some(Instant::now());
+                self.socket.read_exact(&mut slot.buffer[most..])?;
+            }
+            return Ok(Some(cookie));
+        }
+        let header = self.take::<20>()?;
+        if number(&header[..4]) as u32 != CHUNK_MAGIC {
+            return Err(wrong("no chunk where one should begin"));
+        }
+        let (done, kind) = (header[5] & 1 == 1, number(&header[6..8]));
+        let (cookie, length) = (number(&header[8..16]) as usize, number(&header[16..]));
+        let slot = slots.get_mut(cookie).ok_or_else(|| wrong("a chunk for nothing"))?;
+        match kind {
+            0 if length == 0 => {}
+            1 if length > 8 => {
+                let offset = number(&self.take::<8>()?);
+                let from = offset.checked_sub(slot.offset).ok_or_else(|| wrong("data before"))?;
+                let range = from as usize..from as usize + length as usize - 8;
+                let place = slot.buffer.get_mut(range).ok_or_else(|| wrong("data behind"))?;
+                slot.first.get_or_insert_with(Instant::now);
+                self.socket.read_exact(place)?;
+            }
+            2 if length == 12 => {
+                self.take::<12>()?;
+                slot.first.get_or_insert_with(Instant::now);
+            }
+            kind => {
+                let error = number(&self.take::<4>()?);
+                no_error(error)?;
+                return Err(wrong(format!("a chunk of type {kind}")));
+            }
+        }
+        Ok(done.then_some(cookie))
+    }
+
+    /// Goes through the span once, or until the limit.
+    pub(super) fn run(&mut self, load: Load) -> io::Result<Outcome> {
+        let (mut next, start) = (0, Instant::now());
+        let mut outcome = Outcome::default();
+        let mut slots = Vec::new();
+        let kind = if load.writes { WRITE } else { READ };
+        let size = load.size;
+        let mut under_way = 0;
+        for cookie in 0..load.outstanding {
+            let buffer: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
+            slots.push(Slot { buffer, offset: 0, since: start, first: None });
+            under_way += usize::from(self.again(kind, &mut slots, cookie, &mut next, load)?);
+        }
+        while under_way > 0 {
+            let Some(cookie) = self.reply(&mut slots, !load.writes)? else { continue };
+            let (slot, now) = (&slots[cookie], Instant::now());
+            let us = |at: Instant| at.duration_since(slot.since).as_secs_f64() * 1e6;
+            outcome.whole_us.push(us(now));
+            outcome.first_us.extend(slot.first.map(us));
+            outcome.bytes += size as u64;
+            let goes_on = start.elapsed() < load.limit;
+            if !goes_on || !self.again(kind, &mut slots, cookie, &mut next, load)? {
+                under_way -= 1;
+            }
+        }
+        if load.writes {
+            self.flush()?;
+        }
+        outcome.seconds = start.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    /// Sends the next request; false at the end of the span.
+    fn again(
+        &mut self,
+        kind: u16,
+        slots: &mut [Slot],
+        cookie: usize,
+        next: &mut u64,
+        load: Load,
+    ) -> io::Result<bool> {
+        let offset = *next;
+        if offset + load.size as u64 > load.span {
+            return Ok(false);
+        }
+        *next += load.size as u64;
+        let slot = &mut slots[cookie];
+        (slot.offset, slot.since, slot.first) = (offset, Instant::now(), None);
+        let payload: &[u8] = if load.writes { &slot.buffer } else { &[] };
+        self.request(kind, cookie, offset, load.size, payload)?;
+        Ok(true)
+    }
+}
+
+fn no_error(error: u64) -> io::Result<()> {
+    match error {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error as i32)),
+    }
+}

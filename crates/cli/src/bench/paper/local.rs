@@ -1,0 +1,100 @@
+//! What stands beside the server: the disk itself, and a program that needs the memory.
+
+use super::client::{Load, Outcome};
+use rustix::fs::{Advice, Mode, OFlags};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Makes a file of `length` bytes with data in it, on the disk.
+pub(super) fn make(path: &Path, length: u64) -> io::Result<()> {
+    use std::io::Write;
+    let mut file = std::fs::File::create(path)?;
+    let block: Vec<u8> =
+        (0..1 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    for _ in 0..length.div_ceil(block.len() as u64) {
+        file.write_all(&block)?;
+    }
+    file.set_len(length)?;
+    file.sync_all()
+}
+
+/// Throws what is clean of a file out of the page cache.
+pub(super) fn forget(path: &Path) -> io::Result<()> {
+    let file = std::fs::File::open(path)?;
+    file.sync_all()?;
+    Ok(rustix::fs::fadvise(&file, 0, None, Advice::DontNeed)?)
+}
+
+/// The same load on a file or device here, around the page cache: a thread for each request that is
+/// under way.
+pub(super) fn direct(path: &Path, load: Load) -> io::Result<Outcome> {
+    let access = if load.writes { OFlags::RDWR } else { OFlags::RDONLY };
+    let file = rustix::fs::open(path, access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?;
+    let (next, start) = (AtomicU64::new(0), Instant::now());
+    let results: Vec<io::Result<Vec<f64>>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..load.outstanding)
+            .map(|_| scope.spawn(|| one_thread(&file, load, &next, start)))
+            .collect();
+        let failed = |_| Err(io::Error::other("a thread failed"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(failed)).collect()
+    });
+    let mut outcome = Outcome::default();
+    for times in results {
+        outcome.whole_us.extend(times?);
+    }
+    if load.writes {
+        rustix::fs::fdatasync(&file)?;
+    }
+    outcome.bytes = outcome.whole_us.len() as u64 * load.size as u64;
+    outcome.seconds = start.elapsed().as_secs_f64();
+    Ok(outcome)
+}
+
+fn one_thread(
+    file: &OwnedFd,
+    load: Load,
+    next: &AtomicU64,
+    start: Instant,
+) -> io::Result<Vec<f64>> {
+    let mut buffer = vec![1; load.size + 4096];
+    let at = buffer.as_ptr().align_offset(4096);
+    let buffer = &mut buffer[at..at + load.size];
+    let mut times = Vec::new();
+    while start.elapsed() < load.limit {
+        let offset = next.fetch_add(load.size as u64, Ordering::Relaxed);
+        if offset + load.size as u64 > load.span {
+            break;
+        }
+        let since = Instant::now();
+        let moved = match load.writes {
+            true => rustix::io::pwrite(file, &*buffer, offset)?,
+            false => rustix::io::pread(file, &mut *buffer, offset)?,
+        };
+        if moved != load.size {
+            return Err(io::Error::other("a short transfer"));
+        }
+        times.push(since.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(times)
+}
+
+/// A memory-bound program on one processor: how many MiB it copies a second, and how long it did.
+pub(super) fn memory_bound(processor: usize, over: &AtomicBool) -> Result<f64, String> {
+    let _pinned = crate::bench::processor::Pinned::to(processor)?;
+    // More than any cache of one core holds.
+    const BYTES: usize = 64 << 20;
+    let (from, mut to) = (vec![1u8; BYTES], vec![0u8; BYTES]);
+    to.copy_from_slice(&from);
+    let (start, mut copied) = (Instant::now(), 0);
+    while !over.load(Ordering::Relaxed) || start.elapsed() < Duration::from_millis(50) {
+        for (target, source) in to.chunks_mut(1 << 20).zip(from.chunks(1 << 20)) {
+            target.copy_from_slice(source);
+        }
+        std::hint::black_box(&mut to);
+        copied += BYTES >> 20;
+    }
+    Ok(copied as f64 / start.elapsed().as_secs_f64())
+}

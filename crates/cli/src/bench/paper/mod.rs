@@ -1,0 +1,189 @@
+//! `towline bench disk --paper`: the experiments of the gmblock paper, on this machine.
+//!
+//! What they compare: the way of servers of old, through the page cache by copies (*staged*); pages of
+//! the cache by reference (*sendfile*); around the cache into memory that is sent from, the network
+//! after the disk (*direct*); the same with the network beginning when the first fragment lands, in one
+//! stream (*synchronised*) or with one for each member of a stripe (*streams*). Beside them the disk
+//! itself, and what the serial formula 1 / (1 / r_disk + 1 / r_net) says.
+//!
+//! Everything is measured in turns, and medians are taken.
+
+mod client;
+mod interference;
+mod local;
+mod measure;
+mod plot;
+mod server;
+mod table;
+
+use crate::serve::parse_bytes;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Arguments of the experiments.
+#[derive(clap::Args, Clone, Debug)]
+#[group(skip)]
+pub(super) struct Args {
+    /// Where test files are made: on the disk to be measured.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+    /// Bytes of a test file: not to be held by the caches of the device.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "256M")]
+    span: u64,
+    /// Sizes of requests, with commas between.
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_bytes,
+          default_value = "4K,16K,64K,256K,1M,8M")]
+    sizes: Vec<u64>,
+    /// Numbers of requests under way.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_value = "1,2,4")]
+    outstanding: Vec<usize>,
+    /// How often everything is measured.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Seconds for each measurement at most; it also ends when all of the file was asked for.
+    #[arg(long, default_value_t = 0.3)]
+    secs: f64,
+    /// The disks, with commas between: plain (a file), stripe (two files, 64 KiB by turns), delay
+    /// (memory with 200 us and 1 GiB/s).
+    #[arg(long, value_name = "DISKS", value_delimiter = ',', default_value = "plain,stripe,delay")]
+    disks: Vec<DiskName>,
+    /// Where the plot goes.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Where the JSON goes; else it is the last line.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Disks to measure.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum DiskName {
+    /// One file.
+    Plain,
+    /// Two files by turns.
+    Stripe,
+    /// Memory that is slow in a known way.
+    Delay,
+}
+
+/// One figure of the experiments: medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Point {
+    pub(super) disk: DiskName,
+    pub(super) system: &'static str,
+    pub(super) writes: bool,
+    pub(super) size: u64,
+    pub(super) outstanding: usize,
+    pub(super) bytes_per_s: f64,
+    /// From asking to the last byte, and to the first one.
+    pub(super) request_us: f64,
+    pub(super) first_data_us: Option<f64>,
+    /// Mean time from the first call to the device to the end of the last, of one request.
+    pub(super) disk_us: Option<f64>,
+    /// CPU of the server.
+    pub(super) cpu_s_per_gib: Option<f64>,
+}
+
+/// How much a memory-bound program on another processor is slowed down by a server at work.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Interference {
+    pub(super) system: &'static str,
+    /// How much longer it takes than beside an idle server: 0.1 is a tenth longer.
+    pub(super) slowdown: f64,
+    /// What was read meanwhile.
+    pub(super) bytes_per_s: f64,
+}
+
+/// All of it.
+#[derive(Debug, Serialize)]
+pub(super) struct Figures {
+    pub(super) points: Vec<Point>,
+    pub(super) interference: Vec<Interference>,
+}
+
+/// Files for the experiments, gone when dropped.
+pub(super) struct Files {
+    directory: PathBuf,
+}
+
+impl Files {
+    fn new(args: &Args) -> Result<Self, String> {
+        let directory = args.dir.join(format!(".towline-paper-{}", std::process::id()));
+        let failed = |error: std::io::Error| format!("{}: {error}", directory.display());
+        std::fs::create_dir(&directory).map_err(failed)?;
+        let files = Self { directory: directory.clone() };
+        local::make(&files.plain(), args.span).map_err(failed)?;
+        for member in files.members() {
+            local::make(&member, args.span / 2).map_err(failed)?;
+        }
+        Ok(files)
+    }
+
+    pub(super) fn plain(&self) -> PathBuf {
+        self.directory.join("plain")
+    }
+
+    pub(super) fn members(&self) -> [PathBuf; 2] {
+        ["even", "odd"].map(|name| self.directory.join(name))
+    }
+
+    /// Nothing of them is in the page cache.
+    pub(super) fn forget(&self) -> std::io::Result<()> {
+        let all = [[self.plain()].as_slice(), &self.members()].concat();
+        all.iter().try_for_each(|path| local::forget(path))
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// A path as `--disk` wants it.
+pub(super) fn escaped(path: &Path) -> String {
+    path.display().to_string().replace('\\', "\\\\").replace(':', "\\:")
+}
+
+/// Runs the experiments.
+pub(super) fn run(args: &Args) -> Result<(), String> {
+    if !(0.001..=600.0).contains(&args.secs) || args.rounds == 0 {
+        return Err("--secs: expected 0.001 to 600; --rounds: at least 1".into());
+    }
+    if args.sizes.iter().any(|size| size % 4096 != 0 || *size > args.span.min(32 << 20)) {
+        return Err("--sizes: expected multiples of 4K, at most 32M and --span".into());
+    }
+    if args.outstanding.iter().any(|count| !(1..=64).contains(count)) {
+        return Err("--outstanding: expected 1 to 64".into());
+    }
+    let files = Files::new(args)?;
+    let points = measure::all(args, &files)?;
+    let interference = interference::all(args, &files)?;
+    let figures = Figures { points, interference };
+    print!("{}", table::text(&figures));
+    if let Some(path) = &args.plot {
+        plot::draw(&figures, path).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let json = serde_json::to_string(&figures).map_err(|error| error.to_string())?;
+    match &args.json {
+        Some(path) => {
+            std::fs::write(path, json).map_err(|error| format!("{}: {error}", path.display()))
+        }
+        None => {
+            println!("{json}");
+            Ok(())
+        }
+    }
+}
+
+/// The middle one of some figures; zero for none.
+pub(super) fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or_default()
+}
+
+pub(super) fn limit(args: &Args) -> Duration {
+    Duration::from_secs_f64(args.secs)
+}

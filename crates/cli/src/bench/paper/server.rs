@@ -1,0 +1,84 @@
+//! A server of its own for each system that is measured.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// `towline serve` as a child process; ends when dropped.
+pub(super) struct Server {
+    child: Child,
+    /// Where NBD clients connect.
+    pub(super) nbd: String,
+    metrics: String,
+}
+
+impl Server {
+    /// Serves one disk, described as for `--disk`, on a processor of its own or where the scheduler
+    /// likes.
+    pub(super) fn start(disk: &str, processor: Option<usize>) -> Result<Self, String> {
+        let program = std::env::current_exe().map_err(|error| format!("own program: {error}"))?;
+        let mut command = Command::new(program);
+        command.args(["serve", "--cores", "1", "--nbd", "127.0.0.1:0"]);
+        command.args(["--metrics", "127.0.0.1:0", "--disk", disk]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        // A child begins where its parent is.
+        let pinned = processor.map(crate::bench::processor::Pinned::to).transpose()?;
+        let spawned = command.spawn();
+        drop(pinned);
+        let mut child = spawned.map_err(|error| format!("cannot start a server: {error}"))?;
+        let Some(output) = child.stderr.take() else { return Err("no output".into()) };
+        let (mut nbd, mut metrics, mut said) = (None, None, String::new());
+        let mut lines = BufReader::new(output).lines();
+        while nbd.is_none() || metrics.is_none() {
+            let Some(Ok(line)) = lines.next() else {
+                let _ = child.wait();
+                return Err(format!("the server for \"{disk}\" does not start: {}", said.trim()));
+            };
+            let word = |after: &str| {
+                let rest = line.split_once(after)?.1;
+                rest.split([' ', '/']).next().map(str::to_owned)
+            };
+            nbd = nbd.or_else(|| word("NBD on tcp://"));
+            metrics = metrics.or_else(|| word("metrics on http://"));
+            said.push_str(&line);
+            said.push('\n');
+        }
+        // What it says later must not fill the pipe.
+        std::thread::spawn(move || lines.for_each(drop));
+        let (nbd, metrics) = (nbd.unwrap_or_default(), metrics.unwrap_or_default());
+        Ok(Self { child, nbd, metrics })
+    }
+
+    /// What it counts, by name; stages as `sum` and `count` of their seconds.
+    pub(super) fn counters(&self) -> Result<HashMap<String, f64>, String> {
+        let failed = |error: std::io::Error| format!("metrics of the server: {error}");
+        let mut socket = TcpStream::connect(&self.metrics).map_err(failed)?;
+        socket.set_read_timeout(Some(Duration::from_secs(20))).map_err(failed)?;
+        let request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        socket.write_all(request.as_bytes()).map_err(failed)?;
+        let mut text = String::new();
+        socket.read_to_string(&mut text).map_err(failed)?;
+        let lines = text.lines().filter_map(|line| line.rsplit_once(' '));
+        Ok(lines.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))).collect())
+    }
+
+    /// Seconds that its threads ran so far, which end with it.
+    pub(super) fn cpu_seconds(&self) -> f64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let ran = |task: std::fs::DirEntry| -> Option<f64> {
+            let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            text.split_whitespace().next()?.parse().ok()
+        };
+        tasks.into_iter().flatten().flatten().filter_map(ran).sum::<f64>() / 1e9
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It holds nothing that it would have to put right.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
