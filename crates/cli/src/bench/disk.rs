@@ -1,22 +1,128 @@
-//! `towline bench disk`.
+//! `towline bench disk`: a load on any NBD server, or the experiments of the gmblock paper.
 
-use super::paper;
+use super::nbd_client::{Client, Load, Order, Outcome, Place};
+use super::{paper, processor};
+use crate::serve::parse_bytes;
+use std::time::Duration;
 
 /// Arguments of `bench disk`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Run the experiments of the gmblock paper: bandwidth and latency by the way of the data,
     /// size and number of requests, over NBD, and what a server at work costs its neighbours.
-    #[arg(long, required = true)]
+    #[arg(long, conflicts_with = "nbd", required_unless_present = "nbd")]
     paper: bool,
+    /// Put a load on this NBD server: HOST:PORT or unix:///PATH.
+    #[arg(long, value_name = "ADDRESS")]
+    nbd: Option<Place>,
+    #[command(flatten)]
+    load: LoadArgs,
     #[command(flatten)]
     experiments: paper::Args,
 }
 
+#[derive(clap::Args)]
+#[group(skip)]
+struct LoadArgs {
+    /// With --nbd: name of the disk.
+    #[arg(long, default_value = "")]
+    export: String,
+    /// With --nbd: write, else read.
+    #[arg(long)]
+    write: bool,
+    /// With --nbd: at random places.
+    #[arg(long)]
+    random: bool,
+    /// With --nbd: bytes of a request.
+    #[arg(long, value_parser = parse_bytes, default_value = "4K")]
+    size: u64,
+    /// With --nbd: requests of each connection under way.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    depth: usize,
+    /// With --nbd: connections, each with a thread of its own.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    clients: usize,
+    /// With --nbd: agree on structured replies, which may come in pieces and in any order.
+    #[arg(long)]
+    structured: bool,
+    /// With --nbd: run on this processor.
+    #[arg(long, value_name = "N")]
+    pin: Option<usize>,
+}
+
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<(), String> {
-    match args.paper {
-        true => paper::run(&args.experiments),
-        false => Err("expected --paper".into()),
+    match &args.nbd {
+        Some(place) => load(place, args),
+        None => paper::run(&args.experiments),
     }
+}
+
+fn load(place: &Place, args: &Args) -> Result<(), String> {
+    let LoadArgs { export, write, random, size, depth, clients, structured, pin } = &args.load;
+    let (span, secs) = (args.experiments.span, args.experiments.secs);
+    if !(1..=32 << 20).contains(size) || *size > span {
+        return Err("--size: expected at most 32M and --span".into());
+    }
+    if !(0.001..=600.0).contains(&secs)
+        || !(1..=1024).contains(depth)
+        || !(1..=1024).contains(clients)
+    {
+        return Err("--secs: expected 0.001 to 600; --depth and --clients: 1 to 1024".into());
+    }
+    let _pinned = pin.map(processor::Pinned::to).transpose()?;
+    let order = if *structured { Order::Any } else { Order::Ascending };
+    let load = Load {
+        writes: *write,
+        random: *random,
+        size: *size as usize,
+        outstanding: *depth,
+        span,
+        again: true,
+        limit: Duration::from_secs_f64(secs),
+    };
+    let failed = |error: std::io::Error| format!("{place:?}: {error}");
+    let connect = |_| Client::connect(place, export, order).map_err(failed);
+    let mut connected: Vec<Client> = (0..*clients).map(connect).collect::<Result<_, _>>()?;
+    println!("#start");
+    let results: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = connected
+            .iter_mut()
+            .map(|client| scope.spawn(move || client.run(load).map_err(failed)))
+            .collect();
+        let lost = |_| Err("a thread failed".to_owned());
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+    });
+    println!("#end");
+    let outcomes: Vec<Outcome> = results.into_iter().collect::<Result<_, _>>()?;
+    println!("{}", summary(&outcomes));
+    Ok(())
+}
+
+/// Rates of all clients together, latencies of all requests, and the rates of the slowest and the
+/// fastest client.
+fn summary(outcomes: &[Outcome]) -> serde_json::Value {
+    let rate = |outcome: &Outcome| outcome.bytes as f64 / outcome.seconds.max(1e-9);
+    let seconds = outcomes.iter().map(|outcome| outcome.seconds).fold(0.0, f64::max);
+    let bytes: u64 = outcomes.iter().map(|outcome| outcome.bytes).sum();
+    let all = |of: fn(&Outcome) -> &Vec<f64>| -> Vec<f64> {
+        let mut all: Vec<f64> = outcomes.iter().flat_map(|outcome| of(outcome).clone()).collect();
+        all.sort_by(f64::total_cmp);
+        all
+    };
+    let at = |all: &[f64], part: f64| {
+        all.get((all.len() as f64 * part) as usize).copied().unwrap_or_default()
+    };
+    let (whole, first) = (all(|outcome| &outcome.whole_us), all(|outcome| &outcome.first_us));
+    serde_json::json!({
+        "ops": whole.len(),
+        "bytes": bytes,
+        "secs": seconds,
+        "bytes_per_s": bytes as f64 / seconds.max(1e-9),
+        "p50_us": at(&whole, 0.5),
+        "p99_us": at(&whole, 0.99),
+        "first_data_us": at(&first, 0.5),
+        "slowest": outcomes.iter().map(rate).fold(f64::INFINITY, f64::min),
+        "fastest": outcomes.iter().map(rate).fold(0.0, f64::max),
+    })
 }

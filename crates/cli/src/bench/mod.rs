@@ -7,6 +7,7 @@ mod clients;
 mod disk;
 mod limits;
 mod local;
+mod nbd_client;
 mod paper;
 mod processor;
 mod raw;
@@ -31,6 +32,7 @@ Examples:
   towline bench net --kind tcp --request 60 --reply 4140 --pin 0,1
   towline bench net --stream --sendfile /srv/data/big
   towline bench limits
+  towline bench disk --nbd 127.0.0.1:10809 --export img --size 4K --depth 32 --random
   towline bench disk --paper --dir /mnt/disk --plot paper.svg --json paper.json
 
 To compare one operation at a time, pin both ends (--pin here, taskset for the server): left to

@@ -35,14 +35,20 @@ impl DelayStore {
             *busy_until = (*busy_until).max(now) + Duration::from_nanos(nanoseconds);
             until = *busy_until + self.latency;
         }
-        // Sleeping overshoots by the timer slack of 50 us; the last part is spun away.
-        const SLACK: Duration = Duration::from_micros(120);
-        if let Some(sleep) = until.saturating_duration_since(Instant::now()).checked_sub(SLACK) {
+        accurate_sleep();
+        // Nothing is spun away: a device needs no CPU while it works.
+        if let Some(sleep) = until.checked_duration_since(Instant::now()) {
             std::thread::sleep(sleep);
         }
-        while Instant::now() < until {
-            std::thread::yield_now();
-        }
+    }
+}
+
+/// Lets this thread wake up when it asked for, not up to 50 us later as threads may usually.
+fn accurate_sleep() {
+    thread_local!(static DONE: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
+    if !DONE.replace(true) {
+        // Where it is forbidden, the device is a little slower than it should be.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     }
 }
 

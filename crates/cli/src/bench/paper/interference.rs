@@ -1,10 +1,10 @@
 //! What a server at work costs a program that needs the memory: the paper's bzip2, here one that copies
 //! memory over and over. It has a processor of its own; server and client share another one.
 
-use super::client::{Client, Load, Order};
 use super::measure::export;
 use super::server::Server;
 use super::{Args, DiskName, Files, Interference, local, median};
+use crate::bench::nbd_client::{Client, Load, Order};
 use crate::bench::processor;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -73,13 +73,21 @@ fn load(
 ) -> Result<f64, String> {
     let _pinned = processor::Pinned::to(processor)?;
     let failed = |error: std::io::Error| error.to_string();
-    let mut client = Client::connect(&server.nbd, Order::Any).map_err(failed)?;
+    let mut client = Client::connect(&server.nbd, "", Order::Any).map_err(failed)?;
     let (start, mut bytes) = (Instant::now(), 0);
     while start.elapsed() < length {
         files.forget().map_err(failed)?;
         let limit = length.saturating_sub(start.elapsed());
         let size = args.span.min(1 << 20) as usize;
-        let load = Load { writes: false, size, outstanding: 4, span: args.span, limit };
+        let load = Load {
+            writes: false,
+            random: false,
+            size,
+            outstanding: 4,
+            span: args.span,
+            again: false,
+            limit,
+        };
         bytes += client.run(load).map_err(failed)?.bytes;
     }
     Ok(bytes as f64 / start.elapsed().as_secs_f64())

@@ -1,6 +1,6 @@
 //! What stands beside the server: the disk itself, and a program that needs the memory.
 
-use super::client::{Load, Outcome};
+use crate::bench::nbd_client::{Load, Outcome};
 use rustix::fs::{Advice, Mode, OFlags};
 use std::io;
 use std::os::fd::OwnedFd;

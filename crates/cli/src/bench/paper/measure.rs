@@ -1,8 +1,8 @@
 //! Bandwidth and latency of each system, by size and number of requests.
 
-use super::client::{Client, Load, Order, Outcome};
 use super::server::Server;
 use super::{Args, DiskName, Files, Point, escaped, limit, local, median};
+use crate::bench::nbd_client::{Client, Load, Order, Outcome};
 use std::collections::HashMap;
 
 /// What is compared.
@@ -115,9 +115,11 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
         for (size, outstanding, writes) in cases(args) {
             let load = Load {
                 writes,
+                random: false,
                 size: size as usize,
                 outstanding,
                 span: args.span,
+                again: false,
                 limit: limit(args),
             };
             for disk in &args.disks {
@@ -169,8 +171,16 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
 /// Holes would not cross the network.
 fn fill(server: &Server, span: u64) -> std::io::Result<()> {
     let limit = std::time::Duration::MAX;
-    let load = Load { writes: true, size: 1 << 20, outstanding: 2, span, limit };
-    Client::connect(&server.nbd, Order::Any)?.run(load).map(drop)
+    let load = Load {
+        writes: true,
+        random: false,
+        size: 1 << 20,
+        outstanding: 2,
+        span,
+        again: false,
+        limit,
+    };
+    Client::connect(&server.nbd, "", Order::Any)?.run(load).map(drop)
 }
 
 fn cases(args: &Args) -> Vec<(u64, usize, bool)> {
@@ -190,7 +200,7 @@ pub(super) fn one(
     load: Load,
 ) -> Result<(Outcome, Option<f64>, f64), String> {
     let failed = |error: std::io::Error| error.to_string();
-    let mut client = Client::connect(&server.nbd, order).map_err(failed)?;
+    let mut client = Client::connect(&server.nbd, "", order).map_err(failed)?;
     let before = server.counters()?;
     let cpu = server.cpu_seconds();
     let outcome = client.run(load).map_err(failed)?;

@@ -8,7 +8,6 @@
 //!
 //! Everything is measured in turns, and medians are taken.
 
-mod client;
 mod interference;
 mod local;
 mod measure;
@@ -30,7 +29,7 @@ pub(super) struct Args {
     dir: PathBuf,
     /// Bytes of a test file: not to be held by the caches of the device.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "256M")]
-    span: u64,
+    pub(super) span: u64,
     /// Sizes of requests, with commas between.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_bytes,
           default_value = "4K,16K,64K,256K,1M,8M")]
@@ -43,7 +42,7 @@ pub(super) struct Args {
     rounds: usize,
     /// Seconds for each measurement at most; it also ends when all of the file was asked for.
     #[arg(long, default_value_t = 0.3)]
-    secs: f64,
+    pub(super) secs: f64,
     /// The disks, with commas between: plain (a file), stripe (two files, 64 KiB by turns), delay
     /// (memory with 200 us and 1 GiB/s).
     #[arg(long, value_name = "DISKS", value_delimiter = ',', default_value = "plain,stripe,delay")]

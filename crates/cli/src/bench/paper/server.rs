@@ -1,5 +1,6 @@
 //! A server of its own for each system that is measured.
 
+use crate::bench::nbd_client::Place;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +11,7 @@ use std::time::Duration;
 pub(super) struct Server {
     child: Child,
     /// Where NBD clients connect.
-    pub(super) nbd: String,
+    pub(super) nbd: Place,
     metrics: String,
 }
 
@@ -47,7 +48,8 @@ impl Server {
         }
         // What it says later must not fill the pipe.
         std::thread::spawn(move || lines.for_each(drop));
-        let (nbd, metrics) = (nbd.unwrap_or_default(), metrics.unwrap_or_default());
+        let nbd = Place::Tcp(nbd.unwrap_or_default());
+        let metrics = metrics.unwrap_or_default();
         Ok(Self { child, nbd, metrics })
     }
 

@@ -1,8 +1,38 @@
 //! A small NBD client that keeps some requests under way and notes when what arrived.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
+
+/// Replies shorter than this come several at a time; longer ones go straight to where they belong.
+const INPUT_BYTES: usize = 64 * 1024;
+/// Requests are collected up to this length.
+const OUTPUT_BYTES: usize = 64 * 1024;
+/// A server that says nothing for so long is stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where a server listens: `HOST:PORT`, or `unix:///PATH`.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    Tcp(String),
+    Unix(PathBuf),
+}
+
+impl std::str::FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("unix://") {
+            Some(path) if path.starts_with('/') => Ok(Self::Unix(path.into())),
+            None if text.contains(':') => Ok(Self::Tcp(text.to_owned())),
+            _ => Err(format!("\"{text}\": expected HOST:PORT or unix:///PATH")),
+        }
+    }
+}
 
 /// Whether the pieces of a read may come in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,11 +47,15 @@ pub(super) enum Order {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) writes: bool,
+    /// At random places, until the limit.
+    pub(super) random: bool,
     /// Bytes of each request.
     pub(super) size: usize,
     pub(super) outstanding: usize,
     /// Requests go through this many bytes of the disk, once.
     pub(super) span: u64,
+    /// And begin anew at its end.
+    pub(super) again: bool,
     pub(super) limit: Duration,
 }
 
@@ -43,8 +77,11 @@ struct Slot {
 }
 
 pub(super) struct Client {
-    socket: TcpStream,
+    input: BufReader<File>,
+    /// Requests that are not sent yet.
+    output: Vec<u8>,
     order: Order,
+    next: u64,
 }
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -66,41 +103,60 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl Client {
-    /// Connects to the default disk of a server.
-    pub(super) fn connect(address: &str, order: Order) -> io::Result<Self> {
-        let socket = TcpStream::connect(address)?;
-        socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
-        socket.set_write_timeout(Some(Duration::from_secs(60)))?;
-        // As the server does within a machine: the pacing of BBR would be what is measured.
-        let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
-        let mut this = Self { socket, order };
+    /// Connects to a disk of a server.
+    pub(super) fn connect(place: &Place, export: &str, order: Order) -> io::Result<Self> {
+        let socket: OwnedFd = match place {
+            Place::Tcp(address) => {
+                let socket = TcpStream::connect(address)?;
+                socket.set_nodelay(true)?;
+                // As our server does within a machine: the pacing of BBR would be what is measured.
+                let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
+                socket.into()
+            }
+            Place::Unix(path) => UnixStream::connect(path)?.into(),
+        };
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        let input = BufReader::with_capacity(INPUT_BYTES, File::from(socket));
+        let mut this = Self { input, output: Vec::new(), order, next: 0 };
         this.take::<18>()?;
-        this.socket.write_all(&3u32.to_be_bytes())?;
+        this.output.extend_from_slice(&3u32.to_be_bytes());
         if order == Order::Any {
             this.option(OPTION_STRUCTURED, &[])?;
         }
-        this.option(OPTION_GO, &[0; 6])?;
+        let mut go = (export.len() as u32).to_be_bytes().to_vec();
+        go.extend_from_slice(export.as_bytes());
+        go.extend_from_slice(&[0; 2]);
+        this.option(OPTION_GO, &go)?;
         Ok(this)
     }
 
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
         let mut bytes = [0; N];
-        self.socket.read_exact(&mut bytes)?;
+        self.send_before_waiting()?;
+        self.input.read_exact(&mut bytes)?;
         Ok(bytes)
     }
 
+    fn send_before_waiting(&mut self) -> io::Result<()> {
+        if !self.output.is_empty() && self.input.buffer().is_empty() {
+            self.input.get_mut().write_all(&self.output)?;
+            self.output.clear();
+        }
+        Ok(())
+    }
+
     fn option(&mut self, option: u32, payload: &[u8]) -> io::Result<()> {
-        let mut bytes = b"IHAVEOPT".to_vec();
-        bytes.extend_from_slice(&option.to_be_bytes());
-        bytes.extend_from_slice(&(payload.len() as u32).to_be_bytes());
-        bytes.extend_from_slice(payload);
-        self.socket.write_all(&bytes)?;
+        self.output.extend_from_slice(b"IHAVEOPT");
+        self.output.extend_from_slice(&option.to_be_bytes());
+        self.output.extend_from_slice(&(payload.len() as u32).to_be_bytes());
+        self.output.extend_from_slice(payload);
         loop {
             let header = self.take::<20>()?;
             let kind = number(&header[12..16]) as u32;
             let mut text = vec![0; number(&header[16..20]) as usize];
-            self.socket.read_exact(&mut text)?;
+            self.input.read_exact(&mut text)?;
             match kind {
                 REPLY_ACK => return Ok(()),
                 kind if kind >> 31 == 1 => {
@@ -125,13 +181,14 @@ impl Client {
         header[8..16].copy_from_slice(&(cookie as u64).to_be_bytes());
         header[16..24].copy_from_slice(&offset.to_be_bytes());
         header[24..].copy_from_slice(&(length as u32).to_be_bytes());
-        let (mut done, all) = (0, header.len() + payload.len());
-        while done < all {
-            let head = &header[done.min(header.len())..];
-            let body = &payload[done.saturating_sub(header.len())..];
-            done += self.socket.write_vectored(&[IoSlice::new(head), IoSlice::new(body)])?;
+        self.output.extend_from_slice(&header);
+        if payload.len() < OUTPUT_BYTES {
+            self.output.extend_from_slice(payload);
+            return Ok(());
         }
-        Ok(())
+        self.input.get_mut().write_all(&self.output)?;
+        self.output.clear();
+        self.input.get_mut().write_all(payload)
     }
 
     /// Makes all that was written durable.
@@ -156,9 +213,9 @@ impl Client {
             if reads {
                 // What comes first tells when the first data came.
                 let most = slot.buffer.len().min(4096);
-                self.socket.read_exact(&mut slot.buffer[..most])?;
+                self.input.read_exact(&mut slot.buffer[..most])?;
                 slot.first = Some(Instant::now());
-                self.socket.read_exact(&mut slot.buffer[most..])?;
+                self.input.read_exact(&mut slot.buffer[most..])?;
             }
             return Ok(Some(cookie));
         }
@@ -177,7 +234,7 @@ impl Client {
                 let range = from as usize..from as usize + length as usize - 8;
                 let place = slot.buffer.get_mut(range).ok_or_else(|| wrong("data behind"))?;
                 slot.first.get_or_insert_with(Instant::now);
-                self.socket.read_exact(place)?;
+                self.input.read_exact(place)?;
             }
             2 if length == 12 => {
                 self.take::<12>()?;
@@ -194,7 +251,8 @@ impl Client {
 
     /// Goes through the span once, or until the limit.
     pub(super) fn run(&mut self, load: Load) -> io::Result<Outcome> {
-        let (mut next, start) = (0, Instant::now());
+        let start = Instant::now();
+        self.next = 0;
         let mut outcome = Outcome::default();
         let mut slots = Vec::new();
         let kind = if load.writes { WRITE } else { READ };
@@ -203,7 +261,7 @@ impl Client {
         for cookie in 0..load.outstanding {
             let buffer: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
             slots.push(Slot { buffer, offset: 0, since: start, first: None });
-            under_way += usize::from(self.again(kind, &mut slots, cookie, &mut next, load)?);
+            under_way += usize::from(self.again(kind, &mut slots, cookie, load)?);
         }
         while under_way > 0 {
             let Some(cookie) = self.reply(&mut slots, !load.writes)? else { continue };
@@ -213,7 +271,7 @@ impl Client {
             outcome.first_us.extend(slot.first.map(us));
             outcome.bytes += size as u64;
             let goes_on = start.elapsed() < load.limit;
-            if !goes_on || !self.again(kind, &mut slots, cookie, &mut next, load)? {
+            if !goes_on || !self.again(kind, &mut slots, cookie, load)? {
                 under_way -= 1;
             }
         }
@@ -230,14 +288,23 @@ impl Client {
         kind: u16,
         slots: &mut [Slot],
         cookie: usize,
-        next: &mut u64,
         load: Load,
     ) -> io::Result<bool> {
-        let offset = *next;
-        if offset + load.size as u64 > load.span {
-            return Ok(false);
+        let size = load.size as u64;
+        let mut offset = self.next;
+        if load.random {
+            // A linear congruential generator is random enough to defeat read-ahead.
+            self.next = offset.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            offset = (self.next >> 20) % (load.span / size) * size;
+        } else {
+            if offset + size > load.span {
+                if !load.again {
+                    return Ok(false);
+                }
+                offset = 0;
+            }
+            self.next = offset + size;
         }
-        *next += load.size as u64;
         let slot = &mut slots[cookie];
         (slot.offset, slot.since, slot.first) = (offset, Instant::now(), None);
         let payload: &[u8] = if load.writes { &slot.buffer } else { &[] };
