@@ -38,6 +38,8 @@ struct Flushes {
 }
 
 const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const EDQUOT: i32 = 122;
 
 impl Disk {
     /// Exports a back end.
@@ -76,14 +78,21 @@ impl Disk {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// Remembers a failure to make data durable.
-    pub fn note_durability(&self, result: io::Result<()>) -> io::Result<()> {
+    /// Remembers that a durable write failed. Where there was no space nothing was written that
+    /// could be lost; should something have been, the next flush tells.
+    pub fn note_durable_write(&self, result: io::Result<()>) -> io::Result<()> {
         if let Err(error) = &result
-            && !self.failed.swap(true, Ordering::AcqRel)
+            && !matches!(error.raw_os_error(), Some(ENOSPC | EDQUOT))
         {
-            self.log_failure(error);
+            self.fail(error);
         }
         result
+    }
+
+    fn fail(&self, error: &io::Error) {
+        if !self.failed.swap(true, Ordering::AcqRel) {
+            self.log_failure(error);
+        }
     }
 
     fn log_failure(&self, error: &io::Error) {
@@ -124,7 +133,7 @@ impl Disk {
             flushes.begun += 1;
             let number = flushes.begun;
             drop(flushes);
-            let result = self.note_durability(self.store.flush());
+            let result = self.store.flush().inspect_err(|error| self.fail(error));
             flushes = self.flushes.lock();
             flushes.running = false;
             flushes.done = number;

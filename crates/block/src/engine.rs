@@ -9,6 +9,7 @@ use crate::ways::{ReadWork, aggregate, at_once, lent, read_work, write_work};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use towline_mem::{Pool, PoolBuffer};
 use towline_store::{Direction, Now};
@@ -38,7 +39,12 @@ struct Owner {
     reads: VecDeque<Key>,
     /// In the line of those that want something begun.
     in_line: bool,
-    /// Bytes under way from the disk, and bytes handed over that the front still holds.
+    /// Bytes of the buffers that its reads hold, from before the disk fills them until they are
+    /// sent: whole buffers, however little is in them. Those of serial reads are not counted, which
+    /// could not come to an end.
+    held: Arc<AtomicU64>,
+    /// Bytes under way from the disk, and bytes handed over that the front still holds, those by
+    /// reference among them.
     in_flight: u64,
     unsent: u64,
     /// Requests under way.
@@ -52,7 +58,7 @@ struct Owner {
 impl Owner {
     /// True when nothing more may be begun now; whatever the limit, one fragment may always be.
     fn is_full(&self, limits: &Limits) -> bool {
-        let held = self.in_flight + self.unsent;
+        let held = self.held.load(Ordering::Relaxed).max(self.in_flight + self.unsent);
         held > 0 && held + limits.fragments.buffer_bytes() as u64 > limits.owner_bytes_max
     }
 }
@@ -267,9 +273,14 @@ impl<T: Copy> Engine<T> {
         let Some((offset, mut rest)) = read.cursor.peek().filter(|_| !read.failed) else {
             return Step::AllBegun;
         };
+        let owner = self.owners.get(request.owner);
+        let account = owner.filter(|_| !read.serial).map(|owner| owner.held.clone());
         if read.how == How::Whole {
             rest = read.cursor.rest();
             let Some(mut buffer) = self.limits.take(rest) else { return Step::NoMemory };
+            if let Some(account) = &account {
+                buffer = buffer.charged_to(account);
+            }
             let disk = read.disk.clone();
             let call = move || {
                 let result = disk.store.read(offset, &mut buffer.bytes_mut()[..rest as usize]);
@@ -291,9 +302,8 @@ impl<T: Copy> Engine<T> {
             return if all { Step::AllBegun } else { Step::Goes };
         }
         let most = read.cursor.fragment(self.limits.fragments.buffer_bytes() as u64);
-        let Some((work, length)) = read_work(&self.limits, &read.disk, offset, most) else {
-            return Step::NoMemory;
-        };
+        let work = read_work(&self.limits, &read.disk, offset, most, account.as_ref());
+        let Some((work, length)) = work else { return Step::NoMemory };
         read.cursor.advance(length);
         let all = read.cursor.is_done();
         match work {
@@ -537,7 +547,10 @@ impl<T: Copy> Engine<T> {
         let offset = write.next;
         write.next += length as u64;
         let data = &buffer.bytes()[..length];
-        if let Now::Done(result) = write.disk.store.write_now(offset, data, write.durable) {
+        if let Now::Done(mut result) = write.disk.store.write_now(offset, data, write.durable) {
+            if write.durable {
+                result = write.disk.note_durable_write(result);
+            }
             write.error = write.error.take().or(result.err());
             self.moved.written_staged += length as u64;
             return self.end_write(key.0);
@@ -661,11 +674,13 @@ impl<T: Copy> Engine<T> {
                     None => Piece::Data(aggregate(buffer, fragment.length)),
                 });
                 self.land(fragment.request, fragment.offset, landed);
+                // What failed holds nothing any more.
+                self.get_in_line(owner);
             }
             Kind::Write(write) => {
                 write.in_flight -= 1;
                 let outcome = match write.durable {
-                    true => write.disk.note_durability(outcome),
+                    true => write.disk.note_durable_write(outcome),
                     false => outcome,
                 };
                 if let Err(error) = outcome {

@@ -7,6 +7,7 @@ use crate::path::DataPath;
 use crate::request::{Piece, Work};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use towline_mem::{Aggregate, PoolBuffer, Segment};
 use towline_store::{Direction, Now};
 
@@ -47,17 +48,22 @@ pub(crate) enum ReadWork {
     Begin(Work, bool),
 }
 
-/// How the next fragment of a read, at most `rest` bytes, is begun; `None` without memory.
+/// How the next fragment of a read, at most `rest` bytes, is begun; `None` without memory. Its
+/// buffer is charged to the account.
 pub(crate) fn read_work(
     limits: &Limits,
     disk: &Arc<Disk>,
     offset: u64,
     rest: u64,
+    account: Option<&Arc<AtomicU64>>,
 ) -> Option<(ReadWork, u64)> {
     let place = disk.store.locate(offset, rest, Direction::Read);
     let length = place.as_ref().map_or(rest, |place| place.length);
     // Also for pages: what is brought into memory for one client is bounded as buffers are.
     let mut buffer = limits.take(length)?;
+    if let Some(account) = account {
+        buffer = buffer.charged_to(account);
+    }
     let goes_around = place.as_ref().is_some_and(|place| place.direct);
     if disk.delivery.path == DataPath::Sendfile && !goes_around {
         let disk = disk.clone();

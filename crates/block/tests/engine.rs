@@ -13,6 +13,7 @@ use towline_store::block::{DelayStore, MemoryDisk, StripeDisk};
 
 const SIZE: u64 = 1 << 20;
 const FRAGMENT: u64 = 16 * 1024;
+const OWNER_FRAGMENTS: usize = 5;
 
 /// Work that was begun and is done when the test says so.
 #[derive(Default)]
@@ -67,7 +68,11 @@ fn check(
     let disk = Arc::new(Disk::new("test", "", store, false).delivered(delivery));
     let fragments = Pool::new(FRAGMENT as usize, buffers);
     let small = Pool::new(4096, 2);
-    let limits = Limits { fragments: fragments.clone(), small, owner_bytes_max: 5 * FRAGMENT };
+    let limits = Limits {
+        fragments: fragments.clone(),
+        small,
+        owner_bytes_max: OWNER_FRAGMENTS as u64 * FRAGMENT,
+    };
     let mut engine: Engine<usize> = Engine::new(limits);
     let owners = [engine.add_owner(), engine.add_owner()];
     let mut told: Vec<Told> = Vec::new();
@@ -81,6 +86,11 @@ fn check(
     let mut speaking = None;
     loop {
         engine.pump(&mut later);
+        let held = fragments.in_use().0;
+        assert!(
+            delivery.serial || held <= 2 * OWNER_FRAGMENTS,
+            "two connections hold {held} fragments"
+        );
         while let Some(output) = engine.next_output() {
             let Output::Piece { tag, offset, piece: Piece::Data(bytes), first, last } = output
             else {
@@ -127,7 +137,7 @@ proptest! {
     #[test]
     fn reads_are_told_whole_and_in_turn(
         reads in proptest::collection::vec(asked(), 1..8),
-        buffers in 1usize..12,
+        buffers in 1usize..24,
         serial in any::<bool>(),
         sendfile in any::<bool>(),
         members in 0u32..3,

@@ -35,6 +35,8 @@ struct State {
 pub struct PoolBuffer {
     memory: Memory,
     pool: Arc<Pool>,
+    /// Where its bytes are counted, besides.
+    account: Option<Arc<AtomicU64>>,
 }
 
 impl Pool {
@@ -56,7 +58,7 @@ impl Pool {
         let free = state.free.pop();
         drop(state);
         let memory = free.unwrap_or_else(|| Memory::new(self.buffer_bytes));
-        Some(PoolBuffer { memory, pool: self.clone() })
+        Some(PoolBuffer { memory, pool: self.clone(), account: None })
     }
 
     /// Bytes of each buffer.
@@ -101,6 +103,16 @@ impl PoolBuffer {
         self.memory.number
     }
 
+    /// Counts the buffer's bytes in an account until it is given back.
+    #[must_use]
+    pub fn charged_to(mut self, account: &Arc<AtomicU64>) -> Self {
+        account.fetch_add(self.pool.buffer_bytes as u64, Ordering::Relaxed);
+        if let Some(before) = self.account.replace(account.clone()) {
+            before.fetch_sub(self.pool.buffer_bytes as u64, Ordering::Relaxed);
+        }
+        self
+    }
+
     /// The whole buffer, aligned to 4096 bytes; contents are what the last user left.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -117,6 +129,9 @@ impl PoolBuffer {
 
 impl Drop for PoolBuffer {
     fn drop(&mut self) {
+        if let Some(account) = &self.account {
+            account.fetch_sub(self.pool.buffer_bytes as u64, Ordering::Relaxed);
+        }
         let mut state = self.pool.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.out -= 1;
         state.free.push(std::mem::take(&mut self.memory));

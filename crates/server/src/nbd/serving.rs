@@ -213,9 +213,13 @@ impl Handler for Serving<'_> {
         }
         let durable = request.has(flag::FUA);
         self.disk.changes.note(request.offset, request.length);
-        let Now::Done(result) = self.disk.store.write_now(request.offset, payload, durable) else {
+        let Now::Done(mut result) = self.disk.store.write_now(request.offset, payload, durable)
+        else {
             return false;
         };
+        if durable {
+            result = self.disk.note_durable_write(result);
+        }
         let replying = Replying::to(request, self.form);
         match result {
             Ok(()) => {

@@ -4,13 +4,19 @@
 mod client;
 mod durability;
 mod failures;
+mod faults;
 mod hostile;
 mod memory;
+// The checker and the disk that the engine's tests use.
+#[path = "../../../block/tests/powerfail/model.rs"]
+mod model;
 mod order;
 mod paths;
 mod resize;
 mod stores;
 mod vanish;
+#[path = "../../../block/tests/powerfail/volatile.rs"]
+mod volatile;
 
 use client::{Client, Form};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Files that grow and shrink while they are served.
 
 use crate::client::{Form, WRITE, WRITE_ZEROES};
-use crate::{World, pattern, wait_until};
+use crate::{World, long, pattern, wait_until};
 use towline_server::{CacheMode, DiskKind};
 
 const MIB: u64 = 1 << 20;
@@ -116,7 +116,7 @@ fn a_file_that_never_keeps_its_size() {
                 let (world, data) = (&world, &data);
                 scope.spawn(move || {
                     let mut client = world.client(form);
-                    for round in 0..20 {
+                    for round in 0..if long() { 200 } else { 8 } {
                         let offset = round % 4 * MIB;
                         match client.try_read(offset, MIB) {
                             Ok(Ok(bytes)) => {

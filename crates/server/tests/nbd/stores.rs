@@ -19,6 +19,11 @@ struct State {
     closed: HashSet<u64>,
     fails: Vec<(u64, i32)>,
     flush_fails: bool,
+    /// Flushes that wait, whether they have to, and how many may pass nevertheless.
+    flushing: usize,
+    flush_closed: bool,
+    flush_passes: usize,
+    flushes: usize,
     /// Calls that wait at a closed gate.
     waiting: usize,
 }
@@ -67,6 +72,29 @@ impl Gated {
 
     pub(crate) fn fail_flush(&self, fails: bool) {
         self.state.lock().unwrap().flush_fails = fails;
+    }
+
+    pub(crate) fn close_flush(&self) {
+        self.state.lock().unwrap().flush_closed = true;
+    }
+
+    pub(crate) fn let_one_flush_pass(&self) {
+        self.state.lock().unwrap().flush_passes += 1;
+        self.changed.notify_all();
+    }
+
+    pub(crate) fn open_flush(&self) {
+        self.state.lock().unwrap().flush_closed = false;
+        self.changed.notify_all();
+    }
+
+    /// Flushes that the disk works on, and those that are done.
+    pub(crate) fn flushing(&self) -> usize {
+        self.state.lock().unwrap().flushing
+    }
+
+    pub(crate) fn flushes(&self) -> usize {
+        self.state.lock().unwrap().flushes
     }
 
     pub(crate) fn waiting(&self) -> usize {
@@ -129,7 +157,15 @@ impl BlockStore for Gated {
     }
 
     fn flush(&self) -> io::Result<()> {
-        match self.state.lock().unwrap().flush_fails {
+        let mut state = self.state.lock().unwrap();
+        state.flushing += 1;
+        while state.flush_closed && state.flush_passes == 0 {
+            state = self.changed.wait(state).unwrap();
+        }
+        state.flush_passes = state.flush_passes.saturating_sub(1);
+        state.flushing -= 1;
+        state.flushes += 1;
+        match state.flush_fails {
             true => Err(io::Error::from_raw_os_error(5)),
             false => Ok(()),
         }
@@ -155,134 +191,5 @@ impl BlockStore for Gated {
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()> {
         self.memory.extents(offset, length, tell)
-    }
-}
-
-pub(crate) const SECTOR: usize = 512;
-
-/// A disk with a volatile cache: what was not flushed may or may not survive a loss of power,
-/// sector by sector.
-pub(crate) struct Volatile {
-    state: Mutex<Sectors>,
-    size: u64,
-}
-
-struct Sectors {
-    /// What is on stable storage.
-    stable: Vec<u8>,
-    /// What reads see.
-    current: Vec<u8>,
-    /// Sectors written since, in order, with their contents.
-    unflushed: Vec<(usize, Vec<u8>)>,
-}
-
-impl std::fmt::Debug for Volatile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Volatile")
-    }
-}
-
-impl Volatile {
-    pub(crate) fn new(size: u64) -> Arc<Self> {
-        let zeroes = vec![0; size as usize];
-        let state = Sectors { stable: zeroes.clone(), current: zeroes, unflushed: Vec::new() };
-        Arc::new(Self { state: Mutex::new(state), size })
-    }
-
-    /// The contents after a loss of power: of what was not flushed a subset, in any order.
-    pub(crate) fn crash(&self, random: &mut impl FnMut() -> u64) -> Vec<u8> {
-        let state = self.state.lock().unwrap();
-        let mut image = state.stable.clone();
-        let mut pending = state.unflushed.clone();
-        while !pending.is_empty() {
-            let (sector, bytes) = pending.swap_remove(random() as usize % pending.len());
-            if random().is_multiple_of(2) {
-                image[sector * SECTOR..][..SECTOR].copy_from_slice(&bytes);
-            }
-        }
-        image
-    }
-}
-
-impl BlockStore for Volatile {
-    fn geometry(&self) -> Geometry {
-        Geometry {
-            size: self.size,
-            block_minimum: SECTOR as u32,
-            block_preferred: 4096,
-            rotational: false,
-            read_only: false,
-        }
-    }
-
-    fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {
-        Now::WouldBlock
-    }
-
-    fn hole_now(&self, _offset: u64, _length: u64) -> u64 {
-        0
-    }
-
-    fn lend(&self, _offset: u64, _length: u64) -> Option<Aggregate> {
-        None
-    }
-
-    fn write_now(&self, _offset: u64, _data: &[u8], _durable: bool) -> Now {
-        Now::WouldBlock
-    }
-
-    fn locate(&self, _offset: u64, _length: u64, _direction: Direction) -> Option<Place> {
-        None
-    }
-
-    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
-        let state = self.state.lock().unwrap();
-        target.copy_from_slice(&state.current[offset as usize..][..target.len()]);
-        Ok(())
-    }
-
-    fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()> {
-        let mut state = self.state.lock().unwrap();
-        state.current[offset as usize..][..data.len()].copy_from_slice(data);
-        for (at, bytes) in data.chunks(SECTOR).enumerate() {
-            let sector = offset as usize / SECTOR + at;
-            if durable {
-                // Older contents must not come back over it.
-                state.unflushed.retain(|(other, _)| *other != sector);
-                state.stable[sector * SECTOR..][..SECTOR].copy_from_slice(bytes);
-            } else {
-                state.unflushed.push((sector, bytes.to_vec()));
-            }
-        }
-        Ok(())
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        let mut state = self.state.lock().unwrap();
-        state.stable = state.current.clone();
-        state.unflushed.clear();
-        Ok(())
-    }
-
-    fn zero(&self, offset: u64, length: u64, _how: ZeroHow) -> io::Result<()> {
-        self.write(offset, &vec![0; length as usize], false)
-    }
-
-    fn trim(&self, _offset: u64, _length: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn cache(&self, _offset: u64, _length: u64) -> io::Result<()> {
-        Ok(())
-    }
-
-    fn extents(
-        &self,
-        _offset: u64,
-        length: u64,
-        tell: &mut dyn FnMut(Extent) -> bool,
-    ) -> io::Result<()> {
-        tell(Extent { length, hole: false, zero: false });
-        Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::client::{Form, READ, WRITE};
 use crate::stores::Gated;
-use crate::{World, pattern, wait_until};
+use crate::{World, long, pattern, wait_until};
 use towline_server::{CacheMode, DiskKind};
 
 const MIB: u64 = 1 << 20;
@@ -31,7 +31,7 @@ fn clients_vanish_by_the_thousand() {
     for mode in [CacheMode::Cached, CacheMode::Direct] {
         let world = World::with(DiskKind::File(file.path().into(), mode), |_| {});
         let payload = pattern(0, 1 << 20, 1);
-        for number in 0..1000 {
+        for number in 0..if long() { 10_000 } else { 300 } {
             requests_and_gone(&world, number, &payload);
         }
         wait_until("all connections are gone", || world.counter("lanes") == 0);
