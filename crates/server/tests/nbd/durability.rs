@@ -148,7 +148,7 @@ fn files_have_nothing_left_to_write() {
         let mut was_dirty = false;
         for round in 0..30u64 {
             let data = vec![round as u8; if round % 3 == 0 { 1 << 20 } else { 8192 }];
-            let offset = round % 7 << 20;
+            let offset = (round % 7) << 20;
             assert_eq!(clients[0].write(0, offset, &data), 0);
             assert_eq!(clients[1].write(0, offset + 4096, &data[..4096]), 0);
             was_dirty |= dirty_pages(file.as_file()).unwrap() > 0;
