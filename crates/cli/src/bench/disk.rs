@@ -119,6 +119,7 @@ fn summary(outcomes: &[Outcome]) -> serde_json::Value {
         "bytes": bytes,
         "secs": seconds,
         "bytes_per_s": bytes as f64 / seconds.max(1e-9),
+        "p10_us": at(&whole, 0.1),
         "p50_us": at(&whole, 0.5),
         "p99_us": at(&whole, 0.99),
         "first_data_us": at(&first, 0.5),

@@ -122,14 +122,17 @@ impl Client {
         let mut this = Self { input, output: Vec::new(), order, next: 0 };
         this.take::<18>()?;
         this.output.extend_from_slice(&3u32.to_be_bytes());
-        if order == Order::Any {
-            this.option(OPTION_STRUCTURED, &[])?;
+        if order == Order::Any && !this.option(OPTION_STRUCTURED, &[])? {
+            // A server that knows only the simple form.
+            this.order = Order::Ascending;
         }
         let mut go = (export.len() as u32).to_be_bytes().to_vec();
         go.extend_from_slice(export.as_bytes());
         go.extend_from_slice(&[0; 2]);
-        this.option(OPTION_GO, &go)?;
-        Ok(this)
+        match this.option(OPTION_GO, &go)? {
+            true => Ok(this),
+            false => Err(wrong(format!("there is no disk \"{export}\""))),
+        }
     }
 
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
@@ -147,7 +150,8 @@ impl Client {
         Ok(())
     }
 
-    fn option(&mut self, option: u32, payload: &[u8]) -> io::Result<()> {
+    /// Sends an option; false when it is refused.
+    fn option(&mut self, option: u32, payload: &[u8]) -> io::Result<bool> {
         self.output.extend_from_slice(b"IHAVEOPT");
         self.output.extend_from_slice(&option.to_be_bytes());
         self.output.extend_from_slice(&(payload.len() as u32).to_be_bytes());
@@ -158,10 +162,8 @@ impl Client {
             let mut text = vec![0; number(&header[16..20]) as usize];
             self.input.read_exact(&mut text)?;
             match kind {
-                REPLY_ACK => return Ok(()),
-                kind if kind >> 31 == 1 => {
-                    return Err(wrong(format!("option {option} is refused ({kind:#x})")));
-                }
+                REPLY_ACK => return Ok(true),
+                kind if kind >> 31 == 1 => return Ok(false),
                 _ => {}
             }
         }

@@ -64,7 +64,7 @@ fn bandwidth(
     let all = || lines.iter().flat_map(|(_, points)| points.iter());
     let power = |point: &Point| (point.size as f64).log2();
     let ends = all().map(|p| power(p)).fold((f64::MAX, 0.0f64), |(a, b), p| (a.min(p), b.max(p)));
-    let top = all().map(|p| p.bytes_per_s / 1e6).fold(1.0, f64::max) * 1.1;
+    let top = all().map(|p| p.bytes_per_s / 1e6).fold(1.0, f64::max) * 1.4;
     if lines.is_empty() {
         return Ok(());
     }
@@ -126,6 +126,8 @@ fn breakdown(figures: &Figures, area: &Area<'_>) -> Drawn {
     chart
         .configure_mesh()
         .disable_mesh()
+        .x_labels(6)
+        .x_label_formatter(&|us| format!("{us:.0}"))
         .y_labels(2 * bars.len() + 1)
         .y_label_formatter(&|at| match at.fract() {
             half if (half - 0.5).abs() < 0.01 => {

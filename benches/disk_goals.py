@@ -1,0 +1,344 @@
+#!/usr/bin/env python3
+"""Measures Towline's disks against their goals, beside nbdkit, nbd-server, qemu-nbd and the limit of the machine, in turns.
+
+    benches/disk_goals.py [--towline PROGRAM] [--rounds N] [--secs S] [--dir DIR] [--json FILE] [--boost] [ROW ...]
+
+Needs two processors and about 1 GiB in /dev/shm; peers that are not installed are left out. --dir is on the disk that
+the interference row reads. --boost (root) raises the share of the processors that all of this gets where others work.
+All systems get the same client, `towline bench disk --nbd`.
+"""
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+SIZE = 256 << 20
+PEERS = {"nbdkit memory": "nbdkit", "nbdkit file": "nbdkit", "nbd-server": "nbd-server", "qemu-nbd": "qemu-nbd"}
+LATENCY, BANDWIDTH = 200e-6, 1 << 30     # of the delayed disk
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_for(what, process=None):
+    for _ in range(3000):
+        if process and process.poll() not in (None, 0):
+            raise RuntimeError(f"{' '.join(process.args)}: ended")
+        try:
+            if isinstance(what, int):
+                socket.create_connection(("127.0.0.1", what)).close()
+            elif what.endswith(".pid"):
+                int(open(what).read())
+            else:
+                with socket.socket(socket.AF_UNIX) as s:
+                    s.connect(what)
+            return
+        except (ConnectionRefusedError, FileNotFoundError, ValueError):
+            pass
+        time.sleep(0.01)
+    raise RuntimeError(f"nothing at {what}")
+
+
+class System:
+    """A server for one disk, over TCP or a Unix socket; `cpu`: pinned there."""
+
+    def __init__(self, bench, name, via="tcp", disk=None, cpu=None):
+        self.bench, self.name, self.via, self.export, self.metrics, self.pidfile = bench, name, via, "", None, None
+        self.port, self.sock = free_port(), os.path.join(bench.tmp, f"{len(bench.systems)}.sock")
+        pin = ["taskset", "-c", str(cpu)] if cpu is not None else []
+        command = {"towline": self.towline, "nbdkit memory": self.nbdkit, "nbdkit file": self.nbdkit,
+                   "nbd-server": self.nbd_server, "qemu-nbd": self.qemu_nbd}[name](disk)
+        self.process = subprocess.Popen([*pin, *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        bench.systems.append(self)
+        wait_for(self.port if via == "tcp" else self.sock, self.process)
+        if self.metrics:
+            wait_for(self.metrics, self.process)
+        if self.pidfile:
+            wait_for(self.pidfile)
+        if name == "nbdkit memory" or (disk or "").startswith("mem"):
+            bench.load(self, "--write", "--size", "1M", "--depth", 2, secs=1)
+
+    def towline(self, disk):
+        self.metrics = free_port()
+        at = f"127.0.0.1:{self.port}" if self.via == "tcp" else f"unix://{self.sock}"
+        return [self.bench.towline, "serve", "--disk", f"d={disk or self.bench.image}", "--nbd", at,
+                "--metrics", f"127.0.0.1:{self.metrics}"]
+
+    def nbdkit(self, disk):
+        at = ["-i", "127.0.0.1", "-p", str(self.port)] if self.via == "tcp" else ["-U", self.sock]
+        return ["nbdkit", "-f", *at, *(["memory", str(SIZE)] if self.name == "nbdkit memory" else ["file", self.bench.image])]
+
+    def nbd_server(self, disk):
+        self.export = "d"
+        path = os.path.join(self.bench.tmp, f"{self.port}.conf")
+        at = f"port = {self.port}\n" if self.via == "tcp" else f"port = {self.port}\nunixsock = {self.sock}\n"
+        with open(path, "w") as f:
+            f.write(f"[generic]\nlistenaddr = 127.0.0.1\n{at}[d]\nexportname = {self.bench.image}\nmaxconnections = 0\n")
+        self.pidfile = path + ".pid"         # it goes to the background: with -d it serves one client
+        return ["nbd-server", "-C", path, "-p", self.pidfile]
+
+    def qemu_nbd(self, disk):
+        at = ["-b", "127.0.0.1", "-p", str(self.port)] if self.via == "tcp" else ["-k", self.sock]
+        return ["qemu-nbd", "-f", "raw", "-t", "-e", "200", *at, self.bench.image]
+
+    def address(self):
+        return f"127.0.0.1:{self.port}" if self.via == "tcp" else f"unix://{self.sock}"
+
+    def pid(self):
+        """Of the server; once there is something to connect to it has been written."""
+        return int(open(self.pidfile).read()) if self.pidfile else self.process.pid
+
+    def cpu_seconds(self):
+        total, tick = 0, os.sysconf("SC_CLK_TCK")
+        for pid in tree(self.pid()):
+            try:
+                fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+                total += sum(map(int, fields[11:15]))
+            except OSError:
+                pass
+        return total / tick
+
+    def counters(self):
+        text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=20).read().decode()
+        lines = (line.rsplit(" ", 1) for line in text.splitlines())
+        return {name.removeprefix("towline_"): float(value) for name, value in lines}
+
+    def stop(self):
+        for pid in tree(self.pid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+
+
+def tree(pid):
+    found = [pid]
+    for at in found:
+        try:
+            found += map(int, open(f"/proc/{at}/task/{at}/children").read().split())
+        except OSError:
+            pass
+    return found
+
+
+class Bench:
+    def __init__(self, args):
+        self.towline, self.secs, self.rounds, self.dir = args.towline, args.secs, args.rounds, args.dir
+        self.tmp = tempfile.mkdtemp(prefix="towline-disks-", dir="/dev/shm")
+        self.image, self.systems = os.path.join(self.tmp, "image"), []
+        block = os.urandom(1 << 20)
+        with open(self.image, "wb") as f:
+            for _ in range(SIZE >> 20):
+                f.write(block)
+
+    def peers(self, *names, **how):
+        return [System(self, name, **how) for name in names if shutil.which(PEERS[name])]
+
+    def load(self, system, *arguments, secs=None):
+        """One run of the client against a system; what it says, and `cpu`, seconds of the server."""
+        before = system.cpu_seconds()
+        done = self.run("disk", "--nbd", system.address(), "--export", system.export, "--span", SIZE,
+                        "--secs", secs or self.secs, *arguments)
+        done["cpu"] = system.cpu_seconds() - before
+        return done
+
+    def run(self, *arguments):
+        done = subprocess.run([self.towline, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            raise RuntimeError(f"towline bench {' '.join(map(str, arguments))}: {done.stderr.strip()[-300:]}")
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def medians(self, *measures):
+        """Runs the measures in turns; the median of each."""
+        rounds = [[measure() for measure in measures] for _ in range(self.rounds)]
+        return [statistics.median(column) for column in zip(*rounds)]
+
+    def beside(self, systems, figure, *arguments):
+        """A figure of each system in turns, by name."""
+        values = self.medians(*(lambda s=s: figure(self.load(s, *arguments)) for s in systems))
+        return dict(zip((s.name for s in systems), values))
+
+    def stop(self):
+        for system in self.systems:
+            system.stop()
+        self.systems.clear()
+
+    def close(self):
+        self.stop()
+        shutil.rmtree(self.tmp, ignore_errors=True)
+
+
+def others(found):
+    return {name: value for name, value in found.items() if name != "towline"}
+
+
+def told(found, unit, digits=1):
+    return ", ".join(f"{name} {value:.{digits}f}" for name, value in found.items()) + f" {unit}"
+
+
+# ------------------------------------------------------------------------------------------------------- rows
+# Each yields (what, goal, reached, beside it, good): texts, and whether the goal is met (None: only told).
+
+def latency(bench):
+    for via in ("tcp", "unix"):
+        for where, cpus, goal in (("one CPU", (0, 0), 1.6), ("two CPUs", (0, 1), None)):
+            systems = [System(bench, "towline", via, f"mem:{SIZE}", cpus[0])]
+            systems += bench.peers("nbdkit memory", "nbd-server", "qemu-nbd", via=via, cpu=cpus[0])
+            raw = lambda: bench.run("net", "--kind", via, "--request", 28, "--reply", 4112, "--secs", bench.secs,
+                                    "--pin", f"{cpus[0]},{cpus[1]}")["p50_us"]
+            one = lambda s: bench.load(s, "--random", "--pin", cpus[1])["p50_us"]
+            values = bench.medians(raw, *(lambda s=s: one(s) for s in systems))
+            limit, found = values[0], dict(zip((s.name for s in systems), values[1:]))
+            ours, best = found["towline"], min(others(found).values(), default=float("inf"))
+            good = ours <= goal * limit if goal else ours <= 1.05 * best
+            yield (f"4 KiB read, depth 1, {via}, {where}", f"<= {goal} x raw" if goal else "<= best peer",
+                   f"{ours:.1f} us = {ours / limit:.2f} x raw", f"raw {limit:.1f}, " + told(others(found), "us"), good)
+            bench.stop()
+
+
+def depth(bench):
+    for via in ("unix", "tcp"):
+        systems = [System(bench, "towline", via, f"mem:{SIZE}")] + bench.peers("nbdkit memory", "nbd-server", "qemu-nbd", via=via)
+        for what, more in (("read", []), ("write", ["--write"])):
+            calls = systems[0].counters()
+            found = bench.beside(systems, lambda r: r["ops"] / r["secs"] / 1000, "--random", "--depth", 32, *more)
+            after = systems[0].counters()
+            each = (after["system_calls"] - calls["system_calls"]) / (after["requests"] - calls["requests"])
+            best = max(others(found).values(), default=0)
+            yield (f"4 KiB random {what}, depth 32, {via}", ">= 2 x best peer",
+                   f"{found['towline']:.0f} k/s = {found['towline'] / best if best else 0:.2f} x; {each:.2f} system calls each",
+                   told(others(found), "k/s", 0), found["towline"] >= 2 * best and each < 0.5)
+        bench.stop()
+
+
+def sequential(bench):
+    systems = [System(bench, "towline")] + bench.peers("nbdkit file", "nbd-server", "qemu-nbd")
+    arguments = ("--size", "1M", "--depth", 4)
+    cpu = {s.name: [] for s in systems}
+
+    def one(s):
+        done = bench.load(s, *arguments)
+        cpu[s.name].append(done["cpu"] / (done["bytes"] / (1 << 30)))
+        return done["bytes_per_s"] / 1e9
+
+    stream = lambda: (lambda r: r["bytes"] / r["secs"] / 1e9)(bench.run("net", "--stream", "--sendfile", bench.image, "--secs", bench.secs))
+    limit, *values = bench.medians(stream, *(lambda s=s: one(s) for s in systems))
+    found = dict(zip((s.name for s in systems), values))
+    best = max(others(found).values(), default=0)
+    ours = found["towline"]
+    yield ("1 MiB sequential read, depth 4, TCP, cached file", ">= 85 % of sendfile",
+           f"{ours:.2f} GB/s = {ours / limit:.0%}, {ours / best if best else 0:.2f} x best peer",
+           f"sendfile {limit:.2f}, " + told(others(found), "GB/s", 2), ours >= 0.85 * limit)
+    each = {name: statistics.median(list_) for name, list_ in cpu.items()}
+    yield ("  CPU of the server for it", "<= 0.1 s/GiB", f"{each['towline']:.2f} s/GiB", told(others(each), "s/GiB", 2), each["towline"] <= 0.1)
+
+
+def alone(bench):
+    server = System(bench, "towline", disk=f"delay:{SIZE}:{int(LATENCY * 1e6)}:{BANDWIDTH}")
+    memory = System(bench, "towline", disk=f"mem:{SIZE}")
+    for size in (1 << 20, 8 << 20):
+        own = LATENCY + size / BANDWIDTH
+        one = lambda s: bench.load(s, "--size", size, "--structured")["p50_us"] / 1e6
+        ours, network = bench.medians(lambda: one(server), lambda: one(memory))
+        yield (f"{size >> 20} MiB read at depth 1 from a disk of 200 us and 1 GiB/s", ">= 92 % of the disk", f"{own / ours:.0%}",
+               f"disk {own * 1e3:.2f} ms, towline {ours * 1e3:.2f}, in series {(own + network) * 1e3:.2f}", own / ours >= 0.92)
+
+
+def first(bench):
+    size = 32 << 20
+    systems = [System(bench, "towline")] + bench.peers("nbdkit file", "qemu-nbd", "nbd-server")
+    found = bench.beside(systems, lambda r: r["first_data_us"] / 1000, "--size", size, "--structured")
+    best = min(others(found).values(), default=float("nan"))
+    yield ("first data of a 32 MiB read", ">= 20 x sooner", f"{found['towline']:.2f} ms = {best / found['towline']:.0f} x sooner",
+           told(others(found), "ms"), best >= 20 * found["towline"])
+
+
+def memory(bench):
+    server = System(bench, "towline", disk=f"delay:{SIZE}:{int(LATENCY * 1e6)}:{BANDWIDTH}")
+    bench.load(server, "--size", "8M", "--structured")
+    peak = server.counters()["buffer_bytes_peak"] / (1 << 20)
+    yield ("memory for an outstanding 8 MiB read", "<= 1 MiB", f"{peak:.2f} MiB", "", peak <= 1)
+
+
+def clients(bench):
+    for what, more in (("read", []), ("write", ["--write"])):
+        systems = [System(bench, "towline", "tcp", f"mem:{SIZE}")] + bench.peers("nbdkit memory", "nbd-server", "qemu-nbd")
+        few = bench.beside(systems[:1], lambda r: r["bytes_per_s"] / 1e9, "--size", "64K", "--clients", 8, *more)["towline"]
+        fair = []
+
+        def one(s):
+            done = bench.load(s, "--size", "64K", "--clients", 184, *more)
+            if s.name == "towline":
+                fair.append(done["slowest"] / done["fastest"])
+            return done["bytes_per_s"] / 1e9
+        found = dict(zip((s.name for s in systems), bench.medians(*(lambda s=s: one(s) for s in systems))))
+        ours, best, ratio = found["towline"], max(others(found).values(), default=0), statistics.median(fair)
+        yield (f"184 clients, 64 KiB {what}", ">= 90 % of 8; fair >= 60 %; >= 1.5 x best peer",
+               f"{ours:.2f} GB/s = {ours / few:.0%} of 8, slowest {ratio:.0%} of fastest, {ours / best if best else 0:.2f} x",
+               told(others(found), "GB/s", 2), ours >= 0.9 * few and ratio >= 0.6 and ours >= 1.5 * best)
+        bench.stop()
+
+
+def interference(bench):
+    done = bench.run("disk", "--paper", "--dir", bench.dir, "--disks", "plain", "--sizes", "1M", "--outstanding", 1,
+                     "--rounds", bench.rounds, "--secs", bench.secs, "--span", "64M")
+    for row in done["interference"]:
+        yield (f"memory-bound program beside a {row['system']} server", "told", f"{row['slowdown']:.0%} slower",
+               f"reads of {row['bytes_per_s'] / 1e6:.0f} MB/s", None)
+
+
+ROWS = [latency, depth, sequential, alone, first, memory, clients, interference]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = os.path.dirname(os.path.abspath(__file__))
+    parser.add_argument("--towline", default=os.path.join(here, "../target/release/towline"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--secs", type=float, default=0.5)
+    parser.add_argument("--dir", default=".")
+    parser.add_argument("--json")
+    parser.add_argument("--boost", action="store_true")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=", ".join(row.__name__ for row in ROWS))
+    args = parser.parse_args()
+    unknown = set(args.rows) - {row.__name__ for row in ROWS}
+    if unknown or args.rounds < 1:
+        parser.error(f"no such row: {', '.join(unknown)}" if unknown else "--rounds: at least 1")
+    if args.boost:
+        with open("/proc/self/autogroup", "w") as f:
+            f.write("-10")
+    bench, lines, bad = Bench(args), [], 0
+    try:
+        for row in ROWS:
+            if args.rows and row.__name__ not in args.rows:
+                continue
+            for what, goal, reached, beside, good in row(bench):
+                mark = {True: "ok ", False: "NOT", None: "   "}[good]
+                print(f"{mark} {what}: {reached} (goal {goal}; {beside})", flush=True)
+                lines.append({"what": what, "goal": goal, "reached": reached, "beside": beside, "good": good})
+                bad += good is False
+            bench.stop()
+    finally:
+        bench.close()
+    load = os.getloadavg()[0]
+    print(f"{len(lines)} figures, {bad} goals not reached; load of the machine at the end {load:.1f}")
+    if args.json:
+        with open(args.json, "w") as f:
+            json.dump(lines, f, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
