@@ -5,11 +5,13 @@
 //! is printed as `towline: COMMAND: OBJECT: MESSAGE` and the others are still worked on.
 #![forbid(unsafe_code)]
 
+mod attach;
 mod bench;
 mod cat;
 mod check;
 mod copy;
 mod demo;
+mod detach;
 mod df;
 mod doctor;
 mod ls;
@@ -83,6 +85,10 @@ enum Command {
     Doctor(doctor::Args),
     /// A tour with an embedded server and real timings.
     Demo(demo::Args),
+    /// Make a remote disk a local block device; list and resume such devices.
+    Attach(attach::Args),
+    /// End local block devices made by attach.
+    Detach(detach::Args),
     /// Run a program with remote files below local paths.
     Run(run::Args),
     /// Tell whether programs work under run.
@@ -108,6 +114,8 @@ fn main() -> ExitCode {
         Command::Stats(args) => stats::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(args) => demo::run(&args),
+        Command::Attach(args) => attach::run(&args),
+        Command::Detach(args) => detach::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Bench(args) => bench::run(args),
@@ -119,13 +127,14 @@ mod tests {
     use super::Cli;
     use clap::CommandFactory;
 
-    const PAGES: [(&str, &str); 6] = [
+    const PAGES: [(&str, &str); 7] = [
         ("towline", include_str!("../../../man/towline.1")),
         ("towline-cp", include_str!("../../../man/towline-cp.1")),
         ("towline-serve", include_str!("../../../man/towline-serve.1")),
         ("towline-bench", include_str!("../../../man/towline-bench.1")),
         ("towline-run", include_str!("../../../man/towline-run.1")),
         ("towline-check", include_str!("../../../man/towline-check.1")),
+        ("towline-attach", include_str!("../../../man/towline-attach.1")),
     ];
 
     /// The page of a command, as plain text: its own, or the part of towline(1) about it.

@@ -1,0 +1,101 @@
+//! What is behind the queues of a device.
+
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+/// What a disk is like, and so what the device is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Bytes.
+    pub size: u64,
+    /// Smallest unit of requests, bytes, a power of two.
+    pub block_minimum: u32,
+    /// Unit that is served best, bytes, a power of two.
+    pub block_preferred: u32,
+    /// Longest read or write, bytes.
+    pub transfer_maximum: u32,
+    /// It cannot be written.
+    pub read_only: bool,
+    /// Seeks cost time.
+    pub rotational: bool,
+    /// What was written may be lost until it is flushed.
+    pub flush: bool,
+    /// A single write can be made durable.
+    pub fua: bool,
+    /// Ranges can be given back.
+    pub trim: bool,
+    /// Ranges can be zeroed without sending zeroes.
+    pub zero: bool,
+    /// Several connections see one disk, and a flush on one covers all.
+    pub connections: bool,
+}
+
+/// What is to be done to a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // a back end has to handle each
+pub enum Operation {
+    /// Fill the buffer.
+    Read,
+    /// Write the buffer; `durable`: not done before it is on stable storage.
+    Write {
+        /// Not done before it is on stable storage.
+        durable: bool,
+    },
+    /// Make durable what was written before; the range is empty.
+    Flush,
+    /// The contents are no longer needed.
+    Trim,
+    /// Make it read as zeroes.
+    Zero {
+        /// Space has to stay or become allocated.
+        allocate: bool,
+        /// Not done before it is on stable storage.
+        durable: bool,
+    },
+}
+
+/// One request of the kernel.
+#[derive(Debug)]
+pub struct Request {
+    /// Names it among those under way; below the depth of the queue.
+    pub tag: u16,
+    /// What is to be done.
+    pub operation: Operation,
+    /// First byte on the disk.
+    pub offset: u64,
+    /// Bytes; what is read or written is at most as long as the buffer.
+    pub length: u32,
+    /// Belongs to the back end until the request is finished.
+    pub buffer: Vec<u8>,
+}
+
+/// A request that is over.
+#[derive(Debug)]
+pub struct Finished {
+    /// Of the request.
+    pub tag: u16,
+    /// All of it, or an error number of Linux.
+    pub result: Result<(), i32>,
+    /// Of the request.
+    pub buffer: Vec<u8>,
+}
+
+/// Serves the requests of one queue, in any order and many at once. It never waits, except for a
+/// new connection to a server that went away.
+pub trait Backend {
+    /// Takes a request. It is finished later.
+    fn begin(&mut self, request: Request);
+
+    /// Moves on whatever can be moved on: called when the descriptor is ready, when the time has
+    /// come, and after requests were begun.
+    fn turn(&mut self);
+
+    /// A request that is over, if there is one.
+    fn finished(&mut self) -> Option<Finished>;
+
+    /// The descriptor to wait for, and whether also until it can be written.
+    fn interest(&self) -> Option<(RawFd, bool)>;
+
+    /// When to call [`Backend::turn`] although nothing happened.
+    fn deadline(&self) -> Option<Instant>;
+}

@@ -1,0 +1,46 @@
+//! What can go wrong.
+
+use std::fmt::{self, Display};
+use std::io;
+
+/// Why a disk was not attached, or what ended it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// A call of the system failed.
+    System {
+        /// What was being done, with its object.
+        what: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// It cannot be done, whatever is tried again.
+    Refused(String),
+    /// The other side broke its protocol.
+    Protocol(&'static str),
+}
+
+impl Error {
+    pub(crate) fn system(what: impl Display) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what: what.to_string(), source }
+    }
+}
+
+impl Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System { what, source } => write!(f, "{what}: {source}"),
+            Self::Refused(text) => f.write_str(text),
+            Self::Protocol(text) => write!(f, "the server broke the protocol: {text}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::System { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}

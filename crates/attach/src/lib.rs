@@ -1,0 +1,16 @@
+//! Remote disks as local block devices.
+//!
+//! Two ways lead there. [`ublk`]: the kernel hands requests to queues of ours in user space, which
+//! pass them to a [`Backend`], a connection to the server that outlives its failures. [`nbd`]: the
+//! kernel speaks NBD itself over sockets that we connected and agreed on. Either device outlives
+//! the process that serves it, and a [`Record`] tells another one how to go on.
+
+mod backend;
+mod error;
+pub mod nbd;
+mod record;
+pub mod ublk;
+
+pub use backend::{Backend, Finished, Geometry, Operation, Request};
+pub use error::Error;
+pub use record::{Claim, Kind, Record};

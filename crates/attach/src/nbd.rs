@@ -1,0 +1,12 @@
+//! NBD as a client: agreeing with a server, serving a queue from it, and giving its connections to
+//! the kernel's own client.
+
+mod handshake;
+mod kernel;
+mod lane;
+mod netlink;
+mod source;
+
+pub use kernel::{Kernel, KernelOptions, owner};
+pub use lane::Lane;
+pub use source::{Connection, Source};

@@ -1,0 +1,223 @@
+//! A device of the kernel's own NBD client: we agree with the server and hand over the sockets;
+//! when one dies we agree on another.
+
+use super::netlink::{Attributes, Netlink, attribute, command};
+use super::source::{Connection, Source};
+use crate::{Error, Geometry};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+/// Longest block that the kernel takes.
+const BLOCK_BYTES_MAX: u32 = 4096;
+/// Between attempts to connect: grows from the first to the second.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+
+/// How a device is to be made.
+#[derive(Clone, Copy, Debug)]
+#[allow(clippy::exhaustive_structs)] // given by callers
+pub struct KernelOptions {
+    /// Its number N in `/dev/nbdN`; any that is free unless given.
+    pub number: Option<u32>,
+    /// Connections, at least 1; one where the server says that several see different disks.
+    pub connections: u16,
+    /// A request that is not answered in this time is asked again on another connection.
+    pub timeout: Duration,
+    /// How long requests wait for a server that went away before they fail.
+    pub patience: Option<Duration>,
+}
+
+/// A device of the kernel's NBD client, and our duty to connect it again.
+#[derive(Debug)]
+pub struct Kernel {
+    netlink: Netlink,
+    source: Source,
+    geometry: Geometry,
+    number: u32,
+    connections: u16,
+    /// What the kernel says who made it: another text means that it is another device by now.
+    owner: String,
+}
+
+fn sockets(connections: &[Connection]) -> Attributes {
+    connections.iter().fold(Attributes::default(), |list, connection| {
+        let descriptor = connection.socket.as_raw_fd() as u32;
+        let inside = Attributes::default().u32(attribute::SOCKET_DESCRIPTOR, descriptor);
+        list.nested(attribute::SOCKET_ITEM, &inside)
+    })
+}
+
+/// Who made the device of this number; `None` when it is not in use.
+#[must_use]
+pub fn owner(number: u32) -> Option<String> {
+    std::fs::read_to_string(format!("/sys/block/nbd{number}/pid")).ok()
+}
+
+/// Bytes that can be reached in whole blocks.
+fn whole(geometry: &Geometry) -> u64 {
+    let block = u64::from(geometry.block_minimum.max(512));
+    geometry.size / block * block
+}
+
+impl Kernel {
+    /// Connects, agrees, and makes a device.
+    ///
+    /// # Errors
+    /// When the server or the kernel refuses.
+    pub fn attach(source: &Source, options: &KernelOptions) -> Result<Self, Error> {
+        let mut netlink = Netlink::open()?;
+        let mut connections = vec![source.connect()?];
+        let (geometry, flags) = (connections[0].geometry, connections[0].flags);
+        let block = geometry.block_minimum.max(512);
+        if block > BLOCK_BYTES_MAX {
+            return Err(Error::Refused(format!(
+                "{source}: the disk is made of blocks of {block} bytes; the kernel takes 512 to {BLOCK_BYTES_MAX}"
+            )));
+        }
+        let wanted = if geometry.connections { usize::from(options.connections) } else { 1 };
+        while connections.len() < wanted {
+            connections.push(source.connect()?);
+        }
+        let mut attributes = Attributes::default();
+        if let Some(number) = options.number {
+            attributes = attributes.u32(attribute::INDEX, number);
+        }
+        // Without a limit, something near 30 years: the kernel knows no "for ever".
+        let patience = options.patience.map_or(1_000_000_000, |patience| patience.as_secs().max(1));
+        let attributes = attributes
+            .u64(attribute::SIZE_BYTES, whole(&geometry))
+            .u64(attribute::BLOCK_SIZE_BYTES, u64::from(block))
+            .u64(attribute::TIMEOUT, options.timeout.as_secs().max(1))
+            .u64(attribute::SERVER_FLAGS, u64::from(flags))
+            .u64(attribute::DEAD_CONNECTION_TIMEOUT, patience)
+            .nested(attribute::SOCKETS, &sockets(&connections));
+        let number = netlink
+            .command(command::CONNECT, &attributes)
+            .map_err(Error::system("the kernel's NBD client"))?
+            .or(options.number)
+            .ok_or(Error::Protocol("the kernel does not say which device it made"))?;
+        let owner = owner(number).unwrap_or_default();
+        let connections = connections.len() as u16;
+        Ok(Self { netlink, source: source.clone(), geometry, number, connections, owner })
+    }
+
+    /// Takes over the duty for a device whose process is gone.
+    ///
+    /// # Errors
+    /// When there is no such device, or it belongs to somebody else than `expected`.
+    pub fn resume(
+        source: &Source,
+        number: u32,
+        connections: u16,
+        expected: &str,
+        geometry: Geometry,
+    ) -> Result<Self, Error> {
+        let netlink = Netlink::open()?;
+        match owner(number) {
+            Some(owner) if owner == expected => {
+                Ok(Self { netlink, source: source.clone(), geometry, number, connections, owner })
+            }
+            _ => Err(Error::Refused(format!("/dev/nbd{number} is not attached any more"))),
+        }
+    }
+
+    /// Its number N in `/dev/nbdN`.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// How many connections the kernel has.
+    #[must_use]
+    pub fn connections(&self) -> u16 {
+        self.connections
+    }
+
+    /// What the disk is like.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What the kernel says who made it, for [`Kernel::resume`].
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    fn is_over(&self) -> bool {
+        owner(self.number).is_none_or(|owner| owner != self.owner)
+    }
+
+    /// Replaces connections that die, until the device is detached. `missing`: some may have died
+    /// already.
+    ///
+    /// # Errors
+    /// When the kernel cannot be listened to.
+    pub fn keep(&mut self, missing: bool) -> Result<(), Error> {
+        let mut missing = if missing { self.connections } else { 0 };
+        while !self.is_over() {
+            while missing > 0 && !self.is_over() {
+                // Some of those that are said to be missing may be there.
+                missing = if self.replace() { missing - 1 } else { 0 };
+            }
+            let dead = self.netlink.dead_links().map_err(Error::system("netlink"))?;
+            missing = match dead {
+                Some(dead) => dead.iter().filter(|number| **number == self.number).count() as u16,
+                None => self.connections,
+            };
+        }
+        Ok(())
+    }
+
+    /// Replaces one dead connection; false when there is none, or the device is gone.
+    fn replace(&mut self) -> bool {
+        let mut pause = PAUSE.0;
+        loop {
+            match self.source.connect().and_then(|connection| self.hand_over(connection)) {
+                Ok(replaced) => return replaced,
+                Err(error) => log::info!("/dev/nbd{}: {error}", self.number),
+            }
+            if self.is_over() {
+                return false;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+
+    fn hand_over(&mut self, connection: Connection) -> Result<bool, Error> {
+        let (old, new) = (self.geometry, connection.geometry);
+        if new.block_minimum > old.block_minimum || new.read_only != old.read_only {
+            return Err(Error::Refused(format!("{}: another disk now", self.source)));
+        }
+        let mut attributes = Attributes::default().u32(attribute::INDEX, self.number);
+        if new.size != old.size {
+            log::warn!("/dev/nbd{}: {} bytes now, were {}", self.number, new.size, old.size);
+            attributes = attributes.u64(attribute::SIZE_BYTES, whole(&new));
+        }
+        // Ours until the kernel has its own hold on it.
+        let connections = [connection];
+        let attributes = attributes.nested(attribute::SOCKETS, &sockets(&connections));
+        match self.netlink.command(command::RECONFIGURE, &attributes) {
+            Ok(_) => {
+                self.geometry.size = new.size;
+                log::warn!("/dev/nbd{}: connected again to {}", self.number, self.source);
+                Ok(true)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => Ok(false),
+            Err(error) => Err(Error::system("the kernel's NBD client")(error)),
+        }
+    }
+
+    /// Ends a device. Requests under way fail.
+    ///
+    /// # Errors
+    /// When there is no such device, or this user may not.
+    pub fn detach(number: u32) -> Result<(), Error> {
+        let attributes = Attributes::default().u32(attribute::INDEX, number);
+        Netlink::open()?
+            .command(command::DISCONNECT, &attributes)
+            .map(drop)
+            .map_err(Error::system(format_args!("detaching /dev/nbd{number}")))
+    }
+}

@@ -1,0 +1,209 @@
+//! Where a disk comes from: `nbd://HOST[:PORT]/NAME` or `nbd+unix:///NAME?socket=PATH`.
+
+use super::handshake::agree;
+use crate::{Error, Geometry};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use rustix::net::sockopt;
+use std::fmt;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The port of NBD.
+const PORT: u16 = 10809;
+/// How long a server may take to accept a connection, and to answer in the handshake.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A TCP connection is given up when what was sent is not acknowledged for so long, or when
+/// nothing is heard of an idle peer.
+const SILENCE: Duration = Duration::from_secs(30);
+
+const ENCODED: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+/// A disk of an NBD server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    place: Place,
+    name: String,
+}
+
+/// A connection that was agreed on: requests may follow.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Connection {
+    /// The socket; it blocks.
+    pub socket: OwnedFd,
+    /// What the disk is like.
+    pub geometry: Geometry,
+    /// The flags of transmission, for whoever speaks the rest of the protocol.
+    pub flags: u16,
+}
+
+impl Source {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with it and what would be right.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = |what: &str| {
+            format!(
+                "URL \"{text}\": {what}; expected nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH"
+            )
+        };
+        let decode = |text: &str| {
+            percent_decode_str(text).decode_utf8().map(String::from).map_err(|_| wrong("not UTF-8"))
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("no \"://\""))?;
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(a, b)| (a, Some(b)));
+        let (host, name) = rest.split_once('/').unwrap_or((rest, ""));
+        let name = decode(name)?;
+        let place = match scheme {
+            "nbd" => {
+                if query.is_some() {
+                    return Err(wrong("a query has no meaning over TCP"));
+                }
+                let (host, port) = match host.rsplit_once(':') {
+                    Some((host, port)) if !port.contains(']') => {
+                        (host, port.parse().map_err(|_| wrong("bad port"))?)
+                    }
+                    _ => (host, PORT),
+                };
+                let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+                if host.is_empty() || (bare.is_none() && host.contains([':', '[', ']'])) {
+                    return Err(wrong("no host that can be understood"));
+                }
+                Place::Tcp(bare.unwrap_or(host).to_owned(), port)
+            }
+            "nbd+unix" => {
+                let socket = query.and_then(|query| query.strip_prefix("socket="));
+                let socket = socket.filter(|socket| !socket.is_empty() && host.is_empty());
+                let socket = socket.ok_or_else(|| wrong("no \"?socket=\" with its path"))?;
+                // It has to mean the same to a process that works elsewhere.
+                let path = std::path::absolute(decode(socket)?);
+                Place::Unix(path.map_err(|error| wrong(&error.to_string()))?)
+            }
+            "nbds" | "nbds+unix" => return Err(wrong("TLS is not there yet")),
+            _ => return Err(wrong("unknown scheme")),
+        };
+        Ok(Self { place, name })
+    }
+
+    /// True when `text` begins like the URL of an NBD server.
+    #[must_use]
+    pub fn looks_like(text: &str) -> bool {
+        text.starts_with("nbd:") || text.starts_with("nbd+") || text.starts_with("nbds")
+    }
+
+    /// Connects, and agrees on the disk.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or does not answer in 10 seconds; when it has no such
+    /// disk; when it breaks the protocol.
+    pub fn connect(&self) -> Result<Connection, Error> {
+        let failed = |error| Error::system(self)(error);
+        match &self.place {
+            Place::Unix(path) => {
+                let mut stream = UnixStream::connect(path).map_err(failed)?;
+                stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+                stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+                let (geometry, flags) = agree(&mut stream, &self.name, self)?;
+                stream.set_read_timeout(None).map_err(failed)?;
+                stream.set_write_timeout(None).map_err(failed)?;
+                Ok(Connection { socket: stream.into(), geometry, flags })
+            }
+            Place::Tcp(host, port) => {
+                let mut stream = connect_tcp(host, *port).map_err(failed)?;
+                stream.set_nodelay(true).map_err(failed)?;
+                stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
+                stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
+                let (geometry, flags) = agree(&mut stream, &self.name, self)?;
+                stream.set_read_timeout(None).map_err(failed)?;
+                stream.set_write_timeout(None).map_err(failed)?;
+                watch_peer(&stream).map_err(|error| failed(error.into()))?;
+                Ok(Connection { socket: stream.into(), geometry, flags })
+            }
+        }
+    }
+}
+
+fn connect_tcp(host: &str, port: u16) -> std::io::Result<TcpStream> {
+    let mut last = None;
+    for address in (host, port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| std::io::Error::other("the name has no address")))
+}
+
+/// Makes the kernel notice a peer that vanished without a word.
+fn watch_peer(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE / 2)?;
+    sockopt::set_tcp_keepintvl(stream, SILENCE / 6)?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = utf8_percent_encode(&self.name, ENCODED);
+        match &self.place {
+            Place::Tcp(host, port) if host.contains(':') => {
+                write!(f, "nbd://[{host}]:{port}/{name}")
+            }
+            Place::Tcp(host, port) => write!(f, "nbd://{host}:{port}/{name}"),
+            Place::Unix(path) => {
+                let path = path.to_string_lossy();
+                write!(f, "nbd+unix:///{name}?socket={}", utf8_percent_encode(&path, ENCODED))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Source;
+
+    #[test]
+    fn urls_survive_a_round_trip() {
+        for text in [
+            "nbd://host:10809/",
+            "nbd://[::1]:7/vm1",
+            "nbd+unix:///a%20b/c?socket=/run/n%3F.sock",
+            "nbd://127.0.0.1:1/%2525",
+        ] {
+            let source = Source::parse(text).unwrap();
+            assert_eq!(source.to_string(), text);
+        }
+        assert_eq!(Source::parse("nbd://h").unwrap().to_string(), "nbd://h:10809/");
+        assert_eq!(Source::parse("nbd://[::1]/x").unwrap().to_string(), "nbd://[::1]:10809/x");
+    }
+
+    #[test]
+    fn bad_urls_are_refused_with_a_reason() {
+        for text in [
+            "x",
+            "nbd:///x",
+            "nbd://h:x/",
+            "nbd://::1/",
+            "nbds://h/",
+            "nbd+unix:///x",
+            "nbd+unix://h/x?socket=/s",
+            "nbd://h/?socket=/s",
+            "http://h/",
+        ] {
+            let error = Source::parse(text).unwrap_err();
+            assert!(error.contains(text) && error.contains("expected"), "{error}");
+        }
+    }
+}

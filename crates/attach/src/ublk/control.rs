@@ -1,0 +1,253 @@
+//! The control device: makes, starts, stops and removes devices.
+#![allow(unsafe_code)]
+
+use super::abi::{self, ControlCommand, DeviceInformation, Parameters};
+use crate::Error;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const PATH: &str = "/dev/ublk-control";
+
+/// What became of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// Not started, or stopped.
+    Dead,
+    /// Served.
+    Live,
+    /// The process that served it is gone; requests wait for another one.
+    Waiting,
+    /// As `Waiting`, and requests fail.
+    Failing,
+}
+
+/// What the driver tells about a device.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Information {
+    /// Its number N in `/dev/ublkbN`.
+    pub number: u32,
+    /// What became of it.
+    pub state: State,
+    /// The process that serves or served it.
+    pub server: i32,
+    /// Queues, each with its thread.
+    pub queues: u16,
+    /// Requests under way in each queue at most.
+    pub depth: u16,
+    /// Longest read or write, bytes.
+    pub transfer_maximum: u32,
+    pub(super) features: u64,
+}
+
+/// An open control device; one command at a time.
+pub struct Control {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    file: OwnedFd,
+    features: u64,
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Control").field("features", &self.features).finish_non_exhaustive()
+    }
+}
+
+impl Control {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// When the kernel has no ublk, is older than 6.5, or this user may not.
+    pub fn open() -> Result<Self, Error> {
+        let file = rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(
+            |error| match error {
+                rustix::io::Errno::NOENT | rustix::io::Errno::NXIO => Error::Refused(format!(
+                    "{PATH} is missing: the kernel has no ublk, or its module is not loaded (modprobe ublk_drv)"
+                )),
+                _ => Error::system(PATH)(error.into()),
+            },
+        )?;
+        let ring = IoUring::builder().build(4).map_err(Error::system("io_uring"))?;
+        let mut control = Self { ring, file, features: 0 };
+        let mut features = 0_u64;
+        control.command(abi::GET_FEATURES, abi::ANY_DEVICE, 0, &mut features).map_err(|_| {
+            Error::Refused(format!("{PATH}: this kernel's ublk is too old (before 6.5)"))
+        })?;
+        control.features = features;
+        Ok(control)
+    }
+
+    /// True when all `wanted` can be had.
+    pub(super) fn has(&self, wanted: u64) -> bool {
+        self.features & wanted == wanted
+    }
+
+    /// One command with a structure that the kernel reads and writes; waits until it is done.
+    fn command<T: IntoBytes + FromBytes + Immutable>(
+        &mut self,
+        command: u32,
+        device: u32,
+        data: u64,
+        structure: &mut T,
+    ) -> io::Result<()> {
+        let payload = ControlCommand {
+            device,
+            queue: abi::NO_QUEUE,
+            length: size_of::<T>() as u16,
+            address: if size_of::<T>() == 0 { 0 } else { std::ptr::from_mut(structure) as u64 },
+            data,
+            ..ControlCommand::default()
+        };
+        let mut bytes = [0; 80];
+        bytes[..size_of::<ControlCommand>()].copy_from_slice(payload.as_bytes());
+        let entry =
+            opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command).cmd(bytes).build();
+        // SAFETY: `structure` is plain bytes of the length given and stays borrowed until the
+        // command is done, as this function does not return before.
+        unsafe { self.ring.submission().push(&entry) }.expect("commands are done one at a time");
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => (),
+                // Interrupted: it is still under way.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                // Nothing may return while the kernel might write to `structure`.
+                Err(error) => panic!("waiting for a command of ublk: {error}"),
+            }
+            if let Some(completion) = self.ring.completion().next() {
+                return match completion.result() {
+                    0.. => Ok(()),
+                    error => Err(io::Error::from_raw_os_error(-error)),
+                };
+            }
+        }
+    }
+
+    fn plain(&mut self, command: u32, device: u32, data: u64) -> io::Result<()> {
+        self.command(command, device, data, &mut [0_u8; 0])
+    }
+
+    /// What the driver knows of a device; `None` where there is none of that number.
+    ///
+    /// # Errors
+    /// When this user may not.
+    pub fn information(&mut self, device: u32) -> Result<Option<Information>, Error> {
+        let mut raw = DeviceInformation::default();
+        match self.command(abi::GET_INFORMATION, device, 0, &mut raw) {
+            Ok(()) => Ok(Some(Information {
+                number: raw.device,
+                state: match raw.state {
+                    1 => State::Live,
+                    2 => State::Waiting,
+                    3 => State::Failing,
+                    _ => State::Dead,
+                },
+                server: raw.server_pid,
+                queues: raw.queues,
+                depth: raw.depth,
+                transfer_maximum: raw.transfer_bytes_max,
+                features: raw.features,
+            })),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(Error::system(format_args!("ublk device {device}"))(error)),
+        }
+    }
+
+    /// Makes a device; it gets what it is like by [`Control::set_parameters`]. Without a number
+    /// the driver chooses one.
+    pub(super) fn add(
+        &mut self,
+        number: Option<u32>,
+        queues: u16,
+        depth: u16,
+        transfer_bytes_max: u32,
+        features: u64,
+    ) -> Result<Information, Error> {
+        let device = number.unwrap_or(abi::ANY_DEVICE);
+        let mut raw = DeviceInformation {
+            queues,
+            depth,
+            transfer_bytes_max,
+            device,
+            features: features | abi::feature::IOCTL_NUMBERS,
+            ..DeviceInformation::default()
+        };
+        self.command(abi::ADD_DEVICE, device, 0, &mut raw)
+            .map_err(Error::system("adding a ublk device"))?;
+        Ok(Information {
+            number: raw.device,
+            state: State::Dead,
+            server: 0,
+            queues: raw.queues,
+            depth: raw.depth,
+            transfer_maximum: raw.transfer_bytes_max,
+            features: raw.features,
+        })
+    }
+
+    pub(super) fn set_parameters(
+        &mut self,
+        device: u32,
+        parameters: &Parameters,
+    ) -> Result<(), Error> {
+        let mut parameters = Parameters { length: size_of::<Parameters>() as u32, ..*parameters };
+        self.command(abi::SET_PARAMETERS, device, 0, &mut parameters)
+            .map_err(Error::system(format_args!("parameters of ublk device {device}")))
+    }
+
+    pub(super) fn parameters(&mut self, device: u32) -> Result<Parameters, Error> {
+        let mut parameters =
+            Parameters { length: size_of::<Parameters>() as u32, ..Parameters::default() };
+        self.command(abi::GET_PARAMETERS, device, 0, &mut parameters)
+            .map_err(Error::system(format_args!("parameters of ublk device {device}")))?;
+        Ok(parameters)
+    }
+
+    /// Makes it usable; waits until all queues fetch, and reads the partition table through them.
+    pub(super) fn start(&mut self, device: u32) -> Result<(), Error> {
+        self.plain(abi::START_DEVICE, device, pid())
+            .map_err(Error::system(format_args!("starting ublk device {device}")))
+    }
+
+    /// Begins to take over a device whose process is gone.
+    pub(super) fn start_recovery(&mut self, device: u32) -> io::Result<()> {
+        self.plain(abi::START_RECOVERY, device, 0)
+    }
+
+    /// Waits until all queues fetch, then lets requests through again.
+    pub(super) fn end_recovery(&mut self, device: u32) -> Result<(), Error> {
+        self.plain(abi::END_RECOVERY, device, pid())
+            .map_err(Error::system(format_args!("taking over ublk device {device}")))
+    }
+
+    pub(super) fn update_size(&mut self, device: u32, sectors: u64) -> Result<(), Error> {
+        self.plain(abi::UPDATE_SIZE, device, sectors)
+            .map_err(Error::system(format_args!("new size of ublk device {device}")))
+    }
+
+    /// Ends a device for its users: requests under way are waited for if somebody serves them,
+    /// else they fail.
+    ///
+    /// # Errors
+    /// When there is none, or this user may not.
+    pub fn stop(&mut self, device: u32) -> Result<(), Error> {
+        self.plain(abi::STOP_DEVICE, device, 0)
+            .map_err(Error::system(format_args!("stopping ublk device {device}")))
+    }
+
+    /// Removes a device; waits until nobody has it open.
+    ///
+    /// # Errors
+    /// When there is none, or this user may not.
+    pub fn delete(&mut self, device: u32) -> Result<(), Error> {
+        self.plain(abi::DELETE_DEVICE, device, 0)
+            .map_err(Error::system(format_args!("removing ublk device {device}")))
+    }
+}
+
+fn pid() -> u64 {
+    u64::from(std::process::id())
+}

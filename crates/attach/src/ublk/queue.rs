@@ -1,0 +1,274 @@
+//! One queue of a device: fetches requests, gives them to its back end, tells what became of them.
+//!
+//! There is one command for each tag, which is with the kernel (waiting for a request) or with us
+//! (its request is with the back end). All commands that changed hands in a turn go to the kernel
+//! by the system call that waits for the next event.
+#![allow(unsafe_code)]
+
+use super::abi::{self, Descriptor, IoCommand, operation};
+use crate::{Backend, Error, Finished, Operation, Request};
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::mm::{MapFlags, ProtFlags};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+use zerocopy::IntoBytes;
+
+/// User data of polls for reading and writing; the descriptor is added. All below are tags.
+const POLL_READ: u64 = 1 << 32;
+const POLL_WRITE: u64 = 1 << 33;
+
+/// `PR_SET_IO_FLUSHER` of the kernel's `linux/prctl.h`.
+const SET_IO_FLUSHER: i32 = 57;
+
+/// What a queue has to know of its device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) number: u16,
+    pub(super) depth: u16,
+    pub(super) buffer_bytes: usize,
+}
+
+/// The descriptors of a queue's requests, written by the kernel.
+struct Descriptors {
+    start: *const Descriptor,
+    bytes: usize,
+    depth: u16,
+}
+
+impl Descriptors {
+    fn map(device: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
+        let page = rustix::param::page_size();
+        let bytes = (usize::from(shape.depth) * size_of::<Descriptor>()).next_multiple_of(page);
+        let apart = (abi::DEPTH_MAX * size_of::<Descriptor>()).next_multiple_of(page);
+        let offset = u64::from(shape.number) * apart as u64;
+        // SAFETY: a new mapping at a place the kernel chooses.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                device,
+                offset,
+            )
+        }?;
+        Ok(Self { start: start.cast::<Descriptor>().cast_const(), bytes, depth: shape.depth })
+    }
+
+    /// The request of a tag whose command was completed and not given back yet.
+    fn of(&self, tag: u16) -> Descriptor {
+        assert!(tag < self.depth, "a tag beyond the queue");
+        // SAFETY: inside the mapping, which is aligned to pages and lives as long as `self`. The
+        // kernel writes a descriptor before it completes the command and not while we have it.
+        unsafe { self.start.add(usize::from(tag)).read_volatile() }
+    }
+}
+
+impl Drop for Descriptors {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `map`; no reference into it is ever given out.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast_mut().cast(), self.bytes) };
+    }
+}
+
+/// One queue, driven by the thread that made it.
+pub(super) struct Queue<'a> {
+    ring: IoUring,
+    device: BorrowedFd<'a>,
+    shape: Shape,
+    descriptors: Descriptors,
+    /// Of the tags that are with the kernel, which may write to them at any time.
+    buffers: Vec<Vec<u8>>,
+    /// Tags that are with the kernel or the back end, and not ended.
+    alive: u16,
+    armed: [Option<RawFd>; 2],
+}
+
+impl<'a> Queue<'a> {
+    pub(super) fn new(device: BorrowedFd<'a>, shape: Shape) -> Result<Self, Error> {
+        let failed = |error| Error::system(format_args!("queue {}", shape.number))(error);
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_cqsize(u32::from(shape.depth).next_power_of_two() * 2)
+            .build(u32::from(shape.depth).next_power_of_two())
+            .map_err(failed)?;
+        let descriptors = Descriptors::map(device, shape).map_err(failed)?;
+        // SAFETY: it changes a property of this thread only: when it needs memory, the kernel does
+        // not write pages out for it, as those might be of this very device. Refused without rights.
+        unsafe { libc::prctl(SET_IO_FLUSHER, 1, 0, 0, 0) };
+        // Memory that was never written costs nothing: pages come with the first long request.
+        let buffers = (0..shape.depth).map(|_| vec![0; shape.buffer_bytes]).collect();
+        Ok(Self { ring, device, shape, descriptors, buffers, alive: 0, armed: [None; 2] })
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
+        loop {
+            // SAFETY: a command names a buffer in `buffers`, which stays until the command comes
+            // back, see `Drop`; a poll names a descriptor only.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            match self.ring.submit() {
+                Ok(_) => (),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn give(&mut self, number: u32, tag: u16, result: i32) -> io::Result<()> {
+        let command = IoCommand {
+            queue: self.shape.number,
+            tag,
+            result,
+            address: self.buffers[usize::from(tag)].as_mut_ptr() as u64,
+        };
+        let mut payload = [0; 16];
+        payload.copy_from_slice(command.as_bytes());
+        let entry = opcode::UringCmd16::new(types::Fd(self.device.as_raw_fd()), number)
+            .cmd(payload)
+            .build()
+            .user_data(u64::from(tag));
+        self.push(&entry)
+    }
+
+    /// Gives all commands to the kernel. The device can start when all its queues did.
+    pub(super) fn fetch(&mut self) -> io::Result<()> {
+        for tag in 0..self.shape.depth {
+            self.give(abi::FETCH, tag, 0)?;
+            self.alive += 1;
+        }
+        self.ring.submit().map(drop)
+    }
+
+    /// Serves until the device is stopped.
+    pub(super) fn serve(&mut self, backend: &mut dyn Backend, size: &AtomicU64) -> io::Result<()> {
+        let mut completions = Vec::new();
+        while self.alive > 0 {
+            self.arm(backend.interest())?;
+            self.wait(backend.deadline())?;
+            completions.extend(self.ring.completion().map(|c| (c.user_data(), c.result())));
+            for (data, result) in completions.drain(..) {
+                if data >= POLL_READ {
+                    let which = usize::from(data >= POLL_WRITE);
+                    if self.armed[which] == Some(data as u32 as RawFd) {
+                        self.armed[which] = None;
+                    }
+                } else if result == 0 {
+                    self.request(data as u16, backend, size.load(Ordering::Relaxed))?;
+                } else {
+                    // The device is being stopped; this tag gets no more requests.
+                    self.alive -= 1;
+                    if result != -libc::ENODEV {
+                        let error = io::Error::from_raw_os_error(-result);
+                        log::error!("queue {}: command {data} failed: {error}", self.shape.number);
+                    }
+                }
+            }
+            backend.turn();
+            while let Some(finished) = backend.finished() {
+                self.finish(finished)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for an event when the back end's descriptor is ready.
+    fn arm(&mut self, interest: Option<(RawFd, bool)>) -> io::Result<()> {
+        let Some((fd, writing)) = interest else { return Ok(()) };
+        for (which, wanted, events, data) in [
+            (0, true, libc::POLLIN | libc::POLLRDHUP, POLL_READ),
+            (1, writing, libc::POLLOUT, POLL_WRITE),
+        ] {
+            if wanted && self.armed[which] != Some(fd) {
+                let entry = opcode::PollAdd::new(types::Fd(fd), events as u32)
+                    .build()
+                    .user_data(data | u64::from(fd as u32));
+                self.push(&entry)?;
+                self.armed[which] = Some(fd);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let waited = match deadline {
+            None => self.ring.submit_and_wait(1),
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let left = types::Timespec::from(left);
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&left))
+            }
+        };
+        match waited {
+            Err(error)
+                if ![Some(libc::ETIME), Some(libc::EINTR)].contains(&error.raw_os_error()) =>
+            {
+                Err(error)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the request of a command that came back.
+    fn request(&mut self, tag: u16, backend: &mut dyn Backend, size: u64) -> io::Result<()> {
+        let descriptor = self.descriptors.of(tag);
+        let flags = descriptor.operation;
+        let durable = flags & operation::FUA != 0;
+        let operation = match flags & operation::MASK {
+            operation::READ => Operation::Read,
+            operation::WRITE => Operation::Write { durable },
+            operation::FLUSH => Operation::Flush,
+            operation::DISCARD => Operation::Trim,
+            operation::WRITE_ZEROES => {
+                Operation::Zero { allocate: flags & operation::NO_UNMAP != 0, durable }
+            }
+            other => {
+                log::error!("queue {}: unknown operation {other}", self.shape.number);
+                return self.give(abi::COMMIT_AND_FETCH, tag, -libc::EOPNOTSUPP);
+            }
+        };
+        let offset = descriptor.first_sector.saturating_mul(512);
+        let length = u64::from(descriptor.sectors) * 512;
+        let moves = matches!(operation, Operation::Read | Operation::Write { .. });
+        let fits = offset.checked_add(length).is_some_and(|end| end <= size)
+            && length <= u64::from(u32::MAX)
+            && (!moves || length <= self.shape.buffer_bytes as u64);
+        if !fits && operation != Operation::Flush {
+            return self.give(abi::COMMIT_AND_FETCH, tag, -libc::EIO);
+        }
+        let buffer = std::mem::take(&mut self.buffers[usize::from(tag)]);
+        // A flush concerns all; what the kernel says of its range means nothing.
+        let (offset, length) =
+            if operation == Operation::Flush { (0, 0) } else { (offset, length as u32) };
+        backend.begin(Request { tag, operation, offset, length, buffer });
+        Ok(())
+    }
+
+    /// Tells the kernel what became of a request, and asks for the next.
+    fn finish(&mut self, finished: Finished) -> io::Result<()> {
+        let Finished { tag, result, buffer } = finished;
+        assert!(buffer.len() >= self.shape.buffer_bytes, "a back end gave back another buffer");
+        self.buffers[usize::from(tag)] = buffer;
+        let result = match result {
+            Ok(()) => {
+                // What a flush or a trim says here is not looked at.
+                (u64::from(self.descriptors.of(tag).sectors) * 512).min(i32::MAX as u64) as i32
+            }
+            Err(error) => -error,
+        };
+        self.give(abi::COMMIT_AND_FETCH, tag, result)
+    }
+}
+
+impl Drop for Queue<'_> {
+    fn drop(&mut self) {
+        if self.alive > 0 {
+            // The kernel may still write to them.
+            std::mem::forget(std::mem::take(&mut self.buffers));
+        }
+    }
+}

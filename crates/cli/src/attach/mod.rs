@@ -1,0 +1,221 @@
+//! `towline attach`: remote disks as local block devices.
+//!
+//! The command starts a process in the background that serves the device (`serve.rs`), waits until
+//! it can be used, and prints its name. A record tells `--list`, `--resume` and `towline detach`.
+
+mod serve;
+
+use crate::report::{Failure, Outcome, Report};
+use crate::text::human;
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::process::{Command, ExitCode, Stdio};
+use towline_attach::{Kind, Record, nbd, ublk};
+
+const EXAMPLES: &str = "\
+The disk becomes /dev/ublkbN (--ublk: requests go to a process of ours) or /dev/nbdN (--nbd: the
+kernel speaks NBD itself). Without either flag it is ublk where the kernel has it. The module has
+to be loaded: modprobe ublk_drv, or modprobe nbd.
+
+The device outlives the server and the process that serves it: requests wait until the server is
+back, and after the process was killed until `towline attach --resume`.
+
+Examples:
+  towline attach nbd://host/vm1
+  towline attach 'nbd+unix:///scratch?socket=/run/nbd.sock' --nbd --number 3
+  towline attach nbd://host/vm1 --dead-after 300 --queues 2
+  towline attach --list
+  towline attach --resume
+  towline detach /dev/ublkb0
+
+Exit status: 0 attached, 1 not, 2 wrong usage.";
+
+/// Arguments of `attach`.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The disk: nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH.
+    #[arg(value_name = "URL", required_unless_present_any = ["list", "resume"])]
+    url: Option<String>,
+    /// Through ublk: /dev/ublkbN.
+    #[arg(long)]
+    ublk: bool,
+    /// Through the kernel's NBD client: /dev/nbdN.
+    #[arg(long, conflicts_with = "ublk")]
+    nbd: bool,
+    /// N in the name of the device; any that is free unless given.
+    #[arg(long, value_name = "N")]
+    number: Option<u32>,
+    /// Connections to the server, with ublk each with a queue and a thread; default: one for each
+    /// processor, at most 4. One where the server does not allow more.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
+    queues: Option<u16>,
+    /// Requests under way in each queue (ublk).
+    #[arg(long, value_name = "N", default_value_t = 64,
+        value_parser = clap::value_parser!(u16).range(1..=4096))]
+    depth: u16,
+    /// Seconds that requests wait for a server that went away before they fail; default: for ever.
+    #[arg(long, value_name = "SECONDS")]
+    dead_after: Option<u64>,
+    /// Seconds until the kernel asks again on another connection (NBD).
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: u64,
+    /// Stay in the foreground, for a service manager; print the device when it can be used.
+    #[arg(long)]
+    foreground: bool,
+    /// List what is attached.
+    #[arg(long, conflicts_with_all = ["url", "resume"])]
+    list: bool,
+    /// With --list: as JSON.
+    #[arg(long, requires = "list")]
+    json: bool,
+    /// Go on with devices whose process is gone: all, or this one.
+    #[arg(long, value_name = "DEVICE", num_args = 0..=1, default_missing_value = "",
+        conflicts_with = "url")]
+    resume: Option<String>,
+    /// The process in the background.
+    #[arg(long, hide = true, requires = "foreground")]
+    background: bool,
+}
+
+/// Runs `attach`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = Report::new("attach");
+    if args.list {
+        report.output(list(args.json));
+    } else if let Some(device) = &args.resume {
+        resume(args, device, &report);
+    } else if let Some(url) = &args.url {
+        let attached = kind(args).and_then(|kind| {
+            if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
+        });
+        report.check(url, attached);
+    }
+    report.status()
+}
+
+/// The way that the flags and the kernel leave.
+fn kind(args: &Args) -> Outcome<Kind> {
+    if args.nbd {
+        return Ok(Kind::Nbd);
+    }
+    match ublk::Control::open() {
+        Ok(_) => Ok(Kind::Ublk),
+        Err(_) if !args.ublk && std::path::Path::new("/sys/module/nbd").exists() => Ok(Kind::Nbd),
+        Err(error) if args.ublk => Err(failure(&error)),
+        Err(error) => Err(failure(&error).with("and the kernel's NBD client is not loaded")),
+    }
+}
+
+fn failure(error: &towline_attach::Error) -> Failure {
+    Failure::new(error.to_string())
+}
+
+/// Starts the process in the background and waits until its device can be used.
+fn start(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
+    let mut flags = vec![url.to_owned()];
+    flags.push(match kind {
+        Kind::Ublk => "--ublk".to_owned(),
+        Kind::Nbd => "--nbd".to_owned(),
+    });
+    let mut flag = |name: &str, value: Option<String>| {
+        flags.extend(value.map(|value| format!("--{name}={value}")));
+    };
+    flag("number", args.number.map(|n| n.to_string()));
+    flag("queues", args.queues.map(|n| n.to_string()));
+    flag("depth", Some(args.depth.to_string()));
+    flag("dead-after", args.dead_after.map(|n| n.to_string()));
+    flag("timeout", Some(args.timeout.to_string()));
+    in_background(&flags)
+}
+
+fn in_background(flags: &[String]) -> Outcome<()> {
+    let program = std::env::current_exe()?;
+    let mut child = Command::new(program)
+        .arg("attach")
+        .args(["--foreground", "--background"])
+        .args(flags)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut device = String::new();
+    if let Some(output) = child.stdout.take() {
+        BufReader::new(output).read_line(&mut device)?;
+    }
+    if device.ends_with('\n') {
+        print!("{device}");
+        return Ok(std::io::stdout().flush()?);
+    }
+    // It has said why on standard error.
+    let status = child.wait()?;
+    std::process::exit(status.code().unwrap_or(1).max(1));
+}
+
+fn resume(args: &Args, device: &str, report: &Report) {
+    let wanted = device.trim_start_matches("/dev/");
+    let records = Record::all();
+    let found: Vec<_> =
+        records.iter().filter(|r| wanted.is_empty() || r.name() == wanted).collect();
+    if found.is_empty() && !wanted.is_empty() {
+        report.error(device, Failure::new("not attached; see `towline attach --list`"));
+    }
+    for record in found {
+        if record.is_held() {
+            if !wanted.is_empty() {
+                report.error(device, Failure::new("served already"));
+            }
+            continue;
+        }
+        let resumed = if args.foreground {
+            serve::resume(args, record)
+        } else {
+            in_background(&[format!("--resume={}", record.name())])
+        };
+        report.check(record.name(), resumed);
+    }
+}
+
+/// What became of a device.
+fn state(record: &Record) -> &'static str {
+    let there = match record.kind {
+        Kind::Ublk => ublk::Control::open()
+            .and_then(|mut control| control.information(record.number))
+            .is_ok_and(|information| information.is_some()),
+        Kind::Nbd => nbd::owner(record.number).is_some_and(|owner| owner == record.owner),
+    };
+    match (there, record.is_held()) {
+        (false, _) => "gone",
+        (true, true) => "served",
+        (true, false) => "waiting",
+    }
+}
+
+fn list(json: bool) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let records = Record::all();
+    if json {
+        let rows: Vec<_> = records
+            .iter()
+            .map(|record| {
+                serde_json::json!({
+                    "device": format!("/dev/{}", record.name()),
+                    "url": record.url,
+                    "state": state(record),
+                    "process": record.process,
+                    "size": record.size,
+                    "connections": record.connections,
+                })
+            })
+            .collect();
+        return writeln!(out, "{}", serde_json::Value::Array(rows));
+    }
+    if records.is_empty() && out.is_terminal() {
+        return writeln!(out, "nothing is attached");
+    }
+    for record in &records {
+        let device = format!("/dev/{}", record.name());
+        let (size, state) = (human(record.size), state(record));
+        writeln!(out, "{device:<14} {size:>8} {state:<8} {:>7} {}", record.process, record.url)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! The process that serves a device until it is detached.
+
+use super::{Args, failure};
+use crate::report::{Failure, Outcome};
+use rustix::fs::{Mode, OFlags};
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+use towline_attach::nbd::{Kernel, KernelOptions, Lane, Source};
+use towline_attach::ublk::{Control, Device, Options};
+use towline_attach::{Backend, Claim, Error, Geometry, Kind, Record};
+
+/// Longest read or write of a ublk device: each request under way may need as much memory.
+const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
+const PAGE_BYTES: u32 = 4096;
+/// Connections, unless told.
+const QUEUES_MAX: usize = 4;
+
+/// Attaches a disk and serves it.
+pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
+    settle(args);
+    let source = source(url)?;
+    let patience = args.dead_after.map(Duration::from_secs);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let queues = args.queues.unwrap_or(processors.min(QUEUES_MAX) as u16);
+    let mut record = Record {
+        kind,
+        number: 0,
+        url: source.to_string(),
+        process: std::process::id(),
+        size: 0,
+        connections: 1,
+        patience: args.dead_after,
+        owner: String::new(),
+    };
+    match kind {
+        Kind::Nbd => {
+            let timeout = Duration::from_secs(args.timeout);
+            let options =
+                KernelOptions { number: args.number, connections: queues, timeout, patience };
+            let kernel = Kernel::attach(&source, &options).map_err(|error| failure(&error))?;
+            record.number = kernel.number();
+            record.connections = kernel.connections();
+            record.owner = kernel.owner().to_owned();
+            record.size = kernel.geometry().size;
+            keep(args, kernel, &record, false)
+        }
+        Kind::Ublk => {
+            let mut attached = || {
+                let geometry = source.connect()?.geometry;
+                let mut control = Control::open()?;
+                let options = Options {
+                    number: args.number,
+                    queues: if geometry.connections { queues } else { 1 },
+                    depth: args.depth,
+                    transfer_maximum: transfer_maximum(&geometry)?,
+                };
+                let device = Device::create(&mut control, &geometry, &options)?;
+                record.number = device.information().number;
+                record.connections = options.queues;
+                record.size = geometry.size;
+                serve(args, control, device, &source, &record)
+            };
+            attached().map_err(|error| failure(&error))
+        }
+    }
+}
+
+/// Goes on with a device whose process is gone.
+pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
+    settle(args);
+    let source = source(&record.url)?;
+    let record = Record { process: std::process::id(), ..record.clone() };
+    let geometry = wait_for(&source)?;
+    match record.kind {
+        Kind::Nbd => {
+            let (number, connections) = (record.number, record.connections);
+            let kernel = Kernel::resume(&source, number, connections, &record.owner, geometry)
+                .map_err(|error| failure(&error))?;
+            keep(args, kernel, &record, true)
+        }
+        Kind::Ublk => {
+            let resumed = || {
+                let mut control = Control::open()?;
+                let device = Device::recover(&mut control, record.number, &geometry)?;
+                serve(args, control, device, &source, &record)
+            };
+            resumed().map_err(|error| failure(&error))
+        }
+    }
+}
+
+/// What the disk is like; tries for a while, as a server may be starting as well.
+fn wait_for(source: &Source) -> Outcome<Geometry> {
+    let mut tries = 50;
+    loop {
+        match source.connect() {
+            Ok(connection) => return Ok(connection.geometry),
+            Err(error) if tries == 0 => return Err(failure(&error)),
+            Err(_) => {
+                tries -= 1;
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        }
+    }
+}
+
+fn source(url: &str) -> Outcome<Source> {
+    Source::parse(url).map_err(Failure::new)
+}
+
+fn transfer_maximum(geometry: &Geometry) -> Result<u32, Error> {
+    let maximum = geometry.transfer_maximum.min(TRANSFER_BYTES_MAX) / PAGE_BYTES * PAGE_BYTES;
+    if maximum == 0 {
+        let text = format!("the server takes at most {} bytes", geometry.transfer_maximum);
+        return Err(Error::Refused(text));
+    }
+    Ok(maximum)
+}
+
+fn serve(
+    args: &Args,
+    mut control: Control,
+    device: Device,
+    source: &Source,
+    record: &Record,
+) -> Result<(), Error> {
+    let claim = record.claim()?;
+    let patience = record.patience.map(Duration::from_secs);
+    let source = source.clone();
+    let served = device.serve(
+        &mut control,
+        move |_, tell| {
+            Lane::connect(&source, patience, tell).map(|lane| Box::new(lane) as Box<dyn Backend>)
+        },
+        || announce(args, record),
+    );
+    // A device that is still there waits for a successor.
+    if served.is_ok() || control.information(record.number)?.is_none() {
+        remove(claim, record);
+    }
+    served
+}
+
+fn keep(args: &Args, mut kernel: Kernel, record: &Record, missing: bool) -> Outcome<()> {
+    let claimed = record.claim().and_then(|claim| {
+        announce(args, record);
+        kernel.keep(missing)?;
+        remove(claim, record);
+        Ok(())
+    });
+    claimed.map_err(|error| failure(&error))
+}
+
+fn remove(claim: Claim, record: &Record) {
+    let _ = std::fs::remove_file(record.log());
+    claim.remove();
+}
+
+/// In the background: no terminal, no directory that cannot be unmounted because of us.
+fn settle(args: &Args) {
+    if args.background {
+        let _ = rustix::process::setsid();
+        let _ = std::env::set_current_dir("/");
+    }
+}
+
+/// Tells that the device can be used; in the background all that is said later goes to a log.
+fn announce(args: &Args, record: &Record) {
+    println!("/dev/{}", record.name());
+    let _ = std::io::stdout().flush();
+    if args.background {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
+        let log = rustix::fs::open(record.log(), flags, Mode::RUSR | Mode::WUSR)
+            .or_else(|_| rustix::fs::open(Path::new("/dev/null"), OFlags::WRONLY, Mode::empty()));
+        if let Ok(log) = log {
+            let _ = rustix::stdio::dup2_stdout(&log);
+            let _ = rustix::stdio::dup2_stderr(&log);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `towline detach`: ends what `towline attach` made.
+
+use crate::report::{Failure, Outcome, Report};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use towline_attach::{Error, Kind, Record, nbd, ublk};
+
+const EXAMPLES: &str = "\
+What was written to the device is first made durable on the server. A device that is mounted or
+otherwise in use is left alone.
+
+Examples:
+  towline detach /dev/ublkb0
+  towline detach nbd://host/vm1
+  towline detach --force nbd3
+
+Exit status: 0 all detached, 1 something was not, 2 wrong usage.";
+
+/// How long the process in the background may take to end.
+const LEAVE: Duration = Duration::from_secs(20);
+
+/// Arguments of `detach`.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Devices, or the URLs of their disks.
+    #[arg(required = true, value_name = "DEVICE")]
+    devices: Vec<String>,
+    /// Detach although it is in use, or its server or its process is gone: what was not written
+    /// yet is lost, and requests under way fail.
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs `detach`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = Report::new("detach");
+    for device in &args.devices {
+        let wanted = device.trim_start_matches("/dev/");
+        let same_disk = |record: &Record| {
+            record.url == *device
+                || nbd::Source::parse(device).is_ok_and(|source| source.to_string() == record.url)
+        };
+        let found: Vec<_> = Record::all()
+            .into_iter()
+            .filter(|record| record.name() == wanted || same_disk(record))
+            .collect();
+        if found.is_empty() {
+            report.error(device, Failure::new("not attached; see `towline attach --list`"));
+        }
+        for record in &found {
+            report.check(device, detach(record, args.force));
+        }
+    }
+    report.status()
+}
+
+fn failure(error: &Error) -> Failure {
+    Failure::new(error.to_string())
+}
+
+fn detach(record: &Record, force: bool) -> Outcome<()> {
+    if force {
+        kill(record);
+    } else {
+        if !record.is_held() {
+            let text = "the process that served it is gone; go on with it by `towline attach --resume`, or use --force";
+            return Err(Failure::new(text));
+        }
+        settle(record)?;
+    }
+    let ended = match record.kind {
+        Kind::Nbd if nbd::owner(record.number).is_some_and(|owner| owner == record.owner) => {
+            nbd::Kernel::detach(record.number)
+        }
+        Kind::Nbd => Ok(()),
+        Kind::Ublk => ublk::Control::open().and_then(|mut control| {
+            if control.information(record.number)?.is_none() {
+                return Ok(());
+            }
+            control.stop(record.number)?;
+            control.delete(record.number)
+        }),
+    };
+    ended.map_err(|error| failure(&error))?;
+    let end = Instant::now() + LEAVE;
+    while record.is_held() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    record.remove();
+    Ok(())
+}
+
+/// Makes durable what was written, while nobody else uses the device.
+fn settle(record: &Record) -> Outcome<()> {
+    let path = format!("/dev/{}", record.name());
+    let open =
+        |access| rustix::fs::open(&path, access | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
+    let file = match open(OFlags::RDWR) {
+        Err(rustix::io::Errno::ROFS | rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
+            return match open(OFlags::RDONLY) {
+                Err(rustix::io::Errno::BUSY) => Err(in_use()),
+                _ => Ok(()),
+            };
+        }
+        Err(rustix::io::Errno::BUSY) => return Err(in_use()),
+        // It is gone already.
+        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NXIO) => return Ok(()),
+        other => other?,
+    };
+    rustix::fs::fsync(&file).map_err(|error| {
+        Failure::from(error).with("not all of it could be written; it stays attached")
+    })
+}
+
+fn in_use() -> Failure {
+    Failure::new("it is in use (mounted?); unmount it first, or use --force")
+}
+
+/// Ends the process that serves the device, and waits until it is gone.
+fn kill(record: &Record) {
+    let end = Instant::now() + LEAVE;
+    while record.is_held() && Instant::now() < end {
+        if let Some(process) = i32::try_from(record.process).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process(process, Signal::KILL);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
