@@ -55,7 +55,7 @@ class System:
 
     def __init__(self, bench, name, via="tcp", disk=None, cpu=None):
         self.bench, self.name, self.via, self.export, self.metrics, self.pidfile = bench, name, via, "", None, None
-        self.port, self.sock = free_port(), os.path.join(bench.tmp, f"{len(bench.systems)}.sock")
+        self.port, self.sock = free_port(), os.path.join(bench.tmp, f"{name[:4]}{free_port()}.sock")
         pin = ["taskset", "-c", str(cpu)] if cpu is not None else []
         command = {"towline": self.towline, "nbdkit memory": self.nbdkit, "nbdkit file": self.nbdkit,
                    "nbd-server": self.nbd_server, "qemu-nbd": self.qemu_nbd}[name](disk)
@@ -279,7 +279,7 @@ def clients(bench):
         fair = []
 
         def one(s):
-            done = bench.load(s, "--size", "64K", "--clients", 184, *more)
+            done = bench.load(s, "--size", "64K", "--clients", 184, *more, secs=2 * bench.secs)
             if s.name == "towline":
                 fair.append(done["slowest"] / done["fastest"])
             return done["bytes_per_s"] / 1e9

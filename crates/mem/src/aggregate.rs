@@ -243,5 +243,12 @@ mod tests {
         assert!(pool.take().is_some());
         drop(second);
         assert_eq!(pool.in_use(), (0, 2));
+        let beside = pool.beside(100, 1);
+        let large = beside.take().unwrap();
+        assert_eq!(pool.bytes_in_use(), (100, 100));
+        let small = pool.take().unwrap();
+        assert_eq!(beside.bytes_in_use(), (116, 116));
+        drop((large, small));
+        assert_eq!(pool.bytes_in_use(), (0, 116));
     }
 }

@@ -10,6 +10,14 @@ pub struct Pool {
     buffer_bytes: usize,
     buffers_max: usize,
     state: Mutex<State>,
+    usage: Arc<Usage>,
+}
+
+/// Bytes of the buffers of one or several pools that are out, and the most that were at once.
+#[derive(Debug, Default)]
+struct Usage {
+    now: AtomicU64,
+    most: AtomicU64,
 }
 
 /// Alignment of every buffer, so that devices can be read and written around the page cache.
@@ -43,7 +51,15 @@ impl Pool {
     /// A pool of at most `buffers_max` buffers of `buffer_bytes` bytes each.
     #[must_use]
     pub fn new(buffer_bytes: usize, buffers_max: usize) -> Arc<Self> {
-        Arc::new(Self { buffer_bytes, buffers_max, state: Mutex::default() })
+        let (state, usage) = (Mutex::default(), Arc::default());
+        Arc::new(Self { buffer_bytes, buffers_max, state, usage })
+    }
+
+    /// Another pool, whose bytes are counted together with those of this one.
+    #[must_use]
+    pub fn beside(&self, buffer_bytes: usize, buffers_max: usize) -> Arc<Self> {
+        let (state, usage) = (Mutex::default(), self.usage.clone());
+        Arc::new(Self { buffer_bytes, buffers_max, state, usage })
     }
 
     /// A buffer, or `None` when all are out.
@@ -57,6 +73,9 @@ impl Pool {
         state.out_max = state.out_max.max(state.out);
         let free = state.free.pop();
         drop(state);
+        let bytes = self.buffer_bytes as u64;
+        let now = self.usage.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.usage.most.fetch_max(now, Ordering::Relaxed);
         let memory = free.unwrap_or_else(|| Memory::new(self.buffer_bytes));
         Some(PoolBuffer { memory, pool: self.clone(), account: None })
     }
@@ -65,6 +84,13 @@ impl Pool {
     #[must_use]
     pub fn buffer_bytes(&self) -> usize {
         self.buffer_bytes
+    }
+
+    /// Bytes of the buffers that are out now, of this pool and those beside it, and the most that
+    /// were out at once.
+    #[must_use]
+    pub fn bytes_in_use(&self) -> (u64, u64) {
+        (self.usage.now.load(Ordering::Relaxed), self.usage.most.load(Ordering::Relaxed))
     }
 
     /// True when [`Pool::take`] would give nothing.
@@ -134,6 +160,8 @@ impl Drop for PoolBuffer {
         }
         let mut state = self.pool.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.out -= 1;
+        let bytes = self.pool.buffer_bytes as u64;
+        self.pool.usage.now.fetch_sub(bytes, Ordering::Relaxed);
         state.free.push(std::mem::take(&mut self.memory));
     }
 }

@@ -193,12 +193,13 @@ impl Server {
             statistics.pools.lock().push(pool.clone());
             // The same bound once more for disks, an eighth of it in small pieces.
             let small = ((share / 8) / SMALL_BYTES as u64).max(16);
+            let fragments = Pool::new(fragment, (share / fragment as u64).max(2) as usize);
+            statistics.pools.lock().push(fragments.clone());
             let limits = Limits {
-                fragments: Pool::new(fragment, (share / fragment as u64).max(2) as usize),
-                small: Pool::new(SMALL_BYTES, small as usize),
+                small: fragments.beside(SMALL_BYTES, small as usize),
+                fragments,
                 owner_bytes_max: OWNER_BYTES_MAX,
             };
-            statistics.pools.lock().extend([limits.fragments.clone(), limits.small.clone()]);
             let (shared, core_statistics) = (shared.clone(), statistics.cores[index].clone());
             // Connections are accepted by the first core and dealt out to all.
             let listeners = listeners.take().unwrap_or_default();

@@ -224,9 +224,9 @@ impl Statistics {
             let _ = merged.control.add(&histograms.control);
         }
         for pool in self.pools.lock().iter() {
-            let (now, most) = pool.in_use();
-            add("buffer_bytes_in_use", (now * pool.buffer_bytes()) as u64);
-            add("buffer_bytes_peak", (most * pool.buffer_bytes()) as u64);
+            let (now, most) = pool.bytes_in_use();
+            add("buffer_bytes_in_use", now);
+            add("buffer_bytes_peak", most);
         }
         add("disks_failed", self.disks.get().map_or(0, |disks| disks.failed() as u64));
         let us = |ns: u64| ns as f64 / 1000.0;
