@@ -8,8 +8,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Replies shorter than this come several at a time; longer ones go straight to where they belong.
+/// Short replies come many at a time.
 const INPUT_BYTES: usize = 64 * 1024;
+/// Of longer ones only the header is looked at; the data goes straight to where it belongs.
+const HEADER_BYTES: usize = 256;
+const LONG_REPLY_BYTES: usize = 32 * 1024;
 /// Requests are collected up to this length.
 const OUTPUT_BYTES: usize = 64 * 1024;
 /// A server that says nothing for so long is stuck.
@@ -118,7 +121,7 @@ impl Client {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-        let input = BufReader::with_capacity(INPUT_BYTES, File::from(socket));
+        let input = BufReader::with_capacity(HEADER_BYTES, File::from(socket));
         let mut this = Self { input, output: Vec::new(), order, next: 0 };
         this.take::<18>()?;
         this.output.extend_from_slice(&3u32.to_be_bytes());
@@ -253,6 +256,10 @@ impl Client {
 
     /// Goes through the span once, or until the limit.
     pub(super) fn run(&mut self, load: Load) -> io::Result<Outcome> {
+        let file = self.input.get_ref().try_clone()?;
+        let long = load.size >= LONG_REPLY_BYTES;
+        // Nothing is under way, so that nothing is in the buffer.
+        self.input = BufReader::with_capacity(if long { HEADER_BYTES } else { INPUT_BYTES }, file);
         let start = Instant::now();
         self.next = 0;
         let mut outcome = Outcome::default();
