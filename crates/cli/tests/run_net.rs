@@ -90,6 +90,18 @@ fn system_calls_without_libc_are_answered() {
     assert_eq!(fs::read_dir(world.local("served")).unwrap().count(), 0, "it cleans up");
 }
 
+#[test]
+fn threads_signals_and_children_without_libc_are_armed() {
+    if !has_trap() {
+        return;
+    }
+    let world = World::new();
+    let program = compile(&world, "stress", &[]);
+    let got = under_run(&world, &[], &[program.to_str().unwrap(), PREFIX]);
+    assert_eq!(text(&got.stdout), "all well\n", "{}", text(&got.stderr));
+    assert_eq!((got.status.code(), text(&got.stderr)), (Some(0), String::new()));
+}
+
 /// Runs `once` under `run`, with a path on its standard input.
 fn once(world: &World, options: &[&str], wrapper: &[&str], arguments: &[&str]) -> Output {
     let program = compile(world, "once", &[]);

@@ -20,7 +20,7 @@ struct Thread {
 const PASS: u8 = 0;
 const TRAP: u8 = 1;
 
-/// Our own system calls pass from here to [`net_down`].
+/// All system calls of this thread pass from here to [`net_down`].
 fn net_up() {
     let _ = THREAD.try_with(|thread| thread.selector.set(PASS));
 }
@@ -151,11 +151,21 @@ pub(crate) fn mask(how: i32, set: u64) -> u64 {
 /// # Safety
 /// As for the system call.
 pub(crate) unsafe fn system_call(number: i64, arguments: [usize; 6]) -> isize {
-    net_up();
+    if is_armed() && !is_inside() {
+        // It would be trapped. Made by libc it is not, and handlers of signals that run meanwhile
+        // are trapped as ever.
+        let before = errno();
+        let [a, b, c, d, e, f] = arguments;
+        // SAFETY: the caller answers for it.
+        let result = match unsafe { crate::table::real::syscall(number, a, b, c, d, e, f) } {
+            -1 => -(errno() as isize),
+            result => result as isize,
+        };
+        set_errno(before);
+        return result;
+    }
     // SAFETY: the caller answers for it.
-    let result = unsafe { kernel(number, arguments) };
-    net_down();
-    result
+    unsafe { kernel(number, arguments) }
 }
 
 /// Runs a system call of ours that [`system_call`] cannot make.

@@ -18,6 +18,7 @@ use libc::{
 macro_rules! exported {
     ($first:ident $name:ident ($($argument:ident: $kind:ty),*) $result:ty, $handler:path) => {
         #[unsafe(no_mangle)]
+        #[allow(non_snake_case)] // `_Fork`
         unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
             crate::report::counted(super::Function::$first as usize, || {
                 // SAFETY: the program calls it as it would call libc's.
@@ -29,6 +30,7 @@ macro_rules! exported {
 
 macro_rules! real_function {
     ($name:ident ($($argument:ident: $kind:ty),*) $result:ty) => {
+        #[allow(non_snake_case)] // `_Fork`
         pub(crate) unsafe fn $name($($argument: $kind),*) -> $result {
             static AT: std::sync::atomic::AtomicPtr<c_void> =
                 std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
@@ -278,6 +280,10 @@ hooks! {
     [sigprocmask] (how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int => masks::sigprocmask;
     [pthread_sigmask] (how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int => masks::pthread_sigmask;
     [sigsuspend] (set: *const libc::sigset_t) -> c_int => masks::sigsuspend;
+    [ppoll] (list: *mut libc::pollfd, count: libc::nfds_t, time: *const timespec, set: *const libc::sigset_t) -> c_int => masks::ppoll;
+    [pselect] (count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set, odd: *mut libc::fd_set, time: *const timespec, set: *const libc::sigset_t) -> c_int => masks::pselect;
+    [epoll_pwait] (fd: c_int, events: *mut libc::epoll_event, count: c_int, wait_ms: c_int, set: *const libc::sigset_t) -> c_int => masks::epoll_pwait;
+    [_Fork] () -> pid_t => threads::fork_alone;
     [pthread_create] (thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t, start: threads::Start, argument: *mut c_void) -> c_int => threads::pthread_create;
     [thrd_create] (thread: *mut libc::pthread_t, start: threads::StartC11, argument: *mut c_void) -> c_int => threads::thrd_create;
     [syscall] (number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long => numbers::syscall;

@@ -49,22 +49,24 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let report = Report::new("check");
     let has_trap = towline_instance::has_trap();
     let mut all_work = true;
-    let mut findings = Vec::new();
+    let mut objects = Vec::new();
     for program in &args.programs {
         let name = program.to_string_lossy().into_owned();
-        match report.check(&name, check(program, name.clone(), has_trap)) {
-            Some(finding) => findings.push(finding),
-            None => all_work = false,
+        let Some(finding) = report.check(&name, check(program, name.clone(), has_trap)) else {
+            all_work = false;
+            continue;
+        };
+        all_work &= finding.works;
+        if args.json {
+            objects.push(as_json(&finding, has_trap));
+        } else {
+            report.output(io::stdout().write_all(as_text(&finding, has_trap).as_bytes()));
         }
     }
-    all_work &= findings.iter().all(|finding| finding.works);
-    let text = if args.json {
-        let list: Vec<_> = findings.iter().map(|finding| as_json(finding, has_trap)).collect();
-        format!("{}\n", serde_json::Value::Array(list))
-    } else {
-        findings.iter().map(|finding| as_text(finding, has_trap)).collect()
-    };
-    report.output(io::stdout().write_all(text.as_bytes()));
+    if args.json {
+        let text = format!("{}\n", serde_json::Value::Array(objects));
+        report.output(io::stdout().write_all(text.as_bytes()));
+    }
     if all_work { report.status() } else { ExitCode::FAILURE }
 }
 

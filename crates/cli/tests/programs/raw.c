@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -184,6 +185,16 @@ int main(int argc, char **argv)
         CALL1(SYS_exit_group, first_byte() == 'a' ? 9 : 8);
     waitpid((pid_t)child, &wait_status, 0);
     expect("in libc's forked child", WEXITSTATUS(wait_status), 9);
+    child = syscall(SYS_fork);
+    if (child == 0)
+        CALL1(SYS_exit_group, first_byte() == 'a' ? 13 : 8);
+    waitpid((pid_t)child, &wait_status, 0);
+    expect("in a child by syscall", WEXITSTATUS(wait_status), 13);
+    child = _Fork();
+    if (child == 0)
+        CALL1(SYS_exit_group, first_byte() == 'a' ? 14 : 8);
+    waitpid((pid_t)child, &wait_status, 0);
+    expect("in a child of _Fork", WEXITSTATUS(wait_status), 14);
     child = CALL6(SYS_clone, SIGCHLD, 0, 0, 0, 0, 0);
     if (child == 0)
         CALL1(SYS_exit_group, first_byte() == 'a' ? 10 : 8);
@@ -226,11 +237,34 @@ int main(int argc, char **argv)
     sigprocmask(SIG_BLOCK, &set, 0);
     expect("with all signals blocked by libc", first_byte(), 'a');
     sigprocmask(SIG_UNBLOCK, &set, 0);
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &set, 0);
+    CALL2(SYS_kill, getpid(), SIGUSR1);
+    sigfillset(&set);
+    sigdelset(&set, SIGUSR1);
+    expect("sigsuspend", sigsuspend(&set), -1);
+    expect("its handler has all signals blocked", handled, 4);
+    CALL2(SYS_kill, getpid(), SIGUSR1);
+    expect("ppoll", ppoll(0, 0, 0, &set), -1);
+    expect("its handler has them, too", handled, 5);
+    uint64_t others = ~(1ul << (SIGUSR1 - 1));
+    CALL2(SYS_kill, getpid(), SIGUSR1);
+    expect("rt_sigsuspend", CALL2(SYS_rt_sigsuspend, &others, 8), -EINTR);
+    expect("and its handler", handled, 6);
+    struct { uint64_t *set; size_t bytes; } nested = {&others, 8};
+    CALL2(SYS_kill, getpid(), SIGUSR1);
+    expect("pselect6", CALL6(SYS_pselect6, 0, 0, 0, 0, 0, &nested), -EINTR);
+    expect("and its handler", handled, 7);
+    sigprocmask(SIG_UNBLOCK, &set, 0);
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_UNBLOCK, &set, 0);
     signal(SIGSYS, on_signal);
     expect("with a handler of SIGSYS", first_byte(), 'a');
-    expect("which was not called", handled, 3);
+    expect("which was not called", handled, 7);
     raise(SIGSYS);
-    expect("but is when it should be", handled, 4);
+    expect("but is when it should be", handled, 8);
     static char small[16384];
     stack_t alternative = {small, 0, sizeof small}, found;
     expect("sigaltstack", CALL2(SYS_sigaltstack, &alternative, 0), 0);

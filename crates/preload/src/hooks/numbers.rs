@@ -7,6 +7,7 @@ use super::{
 };
 use crate::guard::{self, errno, finish, set_errno};
 use crate::table::real;
+use crate::trap::threads;
 use crate::{descriptors, place, start, working};
 use libc::{AT_FDCWD, c_char, c_int, c_long};
 
@@ -301,7 +302,11 @@ pub(crate) unsafe fn syscall(
             return carry_out(number, arguments);
         }
         let before = errno();
-        let result = real::syscall(number, a, b, c, d, e, f);
+        let result = if is_fork(number, a) {
+            threads::forked(|| real::syscall(number, a, b, c, d, e, f))
+        } else {
+            real::syscall(number, a, b, c, d, e, f)
+        };
         if whose == Whose::Looked && result == -1 && errno() == libc::ENOENT {
             set_errno(before);
             return carry_out(number, arguments);
@@ -310,6 +315,16 @@ pub(crate) unsafe fn syscall(
             done_by_kernel(number, result as isize);
         }
         result
+    }
+}
+
+/// True for a call that makes a child with memory of its own.
+fn is_fork(number: c_long, flags: usize) -> bool {
+    match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => true,
+        libc::SYS_clone => flags as c_int & libc::CLONE_VM == 0,
+        _ => false,
     }
 }
 

@@ -1,11 +1,11 @@
 //! The handler of `SIGSYS`, for x86-64.
 
 use super::chained::{self, KernelAction};
-use super::{masks, stack};
+use super::{masks, stack, threads};
 use crate::guard::{checked, errno, handled_set, mask, set_errno, system_call};
 use crate::hooks::numbers::{self, Arguments, Whose};
 use crate::table::real;
-use crate::{descriptors, report, start};
+use crate::{descriptors, report};
 use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towline_instance::notes::Note;
@@ -91,6 +91,11 @@ unsafe fn answer(context: &mut ucontext_t) {
             }
             libc::SYS_rt_sigaction => chained::kernel_sigaction(arguments),
             libc::SYS_rt_sigprocmask => change_mask(context, arguments),
+            libc::SYS_rt_sigsuspend
+            | libc::SYS_ppoll
+            | libc::SYS_pselect6
+            | libc::SYS_epoll_pwait
+            | libc::SYS_epoll_pwait2 => masks::wait(number, arguments),
             libc::SYS_sigaltstack => change_stack(context, arguments),
             libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
                 new_task(context, number, arguments)
@@ -116,21 +121,12 @@ unsafe fn answer_any(number: c_long, arguments: Arguments) -> isize {
         if whose == Whose::Ours {
             return ours(number, arguments);
         }
-        let result = by_libc(number, arguments);
+        let result = system_call(number, arguments);
         if whose == Whose::Looked && result == -(libc::ENOENT as isize) {
             return ours(number, arguments);
         }
         numbers::done_by_kernel(number, result);
         result
-    }
-}
-
-/// A call of the kernel's, made where it is not trapped: handlers of signals that run meanwhile are.
-unsafe fn by_libc(number: c_long, [a, b, c, d, e, f]: Arguments) -> isize {
-    // SAFETY: as the program says.
-    match unsafe { real::syscall(number, a, b, c, d, e, f) } {
-        -1 => -(errno() as isize),
-        result => result as isize,
     }
 }
 
@@ -235,8 +231,8 @@ unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Argument
                 ((*how).flags, (*how).stack != 0)
             }
         };
-        descriptors::share();
         if has_stack {
+            descriptors::share();
             stack::on_own(|| report::record_with(|| Note::Thread { program: report::program() }));
             return on_new_stack(context, number, arguments);
         }
@@ -247,14 +243,7 @@ unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Argument
                 child => child as isize,
             };
         }
-        start::before_fork();
-        let result = system_call(number, arguments);
-        if result == 0 {
-            start::in_child();
-        } else {
-            start::after_fork();
-        }
-        result
+        threads::forked(|| system_call(number, arguments))
     }
 }
 

@@ -5,6 +5,10 @@ use crate::table::real;
 use libc::{c_int, sigset_t};
 
 const BIT: u64 = 1 << (libc::SIGSYS - 1);
+/// Signals that a mask of all others may lack: this one, those that cannot be blocked, and the two that
+/// libc keeps for itself.
+pub(crate) const BITS_FREE: u64 =
+    BIT | 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << 31 | 1 << 32;
 /// Bytes of the kernel's signal sets.
 pub(crate) const SET_BYTES: usize = 8;
 
@@ -58,4 +62,83 @@ pub(crate) unsafe fn pthread_sigmask(
 pub(crate) unsafe fn sigsuspend(set: *const sigset_t) -> c_int {
     // SAFETY: as the program says.
     unsafe { cleaned(set, |set| real::sigsuspend(set)) }
+}
+
+pub(crate) unsafe fn ppoll(
+    list: *mut libc::pollfd,
+    count: libc::nfds_t,
+    time: *const libc::timespec,
+    set: *const sigset_t,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { cleaned(set, |set| real::ppoll(list, count, time, set)) }
+}
+
+pub(crate) unsafe fn pselect(
+    count: c_int,
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    odd: *mut libc::fd_set,
+    time: *const libc::timespec,
+    set: *const sigset_t,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { cleaned(set, |set| real::pselect(count, read, write, odd, time, set)) }
+}
+
+pub(crate) unsafe fn epoll_pwait(
+    fd: c_int,
+    events: *mut libc::epoll_event,
+    count: c_int,
+    wait_ms: c_int,
+    set: *const sigset_t,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { cleaned(set, |set| real::epoll_pwait(fd, events, count, wait_ms, set)) }
+}
+
+/// What `pselect6` is told of its mask.
+#[cfg(target_arch = "x86_64")]
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Nested {
+    set: *const u64,
+    bytes: usize,
+}
+
+/// Makes a system call that waits with a mask of its own.
+///
+/// # Safety
+/// The arguments are those of such a call.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn wait(
+    number: libc::c_long,
+    mut arguments: crate::hooks::numbers::Arguments,
+) -> isize {
+    let at = match number {
+        libc::SYS_rt_sigsuspend => 0,
+        libc::SYS_ppoll => 3,
+        libc::SYS_pselect6 => 5,
+        _ => 4,
+    };
+    // SAFETY: null or a set, as the caller says; the copies outlive the call.
+    unsafe {
+        let mut nested = Nested { set: arguments[at] as *const u64, bytes: SET_BYTES };
+        if number == libc::SYS_pselect6 {
+            match (arguments[at] as *const Nested).as_ref() {
+                Some(given) => nested = *given,
+                None => nested.set = std::ptr::null(),
+            }
+        }
+        let copy = nested.set.as_ref().map(|set| without(*set));
+        if let Some(copy) = &copy {
+            nested.set = copy;
+            arguments[at] = if number == libc::SYS_pselect6 {
+                &raw const nested as usize
+            } else {
+                nested.set as usize
+            };
+        }
+        system_call(number, arguments)
+    }
 }

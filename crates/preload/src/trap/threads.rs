@@ -1,7 +1,9 @@
-//! New threads of an armed process are armed before they run the program's code.
+//! New threads and children of an armed process are armed before they run the program's code.
 
+use crate::guard::mask;
 use crate::table::real;
-use libc::{c_int, c_void, pthread_attr_t, pthread_t};
+use crate::{descriptors, start};
+use libc::{c_int, c_void, pid_t, pthread_attr_t, pthread_t};
 
 /// What a thread of POSIX runs.
 pub(crate) type Start = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
@@ -11,7 +13,12 @@ pub(crate) type StartC11 = unsafe extern "C-unwind" fn(*mut c_void) -> c_int;
 struct Begin<F> {
     start: F,
     argument: *mut c_void,
+    /// Signals that the thread is to have blocked.
+    blocked: u64,
 }
+
+/// All signals wait until a new thread is armed: a handler of the program would run before.
+const ALL: u64 = u64::MAX;
 
 /// Arms the thread and tells what to run in it.
 ///
@@ -21,6 +28,11 @@ unsafe fn begun<F>(begin: *mut c_void) -> Begin<F> {
     // SAFETY: as the caller says.
     let begin = unsafe { Box::from_raw(begin.cast::<Begin<F>>()) };
     super::arm();
+    // Unless it was made with a mask of its own.
+    let given = mask(libc::SIG_BLOCK, 0);
+    if given | super::masks::BITS_FREE == ALL {
+        mask(libc::SIG_SETMASK, super::masks::without(begin.blocked));
+    }
     *begin
 }
 
@@ -28,7 +40,7 @@ unsafe fn begun<F>(begin: *mut c_void) -> Begin<F> {
 unsafe extern "C-unwind" fn run(begin: *mut c_void) -> *mut c_void {
     // SAFETY: made by `pthread_create` below for this thread.
     unsafe {
-        let Begin { start, argument } = begun::<Start>(begin);
+        let Begin { start, argument, .. } = begun::<Start>(begin);
         start(argument)
     }
 }
@@ -36,7 +48,7 @@ unsafe extern "C-unwind" fn run(begin: *mut c_void) -> *mut c_void {
 unsafe extern "C-unwind" fn run_c11(begin: *mut c_void) -> c_int {
     // SAFETY: made by `thrd_create` below for this thread.
     unsafe {
-        let Begin { start, argument } = begun::<StartC11>(begin);
+        let Begin { start, argument, .. } = begun::<StartC11>(begin);
         start(argument)
     }
 }
@@ -47,8 +59,10 @@ fn with_begin<F>(
     argument: *mut c_void,
     make: impl FnOnce(*mut c_void) -> c_int,
 ) -> c_int {
-    let begin = Box::into_raw(Box::new(Begin { start, argument }));
+    let blocked = mask(libc::SIG_BLOCK, super::masks::without(ALL));
+    let begin = Box::into_raw(Box::new(Begin { start, argument, blocked }));
     let result = make(begin.cast());
+    mask(libc::SIG_SETMASK, super::masks::without(blocked));
     if result != 0 {
         // SAFETY: no thread has it.
         drop(unsafe { Box::from_raw(begin) });
@@ -83,4 +97,26 @@ pub(crate) unsafe fn thrd_create(
         }
         with_begin(start, argument, |begin| real::thrd_create(thread, run_c11, begin))
     }
+}
+
+/// `_Fork`: without the handlers of `pthread_atfork`, of which ours must run.
+pub(crate) unsafe fn fork_alone() -> pid_t {
+    // SAFETY: as the program says.
+    unsafe { forked(|| real::_Fork()) }
+}
+
+/// Runs what forks outside of libc's `fork`, with what has to be done around it.
+pub(crate) fn forked<T: Default + PartialEq>(fork: impl FnOnce() -> T) -> T {
+    if start::state().is_none() {
+        return fork();
+    }
+    descriptors::share();
+    start::before_fork();
+    let result = fork();
+    if result == T::default() {
+        start::in_child();
+    } else {
+        start::after_fork();
+    }
+    result
 }
