@@ -305,3 +305,45 @@ fn check_tells_what_works() {
         assert_eq!(text(&output.stdout), "sh: works\n", "the others are told of all the same");
     }
 }
+
+#[test]
+fn go_programs_work_with_libc_and_are_told_of_without() {
+    if std::env::var_os("TOWLINE_LONG").is_none() || !has_trap() {
+        println!("SKIPPED: Go programs are tried in the long tier");
+        return;
+    }
+    if Command::new("go").arg("version").stdout(Stdio::null()).status().is_err() {
+        println!("SKIPPED: go is not installed");
+        return;
+    }
+    let world = World::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/files.go");
+    let program = world.local("files");
+    let build = |source: &Path, cgo: &str| {
+        let mut command = Command::new("go");
+        command.args(["build", "-o"]).arg(&program).arg(source).env("CGO_ENABLED", cgo);
+        let built = finish(&mut command);
+        assert!(built.status.success(), "{}", text(&built.stderr));
+    };
+    build(&source, "1");
+    let local = world.local("local");
+    fs::create_dir(&local).unwrap();
+    let expected = finish(Command::new(&program).arg(&local));
+    assert_eq!(text(&expected.stderr), "");
+    for round in 0..5 {
+        let top = world.local("served").join(format!("round-{round}"));
+        fs::create_dir(&top).unwrap();
+        let name = format!("{PREFIX}/round-{round}");
+        let got = under_run(&world, &[], &[program.to_str().unwrap(), &name]);
+        assert_eq!(text(&got.stdout), text(&expected.stdout), "{}", text(&got.stderr));
+        assert!(got.status.success());
+    }
+    let plain = fs::read_to_string(&source).unwrap();
+    let plain = plain.replace("// #include <stdlib.h>\nimport \"C\"\n", "");
+    let other = world.local("plain.go");
+    fs::write(&other, plain.replace("C.abs(-1)", "1")).unwrap();
+    build(&other, "0");
+    let got = under_run(&world, &[], &[program.to_str().unwrap(), PREFIX]);
+    assert!(text(&got.stderr).contains("is a Go program without libc"), "{}", text(&got.stderr));
+    assert_eq!(got.status.code(), Some(126));
+}

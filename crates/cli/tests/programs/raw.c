@@ -267,6 +267,8 @@ int main(int argc, char **argv)
     expect("but is when it should be", handled, 8);
     static char small[16384];
     stack_t alternative = {small, 0, sizeof small}, found;
+    expect("sigaltstack before", CALL2(SYS_sigaltstack, 0, &found), 0);
+    expect("has none", found.ss_flags, SS_DISABLE);
     expect("sigaltstack", CALL2(SYS_sigaltstack, &alternative, 0), 0);
     expect("sigaltstack again", CALL2(SYS_sigaltstack, 0, &found), 0);
     expect("is what was set", found.ss_sp == small, 1);

@@ -172,9 +172,10 @@ unsafe fn change_mask(context: &mut ucontext_t, [how, set, old, bytes, ..]: Argu
 unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Arguments) -> isize {
     let current = &mut context.uc_stack;
     let at = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
+    // A new program may get the flags of what its parent had, but not the stack.
+    let is_none = current.ss_flags & libc::SS_DISABLE != 0 || current.ss_size == 0;
     let from = current.ss_sp as usize;
-    let is_on =
-        current.ss_flags & libc::SS_DISABLE == 0 && (from..from + current.ss_size).contains(&at);
+    let is_on = !is_none && (from..from + current.ss_size).contains(&at);
     // SAFETY: each is null or a structure, as the program says.
     unsafe {
         let before = *current;
@@ -189,7 +190,7 @@ unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Arguments) -> i
         }
         if let Some(old) = (old as *mut libc::stack_t).as_mut() {
             *old = before;
-            old.ss_flags = if before.ss_flags & libc::SS_DISABLE != 0 {
+            old.ss_flags = if is_none {
                 libc::SS_DISABLE
             } else if is_on {
                 libc::SS_ONSTACK
