@@ -2,10 +2,13 @@
 
 use crate::{Changes, Delivery};
 use parking_lot::{Condvar, Mutex};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use towline_store::{BlockStore, Geometry};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use towline_store::{BlockStore, Continuity, Geometry};
+
+const EROFS: i32 = 30;
 
 /// An exported disk: its back end, and what all connections have to know of each other.
 #[derive(Debug)]
@@ -22,6 +25,9 @@ pub struct Disk {
     pub delivery: Delivery,
     /// What changed since the server began to serve it.
     pub changes: Changes,
+    /// Names its bytes: another number stands for other bytes, also after a restart.
+    pub identity: u64,
+    epoch: AtomicU64,
     failed: AtomicBool,
     flushes: Mutex<Flushes>,
     flushed: Condvar,
@@ -46,6 +52,9 @@ impl Disk {
     #[must_use]
     pub fn new(name: &str, description: &str, store: Arc<dyn BlockStore>, read_only: bool) -> Self {
         let read_only = read_only || store.geometry().read_only;
+        let Continuity { identity, epoch } = store
+            .continuity()
+            .unwrap_or_else(|| Continuity { identity: random(), epoch: random() });
         Self {
             name: name.to_owned(),
             description: description.to_owned(),
@@ -53,6 +62,8 @@ impl Disk {
             read_only,
             delivery: Delivery::default(),
             changes: Changes::default(),
+            identity,
+            epoch: AtomicU64::new(epoch),
             failed: AtomicBool::new(false),
             flushes: Mutex::default(),
             flushed: Condvar::new(),
@@ -105,9 +116,33 @@ impl Disk {
         );
     }
 
+    /// Makes it so many bytes long; zero: as long as what is behind it has become.
+    ///
+    /// # Errors
+    /// As [`BlockStore::resize`]; `EROFS` when changes are refused.
+    pub fn resize(&self, size: u64) -> io::Result<()> {
+        if size > 0 && (self.read_only || self.has_failed()) {
+            return Err(io::Error::from_raw_os_error(EROFS));
+        }
+        match size {
+            0 => self.store.refresh().map(|_| ()),
+            size => self.store.resize(size),
+        }
+    }
+
     /// An operator has looked: changes are allowed again.
     pub fn forgive(&self) {
-        self.failed.store(false, Ordering::Release);
+        if self.has_failed() {
+            // What was not flushed before may be lost, and those who wrote it have to learn that.
+            self.epoch.store(random(), Ordering::Release);
+            self.failed.store(false, Ordering::Release);
+        }
+    }
+
+    /// Changes when what was written and not flushed may have been lost.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
     }
 
     /// Makes all that was written before durable.
@@ -151,4 +186,9 @@ impl Disk {
             false => Ok(()),
         }
     }
+}
+
+/// A number that nobody had before.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
 }

@@ -291,7 +291,7 @@ impl<T: Copy> Engine<T> {
             self.begin(key, offset, rest, Work::Call(Box::new(call)), false, driver);
             return Step::AllBegun;
         }
-        if let Some(piece) = at_once(&read.disk, offset, rest) {
+        if let Some(piece) = at_once(&read.disk, offset, rest, read.how) {
             match &piece {
                 Piece::Hole(length) => self.moved.holes += length,
                 other => self.moved.lent += other.len(),
@@ -302,7 +302,8 @@ impl<T: Copy> Engine<T> {
             return if all { Step::AllBegun } else { Step::Goes };
         }
         let most = read.cursor.fragment(self.limits.fragments.buffer_bytes() as u64);
-        let work = read_work(&self.limits, &read.disk, offset, most, account.as_ref());
+        let (disk, how) = (&read.disk, read.how);
+        let work = read_work(&self.limits, disk, offset, most, how, account.as_ref());
         let Some((work, length)) = work else { return Step::NoMemory };
         read.cursor.advance(length);
         let all = read.cursor.is_done();
@@ -509,6 +510,7 @@ impl<T: Copy> Engine<T> {
         let write = Write {
             disk: disk.clone(),
             next: range.start,
+            placed: range.start,
             end: range.end,
             durable,
             in_flight: 0,
@@ -519,19 +521,33 @@ impl<T: Copy> Engine<T> {
     }
 
     /// A buffer for the next bytes of a write and how many of them go into it; `None` when all
-    /// memory is in use.
+    /// memory is in use, or all bytes have a buffer. Buffers are filled in the order of their bytes.
     pub fn room(&mut self, key: RequestKey) -> Option<(PoolBuffer, usize)> {
         let request = self.requests.get_mut(key.0)?;
-        let Kind::Write(write) = &request.kind else { return None };
-        let rest = (write.end - write.next).min(self.limits.fragments.buffer_bytes() as u64);
+        let Kind::Write(write) = &mut request.kind else { return None };
+        let rest = (write.end - write.placed).min(self.limits.fragments.buffer_bytes() as u64);
+        if rest == 0 {
+            return None;
+        }
         let rest = write
             .disk
             .store
             .layout()
-            .map_or(rest, |layout| rest.min(layout.chunk_end(write.next) - write.next));
-        let place = write.disk.store.locate(write.next, rest, Direction::Write);
+            .map_or(rest, |layout| rest.min(layout.chunk_end(write.placed) - write.placed));
+        let place = write.disk.store.locate(write.placed, rest, Direction::Write);
         let length = place.map_or(rest, |place| place.length);
-        Some((self.limits.take(length)?, length as usize))
+        let buffer = self.limits.take(length)?;
+        write.placed += length;
+        Some((buffer, length as usize))
+    }
+
+    /// The buffers of a write that are not filled yet never will be: their bytes come anew.
+    pub fn forget_room(&mut self, key: RequestKey) {
+        if let Some(request) = self.requests.get_mut(key.0)
+            && let Kind::Write(write) = &mut request.kind
+        {
+            write.placed = write.next;
+        }
     }
 
     /// A buffer of [`Engine::room`] holds its bytes: they are written.
@@ -585,14 +601,17 @@ impl<T: Copy> Engine<T> {
         self.remove_request(key);
     }
 
-    /// The rest of a write will never come.
-    pub fn abandon(&mut self, key: RequestKey) {
-        if let Some(request) = self.requests.get_mut(key.0)
-            && let Kind::Write(write) = &mut request.kind
-        {
+    /// The rest of a write will never come. True: parts of it are under way, and it will be told
+    /// that it is over.
+    pub fn abandon(&mut self, key: RequestKey) -> bool {
+        let Some(request) = self.requests.get_mut(key.0) else { return false };
+        let Kind::Write(write) = &mut request.kind else { return false };
+        if write.in_flight > 0 {
             write.next = write.end;
-            self.forget_if_idle(key.0);
+            return true;
         }
+        self.remove_request(key.0);
+        false
     }
 
     /// Something without payload that waits for a device; what it returns is told as

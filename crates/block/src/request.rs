@@ -131,6 +131,33 @@ pub enum Output<T> {
     },
 }
 
+impl<T: Copy> Output<T> {
+    /// What it is about.
+    #[must_use]
+    pub fn tag(&self) -> T {
+        let (Self::Piece { tag, .. }
+        | Self::Failed { tag, .. }
+        | Self::Done { tag, .. }
+        | Self::Extents { tag, .. }) = self;
+        *tag
+    }
+
+    /// The same about something else.
+    #[must_use]
+    pub fn with_tag<U>(self, tag: U) -> Output<U> {
+        match self {
+            Self::Piece { offset, piece, first, last, .. } => {
+                Output::Piece { tag, offset, piece, first, last }
+            }
+            Self::Failed { offset, error, first, last, .. } => {
+                Output::Failed { tag, offset, error, first, last }
+            }
+            Self::Done { result, times, .. } => Output::Done { tag, result, times },
+            Self::Extents { result, times, .. } => Output::Extents { tag, result, times },
+        }
+    }
+}
+
 /// How a read is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // fronts choose
@@ -142,6 +169,8 @@ pub enum How {
     Ordered,
     /// In one piece; at most a fragment long.
     Whole,
+    /// As `Pieces`, in memory of our own that nobody changes before it is sent.
+    Copied,
 }
 
 /// A read to be done.
@@ -174,8 +203,9 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Write {
     pub(crate) disk: Arc<Disk>,
-    /// Next byte to be received.
+    /// Next byte to be received, and the next one that has no buffer yet.
     pub(crate) next: u64,
+    pub(crate) placed: u64,
     pub(crate) end: u64,
     pub(crate) durable: bool,
     pub(crate) in_flight: usize,

@@ -4,7 +4,7 @@
 use crate::Disk;
 use crate::engine::Limits;
 use crate::path::DataPath;
-use crate::request::{Piece, Work};
+use crate::request::{How, Piece, Work};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -17,10 +17,13 @@ const LENT_BYTES_MAX: u64 = 1 << 20;
 const HOLE_BYTES_MIN: u64 = 64 * 1024;
 
 /// The first bytes of a range, if they need no device.
-pub(crate) fn at_once(disk: &Disk, offset: u64, rest: u64) -> Option<Piece> {
+pub(crate) fn at_once(disk: &Disk, offset: u64, rest: u64, how: How) -> Option<Piece> {
     let hole = disk.store.hole_now(offset, rest);
     if hole == rest || hole >= HOLE_BYTES_MIN {
         return Some(Piece::Hole(hole));
+    }
+    if how == How::Copied {
+        return None;
     }
     match disk.delivery.path {
         DataPath::Auto | DataPath::Sendfile => {
@@ -55,6 +58,7 @@ pub(crate) fn read_work(
     disk: &Arc<Disk>,
     offset: u64,
     rest: u64,
+    how: How,
     account: Option<&Arc<AtomicU64>>,
 ) -> Option<(ReadWork, u64)> {
     let place = disk.store.locate(offset, rest, Direction::Read);
@@ -65,7 +69,7 @@ pub(crate) fn read_work(
         buffer = buffer.charged_to(account);
     }
     let goes_around = place.as_ref().is_some_and(|place| place.direct);
-    if disk.delivery.path == DataPath::Sendfile && !goes_around {
+    if disk.delivery.path == DataPath::Sendfile && !goes_around && how != How::Copied {
         let disk = disk.clone();
         let call = move || (disk.store.populate(offset, length).map(|()| length as usize), buffer);
         return Some((ReadWork::Begin(Work::Call(Box::new(call)), true), length));

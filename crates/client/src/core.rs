@@ -10,6 +10,7 @@ mod sending;
 mod waiting;
 
 use crate::borrow::{Borrowed, Memories};
+use crate::disks::{Closing, OpenDisks};
 use crate::handshake::{Failure, Greeted, greet};
 use crate::lent::{Buffer, shared};
 use crate::listings::Listings;
@@ -18,8 +19,9 @@ use crate::reclaim::OpenFiles;
 use crate::times::{Stamps, Times};
 use crate::{Error, Lock, Options, Transport, Url};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
 use towline_net::{Counters, Input, Link};
@@ -33,13 +35,25 @@ const GATHER: usize = 64;
 const SCRATCH_BYTES: usize = 96 * 1024;
 
 /// A reply.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outcome {
     results: Vec<u8>,
     /// Bytes of data received into the request's buffer.
     pub(crate) payload: usize,
+    /// Bytes of data that came or were said to be zeroes, however often each.
+    pub(crate) landed: u64,
+    /// Checksums of data.
+    pub(crate) checksums: Vec<Checked>,
     /// Data that is still to be copied there, by whoever takes the outcome.
     borrowed: Option<Borrowed>,
+}
+
+/// A part of a request's data, and what its checksums should be.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) at: u64,
+    pub(crate) length: u32,
+    pub(crate) sums: Vec<u8>,
 }
 
 pub(crate) type Finished = Result<(Outcome, Vec<u8>), Error>;
@@ -65,7 +79,7 @@ impl Outcome {
 }
 
 /// Names a request under way.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SlotRef {
     slot: u16,
     sequence: u32,
@@ -90,6 +104,8 @@ struct Slot {
     source: Buffer,
     target: Buffer,
     received: usize,
+    landed: u64,
+    checksums: Vec<Checked>,
     /// First byte of the target that stands for one that could not be read, and why.
     failed: Option<(u64, Errno)>,
     repeatable: bool,
@@ -119,18 +135,23 @@ enum Wait<'a> {
     For(Option<&'a [SlotRef]>),
 }
 
-struct State {
+pub(crate) struct State {
     slots: Vec<Slot>,
     free: Vec<u16>,
+    /// Results that were not taken yet, and whose slots were needed.
+    parked: HashMap<SlotRef, Finished>,
     leader: bool,
     link: Arc<Link>,
     session: u64,
     secret: u64,
     boot_epoch: u32,
     /// Why nothing works any more.
-    dead: Option<Error>,
+    pub(crate) dead: Option<Error>,
     files: OpenFiles,
-    closing: Vec<u64>,
+    pub(crate) disks: OpenDisks,
+    pub(crate) closing: Vec<Closing>,
+    /// Changes of disks that were not answered: slot, disk, range.
+    changes: Vec<(u16, u32, Range<u64>)>,
     /// Unanswered requests with room for more than rides inline.
     bulk: usize,
     /// Threads asleep until a request of theirs is answered.
@@ -164,6 +185,18 @@ impl State {
 }
 
 impl State {
+    /// A change under way of what these requests would change, too.
+    fn overlapping(&self, requests: &[Request<'_>]) -> Option<SlotRef> {
+        if self.changes.is_empty() {
+            return None;
+        }
+        let (disk, range) = requests.first()?.disk_change()?;
+        let meets = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+        let mut others = self.changes.iter();
+        let (slot, ..) = others.find(|(_, of, other)| *of == disk && meets(other))?;
+        Some(SlotRef { slot: *slot, sequence: self.slots[usize::from(*slot)].sequence })
+    }
+
     fn is_over(&self, slots: Option<&[SlotRef]>) -> bool {
         let over = |slot: &SlotRef| {
             let found = &self.slots[usize::from(slot.slot)];
@@ -215,7 +248,7 @@ pub(crate) struct Core {
     options: Options,
     client: u64,
     identity: (u32, u32),
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
     /// Held while sending, so that messages stay whole. Locked before the state, never after it.
     out: Mutex<VecDeque<Out>>,
     receiving: Mutex<Receiving>,
@@ -233,6 +266,8 @@ fn fresh_slot() -> Slot {
         source: Buffer::none(),
         target: Buffer::none(),
         received: 0,
+        landed: 0,
+        checksums: Vec::new(),
         failed: None,
         repeatable: true,
         indebted: false,
@@ -257,6 +292,7 @@ impl Core {
         let state = State {
             slots: (0..slots - 1).map(|_| fresh_slot()).collect(),
             free: (0..slots as u16 - 1).rev().collect(),
+            parked: HashMap::new(),
             leader: false,
             memories: Memories::of(&link, options.descriptor_min),
             debts: 0,
@@ -266,7 +302,9 @@ impl Core {
             boot_epoch: welcome.boot_epoch,
             dead: None,
             files: OpenFiles::default(),
+            disks: OpenDisks::default(),
             closing: Vec::new(),
+            changes: Vec::new(),
             bulk: 0,
             sleepers: 0,
             times: Times::default(),

@@ -20,6 +20,13 @@ pub enum Error {
     },
     /// The peer sent something that is no legal message.
     Protocol(ProtocolError),
+    /// Changes of a disk that were answered and not flushed may be lost, since the machine of the
+    /// server failed (or a flush did): what is on the disk may be older than what was read before.
+    /// Whoever knows what that means opens the disk again. Counts as `EIO`.
+    WritesLost {
+        /// The disk.
+        disk: String,
+    },
     /// A request was under way when the server restarted, and nobody can know whether it took
     /// effect. Counts as `EIO`.
     Unknown,
@@ -33,7 +40,7 @@ impl Error {
             Self::Errno(errno) => *errno,
             Self::Connection { errno, .. } => *errno,
             Self::Protocol(_) => Errno::EPROTO,
-            Self::Unknown => Errno::EIO,
+            Self::Unknown | Self::WritesLost { .. } => Errno::EIO,
         }
     }
 }
@@ -44,6 +51,11 @@ impl fmt::Display for Error {
             Self::Errno(errno) => write!(f, "{errno}"),
             Self::Connection { server, what, .. } => write!(f, "server {server}: {what}"),
             Self::Protocol(error) => write!(f, "{error}"),
+            Self::WritesLost { disk } => write!(
+                f,
+                "disk \"{disk}\": what was written to it and not flushed may be lost: its server's \
+                 machine or a flush failed meanwhile; check its contents, then open it again"
+            ),
             Self::Unknown => f.write_str(
                 "the server restarted while this request was under way: it may or may not have \
                  taken effect, look before you repeat it",

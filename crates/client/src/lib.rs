@@ -1,8 +1,8 @@
-//! The Towline client library: remote files, blocking and asynchronous from one core.
+//! The Towline client library: remote files and disks, blocking and asynchronous from one core.
 //!
 //! A [`Client`] is one session with one server; clone it and use it from as many threads as you
 //! like. There is no thread behind it: whichever caller waits makes progress for all. A [`File`]
-//! is an open file or directory; its paths are relative to it. Blocking calls move bytes straight
+//! is an open file or directory; its paths are relative to it. A [`Disk`] is an open disk. Blocking calls move bytes straight
 //! between the socket and the caller's buffer; [`Operation`]s are the same calls started now and
 //! completed later, alone ([`Operation::wait`]), in any order ([`Group`]) or as futures.
 //!
@@ -13,6 +13,8 @@ mod borrow;
 mod client;
 mod convert;
 mod core;
+mod disk;
+mod disks;
 mod error;
 mod file;
 mod handshake;
@@ -25,11 +27,13 @@ mod times;
 mod url;
 
 pub use client::{Client, Options};
+pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};
 pub use error::Error;
 pub use file::{File, Lock};
 pub use names::{DirEntry, SetAttr};
 pub use operation::{Group, Operation};
 pub use times::Times;
 pub use towline_net::LinkKind;
+pub use towline_wire::disk::{DiskExtent, extent_flag};
 pub use towline_wire::{Attr, Errno, StatFs, Timestamp};
 pub use url::{Transport, Url};

@@ -138,7 +138,7 @@ pub(crate) struct FirstUse<'a> {
     pub(crate) sequence: u32,
 }
 
-struct Answer(Option<bool>);
+struct Answer(Option<Vec<u8>>);
 
 impl Sink for Answer {
     fn message(
@@ -148,8 +148,8 @@ impl Sink for Answer {
         _payload: &[u8],
     ) -> Result<(), ProtocolError> {
         if header.kind == Kind::Reply {
-            let failed = matches!(parse_results(body)?.last(), None | Some(Reply::Failed { .. }));
-            self.0 = Some(!failed);
+            parse_results(body)?;
+            self.0 = Some(body.to_vec());
         }
         Ok(())
     }
@@ -166,6 +166,13 @@ impl Sink for Answer {
 impl FirstUse<'_> {
     /// Sends a request and waits for its reply. True: it succeeded.
     pub(crate) fn exchange(&mut self, requests: &[Request<'_>]) -> io::Result<bool> {
+        let results = self.ask(requests)?;
+        let replies = parse_results(&results).unwrap_or_default();
+        Ok(!matches!(replies.last(), None | Some(Reply::Failed { .. })))
+    }
+
+    /// Sends a request and waits for its results.
+    pub(crate) fn ask(&mut self, requests: &[Request<'_>]) -> io::Result<Vec<u8>> {
         self.sequence += 1;
         let body = encode_compound(requests);
         let mut header = Header::new(Kind::Request, self.slot, self.sequence);
@@ -186,7 +193,10 @@ impl FirstUse<'_> {
         }
         let (mut input, mut answer, mut scratch) =
             (Input::default(), Answer(None), vec![0; 96 * 1024]);
-        while answer.0.is_none() {
+        loop {
+            if let Some(results) = answer.0.take() {
+                return Ok(results);
+            }
             let wait = Some(Duration::ZERO);
             if input.receive(self.link, &mut scratch, wait, &mut answer, &counters)?
                 == Incoming::Closed
@@ -194,6 +204,5 @@ impl FirstUse<'_> {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
-        Ok(answer.0 == Some(true))
     }
 }

@@ -9,7 +9,9 @@ use crate::grants::{Grant, Running, Served};
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
 use crate::messages::send_reply;
-use crate::nbd::Nbd;
+use crate::native;
+use crate::nbd::driver::CoreDriver;
+use crate::nbd::{self, Nbd};
 use crate::offload::{Job, Offload};
 use crate::serving::Serving;
 use crate::stats::CoreStatistics;
@@ -19,6 +21,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use towline_block::Engine;
 use towline_mem::{Aggregate, Pool};
 use towline_net::address::Listener;
 use towline_net::{Flushed, Incoming, Link, ShmLink};
@@ -102,6 +105,15 @@ pub(crate) enum Protocol {
     Nbd,
 }
 
+/// A request to a disk, as the engine hands it back to the front that it came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ticket {
+    /// NBD.
+    Nbd(nbd::Tag),
+    /// A session of ours.
+    Native(native::Tag),
+}
+
 /// One core of a server.
 pub(crate) struct Core {
     pub(crate) index: usize,
@@ -118,11 +130,15 @@ pub(crate) struct Core {
     pub(crate) sessions: HashMap<u64, Served>,
     pub(crate) callers: Callers,
     pub(crate) nbd: Nbd,
+    /// Moves the bytes of disks, for all fronts.
+    pub(crate) engine: Engine<Ticket>,
     /// Transfers that the ring finished; kept for its memory.
     pub(crate) finished: Vec<Finished>,
     pool: Arc<Pool>,
     /// Transfers that wait for their next grant, in turn.
     pub(crate) grant_queue: VecDeque<(u64, u16)>,
+    /// The same of transfers to disks.
+    pub(crate) disk_grants: VecDeque<(u64, u16)>,
     /// Lanes with something to send after this turn.
     pub(crate) dirty: Vec<usize>,
     /// Lanes whose input was left unread and can be read now.
@@ -164,10 +180,12 @@ impl Core {
             shm_lanes: Vec::new(),
             sessions: HashMap::new(),
             callers,
-            nbd: Nbd::new(disk_limits),
+            nbd: Nbd::new(),
+            engine: Engine::new(disk_limits),
             finished: Vec::new(),
             pool,
             grant_queue: VecDeque::new(),
+            disk_grants: VecDeque::new(),
             dirty: Vec::new(),
             resumable: Vec::new(),
             draining: None,
@@ -184,7 +202,7 @@ impl Core {
         let mut turns = 0u32;
         loop {
             let shm_busy = self.spin_or_prepare_sleep() || !self.resumable.is_empty();
-            let nbd_busy = self.nbd.is_busy();
+            let nbd_busy = self.nbd.is_busy() || self.engine.has_work();
             let busy = shm_busy || nbd_busy;
             // While shared memory keeps a core busy, a look at the sockets now and then will do.
             turns = if shm_busy && !nbd_busy { turns + 1 } else { 0 };
@@ -213,7 +231,7 @@ impl Core {
             }
             self.grant();
             self.flush_dirty();
-            self.turn_nbd(&mut scratch);
+            self.turn_disks(&mut scratch);
             if self.ticking && self.ticked.elapsed() >= TICK {
                 self.tick();
             }
@@ -268,7 +286,27 @@ impl Core {
         if !self.refusing.is_empty() {
             return Some(REFUSING);
         }
-        (self.ticking || self.draining.is_some() || self.nbd.wants_ticks()).then_some(TICK)
+        (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK)
+    }
+
+    /// Somebody waits for memory of disks: those who hold it without using it have to be found.
+    pub(crate) fn is_starving(&self) -> bool {
+        self.nbd.is_starving() || self.engine.is_starved() || !self.disk_grants.is_empty()
+    }
+
+    /// Time alone may end something of disks.
+    pub(crate) fn wants_ticks(&self) -> bool {
+        self.nbd.wants_ticks() || self.is_starving()
+    }
+
+    /// The engine of disks, and who does for it what waits.
+    pub(crate) fn engine_and_driver(&mut self) -> (&mut Engine<Ticket>, CoreDriver<'_>) {
+        let driver = CoreDriver {
+            reactor: &mut self.reactor,
+            offload: &self.shared.offload,
+            mailbox: &self.mailbox,
+        };
+        (&mut self.engine, driver)
     }
 
     fn event(&mut self, event: Event, scratch: &mut [u8]) {
@@ -331,7 +369,7 @@ impl Core {
             Mail::Transferred { token, result, buffer } => {
                 self.finish_transfer(token, result, buffer);
             }
-            Mail::Answered { token, result } => self.nbd.engine.answered(token, result),
+            Mail::Answered { token, result } => self.engine.answered(token, result),
             Mail::AskAgain(waiter) => {
                 let session = waiter.session;
                 if let Some(running) = self.take_running(session, waiter.slot, waiter.sequence) {
@@ -363,12 +401,11 @@ impl Core {
 
     fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
-        let running = self
-            .sessions
-            .values()
-            .any(|s| s.running.iter().flatten().any(|r| r.compound.missing().is_none()));
+        let running = self.sessions.values().any(|s| {
+            s.disks.is_busy() || s.running.iter().flatten().any(|r| r.compound.missing().is_none())
+        });
         let unsent = self.lanes.iter().flatten().any(|l| !l.out.is_empty());
-        (!running && !unsent && !self.nbd.has_unanswered()) || since.elapsed() > DRAIN
+        (!running && !unsent && !self.nbd.has_unanswered(&self.engine)) || since.elapsed() > DRAIN
     }
 
     /// Reads from a lane what was left because too much was unsent.
@@ -580,7 +617,7 @@ impl Core {
         }
     }
 
-    fn flush_dirty(&mut self) {
+    pub(crate) fn flush_dirty(&mut self) {
         for index in std::mem::take(&mut self.dirty) {
             self.flush(index);
         }
@@ -590,6 +627,9 @@ impl Core {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         match lane.out.flush(&lane.link, &self.statistics.counters) {
             Ok(Flushed::All | Flushed::Blocked) => {
+                if let Some(reads) = lane.reads {
+                    self.engine.set_unsent(reads, lane.out.bytes());
+                }
                 if lane.paused && lane.out.is_empty() {
                     // No event will come for what is unread: it is no news.
                     self.resumable.push(index);

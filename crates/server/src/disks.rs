@@ -77,6 +77,19 @@ impl Disks {
         self.active.read().iter().filter(|(_, disk)| disk.has_failed()).count()
     }
 
+    /// Name and description of each, each ended by a zero byte.
+    pub(crate) fn names(&self) -> Vec<u8> {
+        let mut names = Vec::new();
+        for (_, disk) in self.active.read().iter() {
+            for text in [&disk.name, &disk.description] {
+                names.extend(text.bytes().filter(|byte| *byte != 0));
+                names.push(0);
+            }
+        }
+        names.truncate(towline_wire::limits::BODY_BYTES_MAX / 2);
+        names
+    }
+
     /// From now on options and requests are refused.
     pub(crate) fn shut_down(&self) {
         self.shutting_down.store(true, Ordering::Release);

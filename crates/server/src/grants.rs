@@ -4,6 +4,7 @@
 //! at a time; transfers take turns. So memory is bounded whatever the number of clients, and no
 //! byte is sent that has no place to land.
 
+use crate::native::SessionDisks;
 use crate::stats::Stages;
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -13,7 +14,7 @@ use towline_store::Caller;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, SLOTS_MAX};
 
 /// Fragments of one transfer that may be on their way at once.
-const GRANTS_MAX: usize = 2;
+pub(crate) const GRANTS_MAX: usize = 2;
 
 /// A fragment that the client was told to send.
 pub(crate) struct Grant {
@@ -59,12 +60,15 @@ pub(crate) struct Served {
     pub(crate) lane: Option<u64>,
     pub(crate) laneless_since: Instant,
     pub(crate) running: Vec<Option<Box<Running>>>,
+    /// What it has of disks.
+    pub(crate) disks: SessionDisks,
 }
 
 impl Served {
     pub(crate) fn new(session: Session, lane: u64) -> Self {
         let running = (0..SLOTS_MAX).map(|_| None).collect();
-        Self { session, lane: Some(lane), laneless_since: Instant::now(), running }
+        let disks = SessionDisks::default();
+        Self { session, lane: Some(lane), laneless_since: Instant::now(), running, disks }
     }
 
     /// Takes back what was granted to a lane that is gone. The transfers go on where they are when

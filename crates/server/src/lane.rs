@@ -3,6 +3,7 @@
 use crate::loans::Loans;
 use std::sync::Arc;
 use std::time::Instant;
+use towline_block::OwnerKey;
 use towline_mem::Aggregate;
 use towline_net::{Input, Link, SendQueue};
 use towline_wire::{Header, Hello};
@@ -26,6 +27,8 @@ pub(crate) struct Lane {
     pub(crate) expected: u64,
     /// What it has on loan, if its client may borrow.
     pub(crate) loans: Option<Loans>,
+    /// Owns its reads of disks, once there was one.
+    pub(crate) reads: Option<OwnerKey>,
     /// User and group of a local peer.
     pub(crate) peer: Option<(u32, u32)>,
     /// When it connected, or got the oldest grant that it has not used.
@@ -45,6 +48,7 @@ impl Lane {
             granted: 0,
             expected: 0,
             loans: None,
+            reads: None,
             peer,
             since: Instant::now(),
             paused: false,

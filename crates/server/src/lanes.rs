@@ -131,6 +131,7 @@ impl Core {
             if let Some(old) = old.filter(|old| *old != index as u64) {
                 self.drop_lane(old as usize);
             }
+            self.suspend_disks(hello.session);
             hello.session
         } else if let Some(session) = self.remembered(hello) {
             welcome.resumed = resumed::REMEMBERED;
@@ -219,6 +220,9 @@ impl Core {
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
             let _ = self.reactor.unwatch(fd, index as u64);
         }
+        if let Some(reads) = lane.reads {
+            self.engine.remove_owner(reads);
+        }
         self.shm_lanes.retain(|i| *i != index);
         self.free_lanes.push(index);
         self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
@@ -240,6 +244,7 @@ impl Core {
             served.laneless_since = Instant::now();
             self.ticking = true;
             served.suspend_transfers();
+            self.suspend_disks(id);
         }
     }
 
@@ -294,6 +299,7 @@ impl Core {
                 state.end(id);
                 self.shared.reclaimed(id);
             }
+            self.end_disks(served.disks);
             // The last session of a family takes the locks of its open files along.
             let files = self.shared.families.leave(served.session.files);
             let gone = |owner: &Owner| owner.session == id || Some(owner.session) == files;

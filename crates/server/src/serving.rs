@@ -4,6 +4,7 @@ use crate::core::{Core, elapsed_ns};
 use crate::grants::Running;
 use crate::handshake;
 use crate::lane::Lane;
+use crate::native::Arrived;
 use crate::stats::Stages;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -14,7 +15,7 @@ use towline_session::Compound;
 use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
 use towline_wire::header::{reply_flag, request_flag};
-use towline_wire::{Errno, Header, Kind, ProtocolError};
+use towline_wire::{Errno, Header, Kind, ProtocolError, Request};
 
 /// Body of a hello, with room for what later versions add.
 const HELLO_BYTES_MAX: u32 = 1024;
@@ -60,6 +61,9 @@ impl Serving<'_> {
                 if served.is_transfer(header.slot) {
                     self.core.grant_queue.push_back((session, header.slot));
                 }
+                if served.disks.is_transfer(header.slot) {
+                    self.core.disk_grants.push_back((session, header.slot));
+                }
             }
             Arrival::Replay(mut reply) => {
                 self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
@@ -67,6 +71,13 @@ impl Serving<'_> {
                 if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
                     lane.out.push(Aggregate::from_vec(reply), header.slot, header.sequence);
                 }
+            }
+            Arrival::Execute if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) => {
+                // A record of what the slot did before a restart has no use any more.
+                served.session.take_recorded(header.slot);
+                let lane = self.index;
+                let arrived = Arrived { session, lane, header, body, payload, at: arrived };
+                self.core.disk_request(&arrived)?;
             }
             Arrival::Execute => {
                 let mut compound =
@@ -97,6 +108,9 @@ impl Serving<'_> {
 
     /// A fragment is complete: write it, and go on with the request when it was the last.
     fn data(&mut self, session: u64, header: &Header) -> Result<(), ProtocolError> {
+        if self.core.disk_data(session, self.index, header)? {
+            return Ok(());
+        }
         let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
         else {
             return Ok(());
@@ -198,11 +212,11 @@ impl Sink for Serving<'_> {
     ) -> Option<&mut [u8]> {
         let session = self.session()?;
         let served = self.core.sessions.get_mut(&session)?;
-        let running = served.running.get_mut(usize::from(header.slot))?.as_mut()?;
-        if running.sequence != header.sequence {
-            return None;
-        }
-        let grant = running.grants.front_mut()?;
+        let running = served.running.get_mut(usize::from(header.slot))?.as_mut();
+        let grant = match running.filter(|running| running.sequence == header.sequence) {
+            Some(running) => running.grants.front_mut()?,
+            None => served.disks.grant_mut(header.slot, header.sequence)?,
+        };
         if grant.offset != header.offset || done + rest > grant.length {
             return None;
         }

@@ -90,6 +90,16 @@ pub struct ZeroHow {
     pub fast: bool,
 }
 
+/// What of a disk outlives the object that serves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // back ends make it
+pub struct Continuity {
+    /// Names the bytes: another number stands for other bytes.
+    pub identity: u64,
+    /// Another number: writes may be lost that were done and not flushed under this one.
+    pub epoch: u64,
+}
+
 /// A disk. Ranges are inside [`Geometry::size`] and on its smallest units: callers check.
 ///
 /// Calls may wait for a device unless their documentation says otherwise. Nothing is promised
@@ -111,6 +121,11 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
 
     /// The members it is made of, if there are several.
     fn layout(&self) -> Option<Layout> {
+        None
+    }
+
+    /// What outlives this object. `None`: its bytes end with it.
+    fn continuity(&self) -> Option<Continuity> {
         None
     }
 
@@ -188,4 +203,13 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         length: u64,
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()>;
+
+    /// Makes the disk so many bytes long, not zero. What is added reads as zeroes.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where that cannot be; `EINVAL` for a length that is not in whole blocks, or none;
+    /// what the device says.
+    fn resize(&self, _size: u64) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
 }

@@ -14,7 +14,9 @@ pub mod directory;
 mod file_store;
 pub mod memory;
 
-pub use block_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
+pub use block_store::{
+    BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
+};
 pub use file_store::{
     Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
 };

@@ -62,6 +62,7 @@ errnos! {
     ELOOP = 40, "too many levels of symbolic links";
     ENODATA = 61, "no data available";
     EPROTO = 71, "protocol error";
+    EBADMSG = 74, "bad message";
     EOVERFLOW = 75, "value too large for defined data type";
     EOPNOTSUPP = 95, "operation not supported";
     ECONNRESET = 104, "connection reset by peer";

@@ -35,7 +35,8 @@ pub enum Kind {
     /// the boot epoch, word b the time spent in the server, in nanoseconds.
     Reply = 4,
     /// Part of a transfer: payload for `offset` of the transfer of this slot. Word a is an errno:
-    /// not zero when the payload had to be filled because the file shrank or could not be read.
+    /// not zero when the payload had to be filled because the file shrank or could not be read. The
+    /// body holds the checksums of the payload where they were asked for ([`crate::disk`]).
     Data = 5,
     /// Server to client: send `word a` bytes of this slot's transfer from `offset` on.
     Grant = 6,
@@ -75,6 +76,12 @@ pub mod reply_flag {
     /// The request was under way when the server was killed, and nobody can know whether it took
     /// effect.
     pub const UNKNOWN: u8 = 4;
+}
+
+/// Flags of a [`Kind::Data`].
+pub mod data_flag {
+    /// Instead of payload: word b bytes of zeroes.
+    pub const HOLE: u8 = 1;
 }
 
 /// The fixed part of every message.

@@ -4,11 +4,13 @@
 //! bytes). This crate turns bytes into checked values and back. It does no I/O and has no
 //! `unsafe`; every decoder accepts arbitrary bytes and answers with [`ProtocolError`].
 //!
-//! Read in this order: [`header`], [`request`], [`reply`], [`extents`], [`hello`].
+//! Read in this order: [`header`], [`request`], [`reply`], [`extents`], [`disk`],
+//! [`hello`].
 #![forbid(unsafe_code)]
 
 pub mod attr;
 pub mod codec;
+pub mod disk;
 pub mod entry;
 pub mod errno;
 pub mod extents;

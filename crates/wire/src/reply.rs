@@ -14,7 +14,7 @@ messages! {
             /// Linux error number.
             errno: u16,
         }
-        /// Success with nothing to tell.
+        /// Success with nothing to tell, also of `DiskClose` and `DiskCache`.
         1 Done {}
         /// `Attach`, `Open`, `Reclaim`.
         2 Opened {
@@ -28,7 +28,7 @@ messages! {
             /// Attributes after the operation.
             attr: Attr,
         }
-        /// `Read`.
+        /// `Read`, `DiskRead`.
         4 Read {
             /// Bytes read, all of them in data messages and the payload.
             length: u32,
@@ -49,7 +49,7 @@ messages! {
             /// Bytes of entries.
             length: u32,
         }
-        /// `ReadLink`, `GetXattr`, `ListXattr`.
+        /// `ReadLink`, `GetXattr`, `ListXattr`, `DiskList`, `DiskStatus`.
         7 Bytes {
             /// The value.
             value: &'a [u8],
@@ -79,6 +79,26 @@ messages! {
         11 Answer {
             /// Bytes of payload.
             length: u32,
+        }
+        /// `DiskOpen`, `DiskInfo`, `DiskResize`.
+        12 Disk {
+            /// Bytes.
+            size: u64,
+            /// Offsets and lengths are multiples of this power of two.
+            block_minimum: u32,
+            /// Unit that is served best, a power of two.
+            block_preferred: u32,
+            /// Bits of [`crate::disk::disk_kind`].
+            flags: u32,
+            /// Names the bytes: another number stands for other bytes, also after a restart.
+            identity: u64,
+            /// Changes when changes may have been lost that were not flushed.
+            epoch: u64,
+        }
+        /// `DiskWrite`, `DiskZero`, `DiskTrim`, `DiskFlush`.
+        13 Stored {
+            /// As in `Disk`. What was not flushed under another number may be lost.
+            epoch: u64,
         }
     }
 }

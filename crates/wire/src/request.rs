@@ -421,6 +421,106 @@ messages! {
         /// After a restart of a server that remembered the session: all is opened and locked again
         /// that shall be. Comes before any request that was under way.
         30 Reclaimed {}
+        /// Name and description of each disk, each ended by a zero byte.
+        31 DiskList {}
+        /// Opens a disk under a number that the client chooses, each number for one disk only. The
+        /// same disk may be opened again under its number.
+        32 DiskOpen {
+            /// Number.
+            disk: u32,
+            /// Name.
+            name: &'a [u8],
+        }
+        /// Closes a disk.
+        33 DiskClose {
+            /// Number.
+            disk: u32,
+        }
+        /// What a disk is like now.
+        34 DiskInfo {
+            /// Number.
+            disk: u32,
+        }
+        /// Reads all of a range; its fragments come in any order.
+        35 DiskRead {
+            /// Number.
+            disk: u32,
+            /// [`crate::disk::disk_flag::CHECKSUMS`] or zero.
+            flags: u32,
+            /// First byte.
+            offset: u64,
+            /// Bytes.
+            length: u32,
+        }
+        /// Writes all of the request's payload or offered transfer.
+        36 DiskWrite {
+            /// Number.
+            disk: u32,
+            /// Bits of [`crate::disk::disk_flag`]: `DURABLE`, `CHECKSUMS`.
+            flags: u32,
+            /// First byte.
+            offset: u64,
+            /// Bytes: those of the payload or of the offer.
+            length: u32,
+            /// Of all the data, if the flags say so; else empty.
+            checksums: &'a [u8],
+        }
+        /// What was written before, by anybody who was told so, is on stable storage.
+        37 DiskFlush {
+            /// Number.
+            disk: u32,
+        }
+        /// A range reads as zeroes afterwards.
+        38 DiskZero {
+            /// Number.
+            disk: u32,
+            /// Bits of [`crate::disk::disk_flag`]: `DURABLE`, `ALLOCATE`, `FAST`.
+            flags: u32,
+            /// First byte.
+            offset: u64,
+            /// Bytes.
+            length: u64,
+        }
+        /// The contents of a range are no longer needed.
+        39 DiskTrim {
+            /// Number.
+            disk: u32,
+            /// [`crate::disk::disk_flag::DURABLE`] or zero.
+            flags: u32,
+            /// First byte.
+            offset: u64,
+            /// Bytes.
+            length: u64,
+        }
+        /// Extents of the first bytes of a range, at least one; neighbours differ.
+        40 DiskStatus {
+            /// Number.
+            disk: u32,
+            /// One of [`crate::disk::extent_kind`].
+            kind: u32,
+            /// First byte.
+            offset: u64,
+            /// Bytes.
+            length: u64,
+            /// At most so many, and at most [`crate::disk::EXTENTS_MAX`].
+            most: u32,
+        }
+        /// Brings a range into the server's memory, if it has a cache.
+        41 DiskCache {
+            /// Number.
+            disk: u32,
+            /// First byte.
+            offset: u64,
+            /// Bytes.
+            length: u64,
+        }
+        /// Makes a disk so many bytes long; zero: as long as what is behind it has become.
+        42 DiskResize {
+            /// Number.
+            disk: u32,
+            /// Bytes.
+            size: u64,
+        }
     }
 }
 
@@ -449,6 +549,13 @@ impl Request<'_> {
             }
             Self::ListXattr { .. } | Self::TestLock { .. } | Self::Access { .. } => false,
             Self::Inquire { .. } | Self::Reclaimed {} => false,
+            Self::DiskWrite { .. } | Self::DiskZero { .. } | Self::DiskTrim { .. } => true,
+            Self::DiskFlush { .. } | Self::DiskResize { .. } => true,
+            Self::DiskList {}
+            | Self::DiskOpen { .. }
+            | Self::DiskClose { .. }
+            | Self::DiskInfo { .. } => false,
+            Self::DiskRead { .. } | Self::DiskStatus { .. } | Self::DiskCache { .. } => false,
         }
     }
 
@@ -465,6 +572,7 @@ impl Request<'_> {
             | Self::SetAttr { .. } => true,
             Self::Allocate { .. } | Self::CopyRange { .. } | Self::Lock { .. } => true,
             Self::SetXattr { how, .. } => *how != xattr_how::CREATE,
+            disk if disk.disk().is_some() => true,
             other => !other.modifies(),
         }
     }
@@ -498,7 +606,44 @@ impl Request<'_> {
             Self::Lock { handle, .. } | Self::TestLock { handle, .. } => [handle, 0],
             Self::Attach { .. } | Self::Inquire { .. } => [0, 0],
             Self::Reclaim { .. } | Self::Reclaimed {} => [0, 0],
+            // Disks have numbers of their own.
+            _ => [0, 0],
         }
+    }
+
+    /// The number of the disk that it is about.
+    #[must_use]
+    pub fn disk(&self) -> Option<u32> {
+        match *self {
+            Self::DiskOpen { disk, .. } | Self::DiskClose { disk } | Self::DiskInfo { disk } => {
+                Some(disk)
+            }
+            Self::DiskRead { disk, .. } | Self::DiskWrite { disk, .. } => Some(disk),
+            Self::DiskFlush { disk } | Self::DiskZero { disk, .. } => Some(disk),
+            Self::DiskTrim { disk, .. } | Self::DiskStatus { disk, .. } => Some(disk),
+            Self::DiskCache { disk, .. } | Self::DiskResize { disk, .. } => Some(disk),
+            _ => None,
+        }
+    }
+
+    /// The bytes of a disk that it changes.
+    #[must_use]
+    pub fn disk_change(&self) -> Option<(u32, std::ops::Range<u64>)> {
+        let (disk, offset, length) = match *self {
+            Self::DiskWrite { disk, offset, length, .. } => (disk, offset, length.into()),
+            Self::DiskZero { disk, offset, length, .. }
+            | Self::DiskTrim { disk, offset, length, .. } => (disk, offset, length),
+            // What is cut off is gone, and comes back as zeroes.
+            Self::DiskResize { disk, size } => (disk, size, u64::MAX),
+            _ => return None,
+        };
+        Some((disk, offset..offset.saturating_add(length)))
+    }
+
+    /// True for a tag that begins a request about disks.
+    #[must_use]
+    pub fn is_disk_tag(tag: u8) -> bool {
+        (31..=42).contains(&tag)
     }
 
     fn paths(&self) -> [&[u8]; 2] {
@@ -516,7 +661,7 @@ impl Request<'_> {
             Self::ListXattr { path, .. } | Self::Access { path, .. } => [path, b""],
             Self::RemoveXattr { path, name, .. } => [path, name],
             Self::Reclaim { export, path, .. } => [export, path],
-            Self::Attach { name } => [name, b""],
+            Self::Attach { name } | Self::DiskOpen { name, .. } => [name, b""],
             _ => [b"", b""],
         }
     }
@@ -549,6 +694,19 @@ pub fn parse_compound(body: &[u8]) -> Result<Vec<Request<'_>>, ProtocolError> {
         return Err(reader.error("request without operations"));
     }
     Ok(requests)
+}
+
+/// Reads the body of a request about disks, which stands alone.
+///
+/// # Errors
+/// As [`parse_compound`]; or it is not about disks, or something follows.
+pub fn parse_disk_request(body: &[u8]) -> Result<Request<'_>, ProtocolError> {
+    let mut reader = Reader::new(body);
+    let request = Request::decode(&mut reader)?;
+    if !reader.is_empty() || !Request::is_disk_tag(request.tag()) {
+        return Err(reader.error("more than one operation on a disk in a request"));
+    }
+    Ok(request)
 }
 
 /// Encodes operations as a request's body.

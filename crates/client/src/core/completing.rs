@@ -1,12 +1,12 @@
 //! What the leader receives completes requests.
 
-use super::{Core, Out, Outcome, State, Status};
+use super::{Checked, Core, Out, Outcome, Slot, State, Status};
 use crate::Error;
 use crate::borrow::{Borrowed, Refusal};
 use crate::lent::{exclusive, shared};
 use std::sync::Arc;
 use towline_net::{Link, Sink};
-use towline_wire::header::{reply_flag, request_flag};
+use towline_wire::header::{data_flag, reply_flag, request_flag};
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
 /// Completes requests with what the leader receives.
@@ -16,6 +16,31 @@ pub(super) struct Completing<'a> {
     /// Messages to be sent in answer: data that was granted, requests sent again.
     pub(super) answers: Vec<Out>,
     pub(super) finished: usize,
+}
+
+impl Slot {
+    /// Counts data that came. False: it had no place.
+    fn land(&mut self, header: &Header, length: u64) -> bool {
+        let end = header.offset.checked_add(length);
+        let has_place = matches!(self.status, Status::Waiting)
+            && end.is_some_and(|end| end <= self.target.len() as u64);
+        if has_place {
+            self.landed += length;
+        }
+        has_place
+    }
+
+    /// Zeroes stand for what is not sent.
+    fn fill_hole(&mut self, header: &Header) -> Result<(), ProtocolError> {
+        let length = header.word_b as usize;
+        if !self.land(header, length as u64) {
+            return Err(ProtocolError { what: "hole beyond what was asked for", at: 16 });
+        }
+        if let Some(part) = self.target.part_mut(header.offset as usize, length) {
+            exclusive(part).fill(0);
+        }
+        Ok(())
+    }
 }
 
 impl Completing<'_> {
@@ -75,9 +100,14 @@ impl Sink for Completing<'_> {
                         return Ok(());
                     };
                     let results = body[..header.offset as usize].to_vec();
-                    Outcome { results, payload: borrowed.len(), borrowed: Some(borrowed) }
+                    let payload = borrowed.len();
+                    let (landed, checksums) = (payload as u64, Vec::new());
+                    Outcome { results, payload, landed, checksums, borrowed: Some(borrowed) }
                 } else {
-                    Outcome { results: body.to_vec(), payload: received, borrowed: None }
+                    slot.land(header, u64::from(header.payload_bytes));
+                    let (landed, checksums) = (slot.landed, std::mem::take(&mut slot.checksums));
+                    let (results, payload) = (body.to_vec(), received);
+                    Outcome { results, payload, landed, checksums, borrowed: None }
                 };
                 let slot = &mut state.slots[number];
                 if let Some((at, errno)) = failed {
@@ -98,6 +128,11 @@ impl Sink for Completing<'_> {
                 if header.word_a != 0 {
                     let errno = Errno(u16::try_from(header.word_a).unwrap_or(Errno::EIO.0));
                     slot.failed.get_or_insert((header.offset, errno));
+                } else if header.flags & data_flag::HOLE != 0 {
+                    slot.fill_hole(header)?;
+                } else if slot.land(header, header.payload_bytes.into()) && !body.is_empty() {
+                    let (at, length) = (header.offset, header.payload_bytes);
+                    slot.checksums.push(Checked { at, length, sums: body.to_vec() });
                 }
                 Ok(())
             }

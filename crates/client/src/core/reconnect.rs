@@ -3,6 +3,7 @@
 use super::{Core, Out, Outcome, Status, connection_error};
 use crate::Error;
 use crate::borrow::Memories;
+use crate::disks::OpenDisks;
 use crate::handshake::{Failure, Greeted, greet};
 use crate::reclaim::{FirstUse, OpenFiles};
 use std::io;
@@ -12,6 +13,7 @@ use towline_net::Input;
 use towline_wire::codec::Field;
 use towline_wire::hello::resumed;
 use towline_wire::limits::HEADER_BYTES;
+use towline_wire::reply::parse_results;
 use towline_wire::request::parse_compound;
 use towline_wire::{Errno, Header, Reply, Request};
 
@@ -88,6 +90,12 @@ impl Core {
                 sequence: 0,
             };
             state.files.reclaim(|requests| lane.exchange(requests))?;
+            state.disks.reclaim(|request, take| {
+                let results = lane.ask(std::slice::from_ref(request))?;
+                let replies = parse_results(&results).unwrap_or_default();
+                take(replies.first().copied().unwrap_or(Reply::Done {}));
+                Ok(())
+            })?;
             if welcome.resumed == resumed::REMEMBERED {
                 lane.exchange(&[Request::Reclaimed {}])?;
             }
@@ -111,12 +119,14 @@ impl Core {
                 continue;
             }
             if welcome.resumed != resumed::JOINED
-                && let Some(result) = after_restart(&state.files, &slot.message)
+                && let Some(result) = after_restart(&state.files, &state.disks, &slot.message)
             {
                 self.complete(state, number, result);
                 continue;
             }
             slot.received = 0;
+            slot.landed = 0;
+            slot.checksums.clear();
             slot.failed = None;
             out.push_back(Out::Message { bytes: slot.message.clone(), done: 0 });
         }
@@ -125,15 +135,22 @@ impl Core {
 }
 
 /// What became, without sending it again, of a request that was under way when the server ended:
-/// files that were being closed are closed, and those that could not be had again are lost.
-fn after_restart(files: &OpenFiles, message: &[u8]) -> Option<Result<Outcome, Error>> {
+/// files and disks that were being closed are closed, and those that could not be had again are lost.
+fn after_restart(
+    files: &OpenFiles,
+    disks: &OpenDisks,
+    message: &[u8],
+) -> Option<Result<Outcome, Error>> {
     let header = message.first_chunk().and_then(|head| Header::parse(head).ok())?;
     let body = message.get(HEADER_BYTES..)?.get(..header.body_bytes as usize)?;
     let requests = parse_compound(body).ok()?;
-    if let [Request::Close { .. }] = requests[..] {
+    if let [Request::Close { .. } | Request::DiskClose { .. }] = requests[..] {
         let mut results = Vec::new();
         Reply::Done {}.encode(&mut results);
-        return Some(Ok(Outcome { results, payload: 0, borrowed: None }));
+        return Some(Ok(Outcome { results, ..Outcome::default() }));
+    }
+    if let Some(error) = requests.first().and_then(|request| disks.failure(request)) {
+        return Some(Err(error));
     }
     files.is_stale(&requests).then_some(Err(Errno::ESTALE.into()))
 }

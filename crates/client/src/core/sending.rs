@@ -2,6 +2,7 @@
 
 use super::{Core, GATHER, Out, SlotRef, State, Status};
 use crate::Error;
+use crate::disks::Closing;
 use crate::lent::{Buffer, shared};
 use crate::times::Stamps;
 use smallvec::SmallVec;
@@ -21,21 +22,20 @@ impl Core {
         if state.dead.is_some() {
             return;
         }
-        state.closing.push(handle);
+        state.closing.push(Closing::File(handle));
         drop(state);
         self.close_pending();
     }
 
     /// Sends the closes that wait, as far as there are slots; nobody waits for their answers.
-    pub(super) fn close_pending(self: &Arc<Self>) {
+    pub(crate) fn close_pending(self: &Arc<Self>) {
         loop {
             let mut state = self.state.lock();
             if state.free.is_empty() || state.dead.is_some() {
                 return;
             }
-            let Some(handle) = state.closing.pop() else { return };
-            let slot =
-                self.fill(&mut state, &[Request::Close { handle }], Buffer::none(), Buffer::none());
+            let Some(closing) = state.closing.pop() else { return };
+            let slot = self.fill(&mut state, &[closing.request()], Buffer::none(), Buffer::none());
             let Some(slot) = slot else { return };
             let found = &mut state.slots[usize::from(slot.slot)];
             found.abandoned = true;
@@ -92,13 +92,19 @@ impl Core {
         slot.target = target;
         state.bulk += usize::from(slot.is_bulk());
         slot.received = 0;
+        slot.landed = 0;
+        slot.checksums.clear();
         slot.failed = None;
         slot.repeatable = requests.iter().all(Request::repeatable);
         slot.abandoned = false;
         slot.status = Status::Waiting;
         slot.waiter = None;
         slot.waker = None;
-        Some(SlotRef { slot: number, sequence: slot.sequence })
+        if let Some((disk, range)) = requests.first().and_then(Request::disk_change) {
+            state.changes.push((number, disk, range));
+        }
+        let sequence = state.slots[usize::from(number)].sequence;
+        Some(SlotRef { slot: number, sequence })
     }
 
     /// Takes a slot and sends a request, unless fewer than `coalesce` messages wait to be sent: then
@@ -114,12 +120,23 @@ impl Core {
             return Err(Errno::EINVAL.into());
         }
         let mut state = self.state.lock();
-        while state.free.is_empty() && state.dead.is_none() {
-            state = self.advance(state, None);
+        while state.dead.is_none() {
+            if let Some(other) = state.overlapping(requests) {
+                // Done in the order in which they were asked for: what is asked again after a
+                // restart of the server never undoes what was answered later.
+                state = self.advance(state, Some(&[other]));
+            } else if state.free.is_empty() && !self.park(&mut state) {
+                state = self.advance(state, None);
+            } else if !state.free.is_empty() {
+                break;
+            }
         }
         self.hand_over(&state);
         if let Some(error) = &state.dead {
             return Err(error.clone());
+        }
+        if let Some(error) = requests.first().and_then(|r| state.disks.failure(r)) {
+            return Err(error);
         }
         if state.files.is_stale(requests) {
             return Err(Errno::ESTALE.into());

@@ -1,7 +1,7 @@
 //! Waiting for answers: one of the threads that wait receives for all.
 
 use super::completing::Completing;
-use super::{Core, Finished, Out, Outcome, Receiving, SlotRef, State, Status, Wait};
+use super::{Core, Finished, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait};
 use crate::Error;
 use crate::borrow::Borrowed;
 use crate::lent::{Buffer, exclusive};
@@ -28,6 +28,8 @@ impl Core {
         if let Some(waker) = found.waker.take() {
             waker.wake();
         }
+        // Somebody may wait for its slot, see `Core::park`.
+        self.slot_free.notify_one();
     }
 
     /// Waits for one request.
@@ -89,8 +91,9 @@ impl Core {
 
     pub(crate) fn abandon(&self, slot: &SlotRef) {
         let mut state = self.state.lock();
+        let parked = state.parked.remove(slot);
         let found = &mut state.slots[usize::from(slot.slot)];
-        if found.sequence != slot.sequence {
+        if found.sequence != slot.sequence || parked.is_some() {
             return;
         }
         found.abandoned = true;
@@ -114,6 +117,9 @@ impl Core {
         state: &mut MutexGuard<'_, State>,
         slot: &SlotRef,
     ) -> Option<Finished> {
+        if let Some(finished) = state.parked.remove(slot) {
+            return Some(finished);
+        }
         let number = usize::from(slot.slot);
         let found = &mut state.slots[number];
         if found.sequence != slot.sequence
@@ -145,6 +151,16 @@ impl Core {
                 }
             }
         }
+        Some(self.take_result(state, number, result))
+    }
+
+    /// Ends a request with this result, and gives its slot back.
+    fn take_result(
+        &self,
+        state: &mut State,
+        number: usize,
+        result: Result<Outcome, Error>,
+    ) -> Finished {
         let found = &mut state.slots[number];
         // An operation gets its buffer back: that of a read, else that of a write.
         let target = std::mem::replace(&mut found.target, Buffer::none()).into_owned();
@@ -153,8 +169,31 @@ impl Core {
         if let Some(stamps) = found.stamps.take() {
             state.times.finish(&stamps);
         }
-        self.release(state, slot.slot);
-        Some(result.map(|outcome| (outcome, buffer)))
+        self.release(state, number as u16);
+        result.map(|outcome| (outcome, buffer))
+    }
+
+    /// Frees the slot of an operation that is over and was not taken yet, for those who start more
+    /// operations than there are slots before they take any. False: there is none.
+    pub(super) fn park(&self, state: &mut State) -> bool {
+        let over = |slot: &Slot| {
+            let whole = |outcome: &Outcome| outcome.borrowed.is_none();
+            // Whoever waits in a call takes its result itself, into the buffer that it lent.
+            let owned =
+                matches!((&slot.source, &slot.target), (Buffer::Owned(_), Buffer::Owned(_)));
+            owned
+                && slot.sending == 0
+                && matches!(&slot.status, Status::Done(result) if result.as_ref().is_ok_and(whole))
+        };
+        let Some(number) = state.slots.iter().position(over) else { return false };
+        let slot = &mut state.slots[number];
+        let reference = SlotRef { slot: number as u16, sequence: slot.sequence };
+        let Status::Done(result) = std::mem::replace(&mut slot.status, Status::Free) else {
+            return false;
+        };
+        let finished = self.take_result(state, number, result);
+        state.parked.insert(reference, finished);
+        true
     }
 
     /// Waits again for a request whose lent data went with the lane.
@@ -288,6 +327,7 @@ impl Core {
         if matches!(state.slots[slot].status, Status::Waiting) {
             state.bulk -= usize::from(state.slots[slot].is_bulk());
             state.slots[slot].status = Status::Done(result);
+            state.changes.retain(|(changing, ..)| usize::from(*changing) != slot);
             self.tell(state, slot as u16);
         }
     }

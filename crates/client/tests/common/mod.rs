@@ -2,6 +2,8 @@
 //! that speak raw bytes.
 #![allow(dead_code, clippy::unwrap_used)] // each test uses a part; one that cannot go on says where
 
+pub(crate) mod proxy;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -11,7 +13,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, File, Options, Transport};
 use towline_net::address::Address;
-use towline_server::{Config, EngineWish, Export, ExportKind, Server};
+use towline_server::{
+    CacheMode, Config, DiskExport, DiskKind, EngineWish, Export, ExportKind, Server,
+};
 use towline_wire::{Header, Hello, Kind, Request, Welcome};
 
 /// `O_CREAT | O_RDWR`.
@@ -211,6 +215,12 @@ pub(crate) fn child_server() {
     let (port, keeps_state, grace) = (word(), word() == "true", word().parse().unwrap());
     let directory = Path::new(word());
     let export = |name: &str, kind| Export { name: name.into(), kind, read_only: false };
+    let disk = |name: &str, kind| DiskExport { name: name.into(), kind, read_only: false };
+    let mut disks = vec![disk("memory", DiskKind::Memory(8 << 20))];
+    let image = directory.join("disk");
+    if image.exists() {
+        disks.push(disk("file", DiskKind::File(image, CacheMode::Cached)));
+    }
     let config = Config {
         exports: vec![
             export("dir", ExportKind::Directory(directory.join("data"))),
@@ -220,6 +230,7 @@ pub(crate) fn child_server() {
             Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap(),
             Address::Unix(directory.join("socket")),
         ],
+        disks,
         cores: 2,
         buffer_limit: 16 << 20,
         state: keeps_state.then(|| directory.join("state")),
@@ -246,8 +257,8 @@ pub(crate) fn free_port() -> u16 {
 }
 
 impl Process {
-    /// Starts a server for `directory`: exports `dir` (its folder `data`) and `mem` (64 MiB), with
-    /// 16 MiB of buffers.
+    /// Starts a server for `directory`: exports `dir` (its folder `data`) and `mem` (64 MiB), the
+    /// disks `memory` (8 MiB) and, if it is there, `file` (its file `disk`), with 16 MiB of buffers.
     pub(crate) fn start(directory: &Path) -> Self {
         Self::start_with(directory, false, Duration::ZERO)
     }

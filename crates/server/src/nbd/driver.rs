@@ -9,10 +9,10 @@ use towline_mem::PoolBuffer;
 use towline_reactor::{Reactor, Transfer};
 use towline_store::{Direction, Place};
 
-pub(super) struct CoreDriver<'a> {
-    pub(super) reactor: &'a mut Reactor,
-    pub(super) offload: &'a Offload,
-    pub(super) mailbox: &'a Mailbox,
+pub(crate) struct CoreDriver<'a> {
+    pub(crate) reactor: &'a mut Reactor,
+    pub(crate) offload: &'a Offload,
+    pub(crate) mailbox: &'a Mailbox,
 }
 
 impl CoreDriver<'_> {

@@ -4,12 +4,13 @@ use super::driver::CoreDriver;
 use super::in_place;
 use super::lane::{NbdLane, Phase, REQUESTS_MAX};
 use super::serving::Serving;
-use crate::core::{Core, NBD_TOKENS};
+use crate::core::{Core, NBD_TOKENS, Ticket};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
+use towline_block::Output;
 use towline_mem::PoolBuffer;
 use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver};
 use towline_net::{Counters, Flushed, Link};
@@ -54,7 +55,7 @@ impl Core {
             nbd.free.push(index);
             return;
         }
-        let owner = nbd.engine.add_owner();
+        let owner = self.engine.add_owner();
         nbd.lanes[index] = Some(NbdLane::new(link, owner, over));
         self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
         self.nbd.ticking = true;
@@ -112,26 +113,23 @@ impl Core {
         result: io::Result<usize>,
         buffer: PoolBuffer,
     ) {
-        let mut driver = CoreDriver {
-            reactor: &mut self.reactor,
-            offload: &self.shared.offload,
-            mailbox: &self.mailbox,
-        };
-        self.nbd.engine.finished(token, result, buffer, &mut driver);
+        let (engine, mut driver) = self.engine_and_driver();
+        engine.finished(token, result, buffer, &mut driver);
     }
 
     /// The end of a turn: fragments are begun and sent, as long as one leads to the other.
-    pub(crate) fn turn_nbd(&mut self, scratch: &mut [u8]) {
+    pub(crate) fn turn_disks(&mut self, scratch: &mut [u8]) {
         for round in 0..ROUNDS_MAX {
-            let mut driver = CoreDriver {
-                reactor: &mut self.reactor,
-                offload: &self.shared.offload,
-                mailbox: &self.mailbox,
-            };
-            self.nbd.engine.pump(&mut driver);
-            while let Some(output) = self.nbd.engine.next_output() {
-                self.answer_nbd(output);
+            self.grant_disks();
+            let (engine, mut driver) = self.engine_and_driver();
+            engine.pump(&mut driver);
+            while let Some(output) = self.engine.next_output() {
+                match output.tag() {
+                    Ticket::Nbd(tag) => self.answer_nbd(output.with_tag(tag)),
+                    Ticket::Native(tag) => self.answer_native(tag, output.with_tag(())),
+                }
             }
+            self.flush_dirty();
             for index in std::mem::take(&mut self.nbd.dirty) {
                 self.flush_nbd(index);
             }
@@ -145,7 +143,7 @@ impl Core {
                     woken.push(index);
                 }
             }
-            if woken.is_empty() && !self.nbd.engine.has_work() {
+            if woken.is_empty() && !self.engine.has_work() && self.dirty.is_empty() {
                 break;
             }
             for index in woken {
@@ -157,18 +155,13 @@ impl Core {
         for index in std::mem::take(&mut self.nbd.dirty) {
             self.flush_nbd(index);
         }
-        if self.nbd.wants_ticks() && self.nbd.ticked.elapsed() >= TICK {
+        if self.wants_ticks() && self.nbd.ticked.elapsed() >= TICK {
             self.tick_nbd();
         }
     }
 
-    fn answer_nbd(&mut self, output: towline_block::Output<super::Tag>) {
-        use towline_block::Output;
-        let (Output::Piece { tag, .. }
-        | Output::Failed { tag, .. }
-        | Output::Done { tag, .. }
-        | Output::Extents { tag, .. }) = &output;
-        let (index, owner) = (tag.lane, tag.owner);
+    fn answer_nbd(&mut self, output: Output<super::Tag>) {
+        let super::Tag { lane: index, owner, .. } = output.tag();
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
         // Its lane may have ended in this turn, and another one may have its place already.
         if lane.owner != owner {
@@ -186,7 +179,7 @@ impl Core {
         match lane.flush(&self.statistics.counters) {
             Ok(flushed) => {
                 let (unsent, held, owner) = (lane.unsent(), lane.held(), lane.owner);
-                let engine = &mut self.nbd.engine;
+                let engine = &mut self.engine;
                 engine.set_unsent(owner, held);
                 if lane.closing && flushed == Flushed::All && engine.requests_of(owner) == 0 {
                     return self.drop_nbd(index);
@@ -313,7 +306,7 @@ impl Core {
             lane,
             disk,
             form,
-            engine: &mut nbd.engine,
+            engine: &mut self.engine,
             driver: CoreDriver {
                 reactor: &mut self.reactor,
                 offload: &self.shared.offload,
@@ -398,9 +391,9 @@ impl Core {
             let _ = self.reactor.unwatch(fd, NBD_TOKENS + index as u64);
         }
         if let Some(filling) = lane.filling {
-            self.nbd.engine.abandon(filling.key);
+            self.engine.abandon(filling.key);
         }
-        self.nbd.engine.remove_owner(lane.owner);
+        self.engine.remove_owner(lane.owner);
         self.nbd.free.push(index);
         self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
     }

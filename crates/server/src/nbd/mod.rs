@@ -4,20 +4,20 @@
 //! ([`answers`]) -> send queue of the lane. Small reads of what is in memory skip the engine.
 
 mod answers;
-mod driver;
+pub(crate) mod driver;
 mod in_place;
 mod lane;
 mod lanes;
 mod serving;
 
+use crate::core::Ticket;
 use lane::NbdLane;
-use serving::Tag;
+pub(crate) use serving::Tag;
 use std::time::Instant;
-use towline_block::{Engine, Limits};
+use towline_block::Engine;
 
 /// The NBD connections of a core.
 pub(crate) struct Nbd {
-    pub(crate) engine: Engine<Tag>,
     lanes: Vec<Option<NbdLane>>,
     free: Vec<usize>,
     /// Lanes with something to send.
@@ -33,9 +33,8 @@ pub(crate) struct Nbd {
 }
 
 impl Nbd {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            engine: Engine::new(limits),
             lanes: Vec::new(),
             free: Vec::new(),
             dirty: Vec::new(),
@@ -49,12 +48,12 @@ impl Nbd {
 
     /// There is something to do without waiting for an event.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.resumable.is_empty() || self.engine.has_work()
+        !self.resumable.is_empty()
     }
 
     /// Somebody waits for memory: those who hold it without using it have to be found.
     pub(crate) fn is_starving(&self) -> bool {
-        !self.starving.is_empty() || self.engine.is_starved()
+        !self.starving.is_empty()
     }
 
     /// Time alone may end something.
@@ -63,8 +62,7 @@ impl Nbd {
     }
 
     /// Requests are under way, or answers are not sent yet.
-    pub(crate) fn has_unanswered(&self) -> bool {
-        let engine = &self.engine;
+    pub(crate) fn has_unanswered(&self, engine: &Engine<Ticket>) -> bool {
         self.lanes.iter().flatten().any(|l| !l.is_drained() || engine.requests_of(l.owner) > 0)
     }
 }

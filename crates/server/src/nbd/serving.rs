@@ -2,11 +2,13 @@
 
 use super::driver::CoreDriver;
 use super::lane::{Filling, NbdLane, REQUESTS_MAX, UNSENT_BYTES_MAX};
+use crate::core::Ticket;
+use crate::extents::{allocation, written};
 use crate::stats::{CoreStatistics, NBD_TAGS, Stages};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_block::{Disk, Engine, GRAIN, How, OwnerKey, Status};
+use towline_block::{Disk, Engine, How, OwnerKey, Status};
 use towline_nbd::constants::{EXTENTS_MAX, command_flag as flag};
 use towline_nbd::reply::Replying;
 use towline_nbd::{Command, Context, Error, Form, Handler, Refusal, Request};
@@ -33,7 +35,7 @@ pub(super) struct Serving<'a> {
     pub(super) lane: &'a mut NbdLane,
     pub(super) disk: &'a Arc<Disk>,
     pub(super) form: Form,
-    pub(super) engine: &'a mut Engine<Tag>,
+    pub(super) engine: &'a mut Engine<Ticket>,
     pub(super) driver: CoreDriver<'a>,
     pub(super) statistics: &'a CoreStatistics,
     pub(super) shutting_down: bool,
@@ -96,7 +98,8 @@ impl Serving<'_> {
                 return self.refuse(request, Refusal { error: Error::Overflow, text });
             }
         };
-        self.engine.read(self.lane.owner, tag, self.disk, range, how, self.arrived);
+        let ticket = Ticket::Nbd(tag);
+        self.engine.read(self.lane.owner, ticket, self.disk, range, how, self.arrived);
     }
 
     fn ask(
@@ -106,7 +109,8 @@ impl Serving<'_> {
     ) {
         let disk = self.disk.clone();
         let call = Box::new(move || call(&disk));
-        self.engine.ask(self.lane.owner, tag, call, self.arrived, &mut self.driver);
+        let ticket = Ticket::Nbd(tag);
+        self.engine.ask(self.lane.owner, ticket, call, self.arrived, &mut self.driver);
     }
 
     fn write_zeroes(&mut self, tag: Tag, request: &Request) {
@@ -239,11 +243,11 @@ impl Handler for Serving<'_> {
         if let Some(refusal) = self.refusal(Command::Write, request) {
             return Err(refusal);
         }
-        let tag = self.tag(Command::Write, request);
+        let ticket = Ticket::Nbd(self.tag(Command::Write, request));
         let range = request.offset..request.offset + request.length;
         let durable = request.has(flag::FUA);
         let owner = self.lane.owner;
-        let key = self.engine.write(owner, tag, self.disk, range, durable, self.arrived);
+        let key = self.engine.write(owner, ticket, self.disk, range, durable, self.arrived);
         self.lane.filling = key.map(|key| Filling { key, buffer: None, length: 0, filled: 0 });
         Ok(())
     }
@@ -272,40 +276,4 @@ impl Handler for Serving<'_> {
 /// The protocol's error for one of a store.
 pub(super) fn protocol_error(error: &io::Error) -> Error {
     error.raw_os_error().map_or(Error::Io, Error::of)
-}
-
-/// Extents of `base:allocation`.
-fn allocation(disk: &Disk, offset: u64, length: u64, most: usize) -> io::Result<Vec<Status>> {
-    let mut list: Vec<Status> = Vec::new();
-    disk.store.extents(offset, length, &mut |extent| {
-        let flags = u32::from(extent.hole) | u32::from(extent.zero) << 1;
-        append(&mut list, Status { length: extent.length, flags }, most)
-    })?;
-    Ok(list)
-}
-
-/// Extents of what was written.
-fn written(disk: &Disk, offset: u64, length: u64, most: usize) -> Vec<Status> {
-    let mut list = Vec::new();
-    let mut done = 0;
-    while done < length {
-        let (run, changed) = disk.changes.run(offset + done, (length - done).max(GRAIN));
-        let run = run.min(length - done);
-        if !append(&mut list, Status { length: run, flags: u32::from(changed) }, most) {
-            break;
-        }
-        done += run;
-    }
-    list
-}
-
-/// Adds an extent, to its neighbour if that is alike; false when the list is full.
-fn append(list: &mut Vec<Status>, status: Status, most: usize) -> bool {
-    let full = list.len() == most;
-    match list.last_mut() {
-        Some(last) if last.flags == status.flags => last.length += status.length,
-        _ if full => return false,
-        _ => list.push(status),
-    }
-    true
 }

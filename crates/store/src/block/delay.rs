@@ -1,7 +1,9 @@
 //! A disk that answers late: each request takes a while, as on a device with that latency and
 //! bandwidth. For tests, and for benchmarks that need a disk of known speed.
 
-use crate::block_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
+use crate::block_store::{
+    BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
+};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
@@ -63,6 +65,10 @@ impl BlockStore for DelayStore {
 
     fn layout(&self) -> Option<Layout> {
         self.inner.layout()
+    }
+
+    fn continuity(&self) -> Option<Continuity> {
+        self.inner.continuity()
     }
 
     fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {

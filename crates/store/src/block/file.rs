@@ -4,7 +4,10 @@
 //! Requests go around when the mode says so and they are aligned; the rest goes through the cache,
 //! and the kernel keeps both in agreement.
 
-use crate::block_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
+use super::continuity;
+use crate::block_store::{
+    BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
+};
 use crate::directory::system;
 use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -60,6 +63,7 @@ pub struct FileDisk {
     size: AtomicU64,
     is_device: bool,
     layout: Option<Layout>,
+    continuity: Continuity,
     /// The file system answers `RWF_NOWAIT`.
     tells_residency: AtomicBool,
     /// The file system tells which space is allocated.
@@ -114,6 +118,11 @@ impl FileDisk {
             FileType::BlockDevice => layout_of(&cached),
             _ => None,
         };
+        let inode = match kind {
+            FileType::RegularFile => rustix::fs::fstat(&cached)?.st_ino,
+            _ => 0,
+        };
+        let continuity = continuity::of_file(path, inode);
         Ok(Arc::new(Self {
             direct,
             flushed,
@@ -122,6 +131,7 @@ impl FileDisk {
             size: AtomicU64::new(size),
             is_device: kind == FileType::BlockDevice,
             layout,
+            continuity,
             tells_residency: AtomicBool::new(true),
             tells_space: AtomicBool::new(true),
             in_memory: rustix::fs::fstatfs(&cached)?.f_type == TMPFS,
@@ -305,6 +315,10 @@ impl BlockStore for FileDisk {
 
     fn layout(&self) -> Option<Layout> {
         self.layout
+    }
+
+    fn continuity(&self) -> Option<Continuity> {
+        Some(self.continuity)
     }
 
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {

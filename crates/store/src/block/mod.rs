@@ -1,5 +1,6 @@
 //! Disks: files and devices, memory, and what is made of other disks.
 
+mod continuity;
 mod delay;
 mod fiemap;
 mod file;

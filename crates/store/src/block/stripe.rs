@@ -1,7 +1,10 @@
 //! A disk made of several, in stripes (RAID 0): what a large request touches lies on all members,
 //! which work at the same time.
 
-use crate::block_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
+use super::continuity;
+use crate::block_store::{
+    BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
+};
 use std::io;
 use std::sync::Arc;
 use towline_mem::Aggregate;
@@ -109,6 +112,11 @@ impl BlockStore for StripeDisk {
 
     fn layout(&self) -> Option<Layout> {
         Some(Layout { chunk: self.chunk, members: self.members.len() as u32, shift: 0 })
+    }
+
+    fn continuity(&self) -> Option<Continuity> {
+        let members: Vec<_> = self.members.iter().map(|member| member.continuity()).collect();
+        continuity::of_members(&members)
     }
 
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {

@@ -1,0 +1,175 @@
+//! What is written is read, by every way.
+
+use crate::common::{Random, counter, pattern, seed};
+use crate::setup::{Disks, KINDS, Model, SIZE, disks};
+use std::collections::HashSet;
+use towline_client::{Client, Errno, ExtentKind, Group, Options, ZeroHow, extent_flag};
+
+const STEPS: usize = 60;
+
+fn clients(disks: &Disks) -> Vec<Client> {
+    let connect = |transport| Client::connect(transport, Options::default()).unwrap();
+    disks.transports.iter().map(connect).collect()
+}
+
+#[test]
+fn every_kind_of_disk_reads_what_was_written_over_every_transport() {
+    let (disks, mut random) = (disks(), Random::new(seed()));
+    for client in clients(&disks) {
+        for kind in KINDS {
+            let checked = random.below(2) == 0;
+            let disk = client.disk(kind.as_bytes()).unwrap().with_checksums(checked);
+            assert_eq!(disk.size(), SIZE as u64);
+            disk.zero(0, SIZE as u64, ZeroHow::default()).unwrap();
+            let mut model = Model::new();
+            let what = format!("{kind} over {:?}, checksums {checked}", client.link_kind());
+            for _ in 0..STEPS {
+                model.step(&disk, &mut random, &what);
+            }
+            let mut all = vec![0; SIZE];
+            disk.read_at(&mut all, 0).unwrap();
+            assert!(all == model.bytes, "{what}: at the end");
+        }
+    }
+}
+
+#[test]
+fn many_outstanding_complete_in_a_group_in_any_order() {
+    const BLOCK: usize = 96 << 10;
+    let disks = disks();
+    for client in clients(&disks) {
+        let disk = client.disk(b"delay").unwrap();
+        let mut group = Group::new();
+        let count = SIZE / BLOCK;
+        for number in 0..count {
+            let data = pattern(BLOCK, number as u8);
+            let written = disk.start_write_at(data, (number * BLOCK) as u64, false).unwrap();
+            group.add(written, number as u64);
+        }
+        let mut seen = HashSet::new();
+        while let Some((tag, written)) = group.wait_any() {
+            assert_eq!(written.unwrap().len(), BLOCK);
+            assert!(seen.insert(tag));
+        }
+        assert_eq!(seen.len(), count);
+        // Reads, and a flush among them.
+        group.add(disk.start_flush().unwrap(), u64::MAX);
+        for number in 0..count {
+            let read = disk.start_read_at(vec![0; BLOCK], (number * BLOCK) as u64).unwrap();
+            group.add(read, number as u64);
+        }
+        while let Some((tag, read)) = group.wait_any() {
+            let read = read.unwrap();
+            if tag != u64::MAX {
+                assert!(read == pattern(BLOCK, tag as u8), "block {tag}");
+            }
+        }
+    }
+}
+
+#[test]
+fn fragments_of_a_large_read_need_no_more_memory_than_fragments() {
+    let disks = disks();
+    let client = disks.client();
+    let disk = client.disk(b"cached").unwrap();
+    let data = pattern(SIZE, 9);
+    disk.write_at(&data, 0).unwrap();
+    let before = counter(&client, "bytes_sent_file");
+    let mut found = vec![0; SIZE];
+    disk.read_at(&mut found, 0).unwrap();
+    assert!(found == data);
+    // What is in the page cache leaves from there.
+    let sent = counter(&client, "bytes_sent_file") - before;
+    assert!(sent >= SIZE as u64 / 2, "only {sent} bytes by sendfile");
+}
+
+#[test]
+fn overlapping_changes_are_done_in_the_order_they_were_asked_for() {
+    let disks = disks();
+    for client in clients(&disks) {
+        let disk = client.disk(b"delay").unwrap();
+        for round in 0..10u8 {
+            let first = disk.start_write_at(vec![1; 200_000], 0, false).unwrap();
+            let second = disk.start_write_at(vec![round + 2; 100_000], 50_000, false).unwrap();
+            second.wait().unwrap();
+            first.wait().unwrap();
+            let mut found = vec![0; 200_000];
+            disk.read_at(&mut found, 0).unwrap();
+            let middle = 50_000..150_000;
+            assert!(found[middle.clone()].iter().all(|byte| *byte == round + 2), "{round}");
+            assert!(found[..middle.start].iter().all(|byte| *byte == 1), "{round}");
+        }
+    }
+}
+
+#[test]
+fn extents_tell_holes_and_what_was_written() {
+    let disks = disks();
+    let client = disks.client();
+    for kind in ["memory", "cached"] {
+        let disk = client.disk(kind.as_bytes()).unwrap();
+        disk.write_at(&vec![7; 128 << 10], 1 << 20).unwrap();
+        let size = disk.size();
+        let (mut at, mut data) = (0, Vec::new());
+        while at < size {
+            let extents = disk.extents(at, size - at, ExtentKind::Allocation).unwrap();
+            for extent in extents {
+                if extent.flags & extent_flag::HOLE == 0 {
+                    data.push((at, extent.length));
+                }
+                at += extent.length;
+            }
+        }
+        assert_eq!(at, size, "{kind}");
+        assert_eq!(data, [(1 << 20, 128 << 10)], "{kind}");
+        let written = disk.extents(0, size, ExtentKind::Written).unwrap();
+        let written: Vec<_> = written.iter().map(|e| (e.length, e.flags)).collect();
+        assert_eq!(written, [(1 << 20, 0), (128 << 10, 1), (size - (9 << 17), 0)], "{kind}");
+        disk.trim(1 << 20, 128 << 10).unwrap();
+        disk.cache(0, size).unwrap();
+        let extents = disk.extents(0, size, ExtentKind::Allocation).unwrap();
+        assert!(extents.iter().all(|e| e.flags == 3), "{kind}: {extents:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_says_why() {
+    let disks = disks();
+    let client = disks.client();
+    let names: Vec<String> = client.disks().unwrap().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["memory", "cached", "stripe", "delay", "read-only"]);
+    assert_eq!(client.disk(b"none").err().unwrap().errno(), Errno::ENOENT);
+    let disk = client.disk(b"").unwrap();
+    let size = disk.size();
+    let errno = |result: Result<(), towline_client::Error>| result.unwrap_err().errno();
+    assert_eq!(errno(disk.read_at(&mut [0; 2], size - 1)), Errno::EINVAL);
+    assert_eq!(errno(disk.read_at(&mut [0; 2], u64::MAX)), Errno::EINVAL);
+    assert_eq!(errno(disk.write_at(&[0; 2], size - 1)), Errno::ENOSPC);
+    assert_eq!(errno(disk.write_at(&vec![0; 1 << 20], size - 1)), Errno::ENOSPC);
+    assert_eq!(errno(disk.zero(1, u64::MAX, ZeroHow::default())), Errno::EINVAL);
+    assert_eq!(errno(disk.trim(0, size + 1)), Errno::ENOSPC);
+    assert_eq!(disk.extents(0, 0, ExtentKind::Allocation).unwrap_err().errno(), Errno::EINVAL);
+    disk.read_at(&mut [], size).unwrap();
+    disk.write_at(&[], size).unwrap();
+    let guarded = client.disk(b"read-only").unwrap();
+    assert!(guarded.info().read_only);
+    assert_eq!(errno(guarded.write_at(&[0; 512], 0)), Errno::EROFS);
+    assert_eq!(errno(guarded.trim(0, 512)), Errno::EROFS);
+    // And the session goes on.
+    guarded.flush().unwrap();
+    guarded.read_at(&mut [0; 512], 0).unwrap();
+}
+
+#[test]
+fn files_and_disks_share_a_session_and_closed_disks_are_closed() {
+    let disks = disks();
+    let client = disks.client();
+    for _ in 0..3 * towline_wire::disk::DISKS_MAX {
+        drop(client.disk(b"memory").unwrap());
+    }
+    let open: Vec<_> =
+        (0..towline_wire::disk::DISKS_MAX).map(|_| client.disk(b"memory").unwrap()).collect();
+    assert_eq!(client.disk(b"memory").err().unwrap().errno(), Errno::EMFILE);
+    drop(open);
+    client.disk(b"memory").unwrap().write_at(&[1], 0).unwrap();
+}

@@ -1,0 +1,132 @@
+//! Peers that send what no client would.
+
+use crate::common::{Raw, message, request};
+use crate::setup::{Disks, SIZE, disks};
+use towline_wire::disk::{checksums, disk_flag};
+use towline_wire::reply::parse_results;
+use towline_wire::{Errno, Header, Kind, Reply, Request};
+
+fn opened(disks: &Disks) -> Raw {
+    let (mut raw, _) = Raw::greeted(disks.port());
+    raw.send(&request(0, 1, &[Request::DiskOpen { disk: 5, name: b"delay" }], 0));
+    let (_, body) = raw.receive().unwrap();
+    assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Disk { .. }]));
+    raw
+}
+
+fn errno(raw: &mut Raw) -> Errno {
+    let (header, body) = raw.receive().expect("thrown out");
+    assert_eq!(header.kind, Kind::Reply);
+    match parse_results(&body).unwrap()[..] {
+        [Reply::Failed { errno }] => Errno(errno),
+        ref other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn hostile_ranges_are_refused_and_the_session_goes_on() {
+    let disks = disks();
+    let mut raw = opened(&disks);
+    let size = SIZE as u64;
+    let read = |offset, length| Request::DiskRead { disk: 5, flags: 0, offset, length };
+    let write =
+        |offset, length| Request::DiskWrite { disk: 5, flags: 0, offset, length, checksums: b"" };
+    let zero = |offset, length| Request::DiskZero { disk: 5, flags: !1, offset, length };
+    let status = |kind, length| Request::DiskStatus { disk: 5, kind, offset: 0, length, most: 0 };
+    let cases = [
+        (read(size, 1), 0, Errno::EINVAL),
+        (read(u64::MAX, u32::MAX), 0, Errno::EINVAL),
+        (read(0, u32::MAX), 0, Errno::EINVAL),
+        (write(size - 1, 1 << 20), 1 << 20, Errno::ENOSPC),
+        (write(u64::MAX - 5, 1 << 20), 1 << 20, Errno::EINVAL),
+        (zero(1, u64::MAX), 0, Errno::EINVAL),
+        (zero(u64::MAX, u64::MAX), 0, Errno::EINVAL),
+        (status(2, 1), 0, Errno::EINVAL),
+        (status(0, u64::MAX), 0, Errno::EINVAL),
+        (Request::DiskCache { disk: 5, offset: 1, length: u64::MAX }, 0, Errno::EINVAL),
+        (Request::DiskFlush { disk: 6 }, 0, Errno::EBADF),
+        (Request::DiskClose { disk: u32::MAX }, 0, Errno::EBADF),
+        (Request::DiskOpen { disk: 7, name: &[0xff; 4000] }, 0, Errno::ENOENT),
+    ];
+    for (number, (case, offered, expected)) in cases.iter().enumerate() {
+        raw.send(&request(0, number as u32 + 2, std::slice::from_ref(case), *offered));
+        assert_eq!(errno(&mut raw), *expected, "{case:?}");
+    }
+}
+
+#[test]
+fn what_is_no_legal_request_ends_the_connection() {
+    let disks = disks();
+    let write = Request::DiskWrite { disk: 5, flags: 0, offset: 0, length: 4096, checksums: b"" };
+    let read = Request::DiskRead { disk: 5, flags: 0, offset: 0, length: 1 };
+    let long =
+        Request::DiskWrite { disk: 5, flags: 0, offset: 0, length: u32::MAX, checksums: b"" };
+    let cases = [
+        request(1, 1, &[read, read], 0),
+        request(1, 1, &[write], 0),
+        request(1, 1, &[write], 4095),
+        request(1, 1, &[read], 10),
+        request(1, 1, &[long], u32::MAX.into()),
+        message(Header::new(Kind::Request, 1, 1), &[36, 1, 2], &[]),
+    ];
+    for case in cases {
+        let mut raw = opened(&disks);
+        raw.send(&case);
+        assert!(raw.thrown_out(), "{case:?}");
+    }
+    // Data that was not granted, data of another length, data for another place.
+    for (offset, length) in [(0, 100), (4096, 65536)] {
+        let mut raw = opened(&disks);
+        let write =
+            Request::DiskWrite { disk: 5, flags: 0, offset: 0, length: 65536, checksums: b"" };
+        raw.send(&request(1, 1, &[write], 65536));
+        let (grant, _) = raw.receive().unwrap();
+        assert_eq!((grant.kind, grant.word_a), (Kind::Grant, 65536));
+        let mut header = Header::new(Kind::Data, 1, 1);
+        header.offset = offset;
+        raw.send(&message(header, &[], &vec![0; length]));
+        assert!(raw.thrown_out(), "{offset} {length}");
+    }
+    disks.client().disk(b"delay").unwrap().flush().unwrap();
+}
+
+#[test]
+fn wrong_checksums_keep_data_away_from_the_disk() {
+    let disks = disks();
+    let disk = disks.client().disk(b"delay").unwrap();
+    disk.write_at(&vec![1; 1 << 20], 0).unwrap();
+    let mut raw = opened(&disks);
+    let data = vec![2; 1 << 20];
+    let mut sums = checksums(&data);
+    sums[3] ^= 1;
+    let write = |length| Request::DiskWrite {
+        disk: 5,
+        flags: disk_flag::CHECKSUMS,
+        offset: 0,
+        length,
+        checksums: &sums[..(length as usize).div_ceil(4096) * 4],
+    };
+    // Inline.
+    let body = towline_wire::request::encode_compound(&[write(8192)]);
+    raw.send(&message(Header::new(Kind::Request, 0, 2), &body, &data[..8192]));
+    assert_eq!(errno(&mut raw), Errno::EBADMSG);
+    // Under grants: nothing more is granted once a part is wrong.
+    raw.send(&request(0, 3, &[write(1 << 20)], 1 << 20));
+    let mut granted = 0;
+    let refused = loop {
+        let (header, body) = raw.receive().expect("thrown out");
+        if header.kind == Kind::Reply {
+            break parse_results(&body).unwrap().first().copied().map(|r| format!("{r:?}"));
+        }
+        granted += header.word_a as usize;
+        let mut data_header = Header::new(Kind::Data, 0, 3);
+        data_header.offset = header.offset;
+        let from = header.offset as usize;
+        raw.send(&message(data_header, &[], &data[from..from + header.word_a as usize]));
+    };
+    assert_eq!(refused.unwrap(), format!("{:?}", Reply::Failed { errno: Errno::EBADMSG.0 }));
+    assert!(granted < 1 << 20);
+    let mut found = vec![0; 1 << 20];
+    disk.read_at(&mut found, 0).unwrap();
+    assert!(found.iter().all(|byte| *byte == 1));
+}

@@ -1,0 +1,266 @@
+//! Connections that are cut, servers that are killed, machines that fail.
+
+use crate::common::proxy::Proxy;
+use crate::common::{Process, Random, pattern, seed};
+use crate::setup::{Model, SIZE, disks, own};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use towline_client::{Client, Errno, Error, Group, Options, Transport};
+use towline_mem::Aggregate;
+use towline_store::{BlockStore, Continuity, Direction, Extent, Geometry, Now, Place, ZeroHow};
+
+fn connect(port: u16) -> Client {
+    let limit = Instant::now() + Duration::from_secs(60);
+    loop {
+        let transport = Transport::Tcp("127.0.0.1".into(), port);
+        match Client::connect(&transport, Options::default()) {
+            Ok(client) => return client,
+            Err(error) => assert!(Instant::now() < limit, "not connected within 60 s: {error}"),
+        }
+    }
+}
+
+#[test]
+fn cut_connections_lose_and_double_nothing() {
+    let (disks, seed) = (disks(), seed());
+    let mut random = Random::new(seed);
+    let proxy = Proxy::start(disks.port(), seed ^ 1, 1 << 20);
+    for kind in ["memory", "delay", "cached"] {
+        let client = connect(proxy.port);
+        // The connection may be cut while the disk is being opened: that, too, is asked again.
+        let disk = client.disk(kind.as_bytes()).unwrap().with_checksums(random.below(2) == 0);
+        let mut model = Model::new();
+        let limit = Instant::now() + Duration::from_secs(60);
+        let enough = proxy.cuts.load(Ordering::Relaxed) + 25;
+        while proxy.cuts.load(Ordering::Relaxed) < enough && Instant::now() < limit {
+            model.step(&disk, &mut random, kind);
+        }
+        assert!(proxy.cuts.load(Ordering::Relaxed) >= enough, "{kind}: not cut often enough");
+    }
+    // Many at once.
+    let client = connect(proxy.port);
+    let disk = client.disk(b"delay").unwrap();
+    const BLOCK: usize = 64 << 10;
+    for round in 0..6u8 {
+        let mut group = Group::new();
+        for number in 0..SIZE / BLOCK {
+            let data = pattern(BLOCK, round.wrapping_mul(64) ^ number as u8);
+            let written = disk.start_write_at(data, (number * BLOCK) as u64, false).unwrap();
+            group.add(written, number as u64);
+        }
+        while let Some((_, written)) = group.wait_any() {
+            written.unwrap();
+        }
+        disk.flush().unwrap();
+    }
+    proxy.calm.store(true, Ordering::Relaxed);
+    let mut all = vec![0; SIZE];
+    disk.read_at(&mut all, 0).unwrap();
+    for (number, block) in all.chunks(BLOCK).enumerate() {
+        let expected = pattern(BLOCK, 5u8.wrapping_mul(64) ^ number as u8);
+        assert!(block == expected, "block {number}");
+    }
+}
+
+#[test]
+fn a_killed_server_loses_nothing_that_its_kernel_has() {
+    let mut random = Random::new(seed());
+    for keeps_state in [false, true] {
+        let directory = TempDir::new().unwrap();
+        let image = std::fs::File::create(directory.path().join("disk")).unwrap();
+        image.set_len(SIZE as u64).unwrap();
+        let mut server = Process::start_with(directory.path(), keeps_state, Duration::ZERO);
+        let client = Client::connect(&server.tcp(), Options::default()).unwrap();
+        let disk = client.disk(b"file").unwrap();
+        disk.zero(0, SIZE as u64, towline_client::ZeroHow::default()).unwrap();
+        let volatile = client.disk(b"memory").unwrap();
+        volatile.write_at(&[1; 4096], 0).unwrap();
+        let mut model = Model::new();
+        const BLOCK: usize = 96 << 10;
+        for round in 0..4 {
+            for _ in 0..10 {
+                model.step(&disk, &mut random, "before");
+            }
+            let mut group = Group::new();
+            for number in 0..20 {
+                let (at, data) = (number * BLOCK, pattern(BLOCK, random.next() as u8));
+                model.bytes[at..at + BLOCK].copy_from_slice(&data);
+                group.add(disk.start_write_at(data, at as u64, false).unwrap(), number as u64);
+            }
+            group.wait_any().unwrap().1.unwrap();
+            server.kill();
+            server.restart();
+            while let Some((number, written)) = group.wait_any() {
+                written.unwrap_or_else(|error| panic!("round {round}, write {number}: {error}"));
+            }
+            disk.flush().unwrap();
+            let mut all = vec![0; SIZE];
+            disk.read_at(&mut all, 0).unwrap();
+            assert!(all == model.bytes, "round {round}, state {keeps_state}");
+        }
+        // Memory is gone, and nobody is told that zeroes are what was written.
+        let gone = volatile.read_at(&mut [0; 4096], 0).unwrap_err();
+        assert_eq!(gone.errno(), Errno::ESTALE);
+        drop(volatile);
+        client.disk(b"memory").unwrap().read_at(&mut [0; 4096], 0).unwrap();
+    }
+}
+
+/// A disk with a cache that a failure of its machine empties.
+struct Fragile {
+    identity: u64,
+    epoch: u64,
+    durable: Arc<Mutex<Vec<u8>>>,
+    cached: Mutex<Vec<u8>>,
+}
+
+impl std::fmt::Debug for Fragile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Fragile")
+    }
+}
+
+impl Fragile {
+    fn new() -> Arc<Self> {
+        Self::with(1, 1, Arc::new(Mutex::new(vec![0; SIZE])))
+    }
+
+    fn with(identity: u64, epoch: u64, durable: Arc<Mutex<Vec<u8>>>) -> Arc<Self> {
+        let cached = Mutex::new(durable.lock().clone());
+        Arc::new(Self { identity, epoch, durable, cached })
+    }
+
+    /// The machine starts again, and serves the disk.
+    fn after_failure(&self) -> Arc<Self> {
+        Self::with(self.identity, self.epoch + 1, self.durable.clone())
+    }
+
+    /// The server starts again, on a machine that went on.
+    fn after_restart(&self) -> Arc<Self> {
+        let next = Self::with(self.identity, self.epoch, self.durable.clone());
+        next.cached.lock().copy_from_slice(&self.cached.lock());
+        next
+    }
+}
+
+impl BlockStore for Fragile {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: SIZE as u64,
+            block_minimum: 512,
+            block_preferred: 4096,
+            rotational: false,
+            read_only: false,
+        }
+    }
+
+    fn continuity(&self) -> Option<Continuity> {
+        Some(Continuity { identity: self.identity, epoch: self.epoch })
+    }
+
+    fn read_now(&self, _: u64, _: &mut [u8]) -> Now {
+        Now::WouldBlock
+    }
+
+    fn hole_now(&self, _: u64, _: u64) -> u64 {
+        0
+    }
+
+    fn lend(&self, _: u64, _: u64) -> Option<Aggregate> {
+        None
+    }
+
+    fn write_now(&self, _: u64, _: &[u8], _: bool) -> Now {
+        Now::WouldBlock
+    }
+
+    fn locate(&self, _: u64, _: u64, _: Direction) -> Option<Place> {
+        None
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        let from = offset as usize;
+        target.copy_from_slice(&self.cached.lock()[from..from + target.len()]);
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8], durable: bool) -> io::Result<()> {
+        let range = offset as usize..offset as usize + data.len();
+        self.cached.lock()[range.clone()].copy_from_slice(data);
+        if durable {
+            self.durable.lock()[range].copy_from_slice(data);
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.durable.lock().copy_from_slice(&self.cached.lock());
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, length: u64, _: ZeroHow) -> io::Result<()> {
+        self.write(offset, &vec![0; length as usize], false)
+    }
+
+    fn trim(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn cache(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn extents(&self, _: u64, length: u64, tell: &mut dyn FnMut(Extent) -> bool) -> io::Result<()> {
+        tell(Extent { length, hole: false, zero: false });
+        Ok(())
+    }
+}
+
+/// What was written, flushed or not, and then a restart: what the next calls say.
+fn after(
+    write: impl Fn(&towline_client::Disk),
+    next: impl Fn(&Fragile) -> Arc<Fragile>,
+) -> (Result<u8, Error>, Result<(), Error>) {
+    let store = Fragile::new();
+    let mut disks = own(store.clone());
+    let client = disks.client();
+    let disk = client.disk(b"own").unwrap();
+    write(&disk);
+    disks.restart(next(&store));
+    let mut byte = [9; 512];
+    let read = disk.read_at(&mut byte, 0).map(|()| byte[0]);
+    (read, disk.flush())
+}
+
+#[test]
+fn unflushed_writes_that_are_lost_are_told() {
+    let write = |disk: &towline_client::Disk| disk.write_at(&[1; 512], 0).unwrap();
+    let lost = Err(Error::WritesLost { disk: "own".into() });
+    assert_eq!(after(write, Fragile::after_failure), (lost.clone().map(|()| 0), lost.clone()));
+    // Not when the machine went on,
+    assert_eq!(after(write, Fragile::after_restart), (Ok(1), Ok(())));
+    // nor when it was flushed,
+    let flushed = |disk: &towline_client::Disk| {
+        write(disk);
+        disk.flush().unwrap();
+    };
+    assert_eq!(after(flushed, Fragile::after_failure), (Ok(1), Ok(())));
+    // or written durably, or nothing was written.
+    let durable = |disk: &towline_client::Disk| disk.write_durable_at(&[1; 512], 0).unwrap();
+    assert_eq!(after(durable, Fragile::after_failure), (Ok(1), Ok(())));
+    assert_eq!(after(|_| {}, Fragile::after_failure), (Ok(0), Ok(())));
+    // A write that came after the flush counts.
+    let again = |disk: &towline_client::Disk| {
+        flushed(disk);
+        disk.trim(0, 512).unwrap();
+    };
+    assert_eq!(after(again, Fragile::after_failure).1, lost);
+    // Another disk of that name is not taken for it.
+    let other = |old: &Fragile| Fragile::with(2, old.epoch, old.durable.clone());
+    let stale = Err(Error::from(Errno::ESTALE));
+    assert_eq!(after(flushed, other), (stale.clone().map(|()| 0), stale));
+}

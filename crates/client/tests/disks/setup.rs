@@ -1,0 +1,160 @@
+//! A server of disks, and a model of what is on one.
+
+use crate::common::{Random, pattern};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use towline_client::{Client, Disk, Options, Transport, ZeroHow};
+use towline_net::address::Address;
+use towline_server::{CacheMode, Config, DiskExport, DiskKind, OwnStore, Server};
+use towline_store::BlockStore;
+
+/// Bytes of each disk.
+pub(crate) const SIZE: usize = 4 << 20;
+
+/// A server in this process and every way to reach it.
+pub(crate) struct Disks {
+    pub(crate) server: Option<Server>,
+    pub(crate) transports: Vec<Transport>,
+    directory: TempDir,
+}
+
+pub(crate) fn export(name: &str, kind: DiskKind) -> DiskExport {
+    DiskExport { name: name.into(), kind, read_only: false }
+}
+
+fn file(directory: &Path, name: &str, size: usize) -> std::path::PathBuf {
+    let path = directory.join(name);
+    std::fs::File::create(&path).unwrap().set_len(size as u64).unwrap();
+    path
+}
+
+/// One of each kind. Direct files are not among them: not every file system has them.
+pub(crate) const KINDS: [&str; 4] = ["memory", "cached", "stripe", "delay"];
+
+pub(crate) fn disks() -> Disks {
+    let directory = TempDir::new().unwrap();
+    let place = directory.path().to_path_buf();
+    let members = vec![file(&place, "a", SIZE / 2), file(&place, "b", SIZE / 2)];
+    let mut read_only = export("read-only", DiskKind::Memory(SIZE as u64));
+    read_only.read_only = true;
+    start(
+        directory,
+        vec![
+            export("memory", DiskKind::Memory(SIZE as u64)),
+            export("cached", DiskKind::File(file(&place, "c", SIZE), CacheMode::Cached)),
+            export("stripe", DiskKind::Stripe(64 << 10, members, CacheMode::Cached)),
+            export("delay", DiskKind::Delay(SIZE as u64, Duration::from_micros(200), 0)),
+            read_only,
+        ],
+    )
+}
+
+/// A server of one disk of the test's own.
+pub(crate) fn own(store: Arc<dyn BlockStore>) -> Disks {
+    start(TempDir::new().unwrap(), vec![export("own", DiskKind::Own(OwnStore(store)))])
+}
+
+fn start(directory: TempDir, disks: Vec<DiskExport>) -> Disks {
+    let socket = directory.path().join("socket");
+    let config = Config {
+        disks,
+        listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap(), Address::Unix(socket.clone())],
+        cores: 2,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
+    let transports = vec![
+        Transport::Tcp(address.ip().to_string(), address.port()),
+        Transport::Unix(socket.clone()),
+        Transport::Shm(socket),
+    ];
+    Disks { server: Some(server), transports, directory }
+}
+
+impl Disks {
+    pub(crate) fn port(&self) -> u16 {
+        match self.transports[0] {
+            Transport::Tcp(_, port) => port,
+            _ => panic!("no TCP"),
+        }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(&self.transports[0], Options::default()).unwrap()
+    }
+
+    /// Ends the server and starts another one in its place, with this disk.
+    pub(crate) fn restart(&mut self, store: Arc<dyn BlockStore>) {
+        let port = self.port();
+        drop(self.server.take());
+        let config = Config {
+            disks: vec![export("own", DiskKind::Own(OwnStore(store)))],
+            listen: vec![Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap()],
+            cores: 1,
+            ..Config::default()
+        };
+        let mut tries = 0;
+        self.server = loop {
+            match Server::start(&config) {
+                Ok(server) => break Some(server),
+                // The kernel may keep the port for a moment.
+                Err(error) if tries == 200 => panic!("not started again: {error}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+            tries += 1;
+        };
+        assert!(self.directory.path().exists());
+    }
+}
+
+/// What a disk should hold.
+pub(crate) struct Model {
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Model {
+    /// Of a disk of zeroes.
+    pub(crate) fn new() -> Self {
+        Self { bytes: vec![0; SIZE] }
+    }
+
+    /// Does something at random to the disk, and checks what it reads.
+    pub(crate) fn step(&mut self, disk: &Disk, random: &mut Random, what: &str) {
+        let length = random.any_size(1 << 20) as usize;
+        let offset = random.below((SIZE - length) as u64 + 1) as usize;
+        let range = offset..offset + length;
+        match random.below(10) {
+            0..4 => {
+                let data = pattern(length, random.next() as u8);
+                match random.below(3) {
+                    0 => disk.write_durable_at(&data, offset as u64).unwrap(),
+                    1 => disk.write_at(&data, offset as u64).unwrap(),
+                    _ => {
+                        let written = disk.start_write_at(data.clone(), offset as u64, false);
+                        assert_eq!(written.unwrap().wait().unwrap(), data);
+                    }
+                }
+                self.bytes[range].copy_from_slice(&data);
+            }
+            4 => {
+                let how = ZeroHow { allocate: random.below(2) == 0, fast: false };
+                disk.zero(offset as u64, length as u64, how).unwrap();
+                self.bytes[range].fill(0);
+            }
+            5 => disk.flush().unwrap(),
+            _ => {
+                let mut found = vec![1; length];
+                if random.below(2) == 0 {
+                    disk.read_at(&mut found, offset as u64).unwrap();
+                } else {
+                    found = disk.start_read_at(found, offset as u64).unwrap().wait().unwrap();
+                }
+                let wrong = (0..length).find(|at| found[*at] != self.bytes[offset + at]);
+                assert_eq!(wrong, None, "{what}: read of {length} at {offset}");
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The data of writes: granted when there is a buffer for it, and received into that.
+
+use super::{Kind, Writing};
+use crate::core::Core;
+use crate::grants::{GRANTS_MAX, Grant};
+use std::time::Instant;
+use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError};
+
+impl Core {
+    /// Gives buffers to writes that wait for their data, in turn.
+    pub(crate) fn grant_disks(&mut self) {
+        for _ in 0..self.disk_grants.len() {
+            let Some((session, slot)) = self.disk_grants.pop_front() else { return };
+            let Some(served) = self.sessions.get_mut(&session) else { continue };
+            let index = served.lane.map(|lane| lane as usize);
+            let Some(Some(under)) = served.disks.requests.get_mut(usize::from(slot)) else {
+                continue;
+            };
+            let sequence = under.sequence;
+            let Kind::Write(write) = &mut under.kind else { continue };
+            if let Some(inline) = write.inline.take() {
+                let (key, filled) = (write.key, write.filled as usize);
+                let Some((mut buffer, length)) = self.engine.room(key) else {
+                    write.inline = Some(inline);
+                    self.disk_grants.push_front((session, slot));
+                    return;
+                };
+                buffer.bytes_mut()[..length].copy_from_slice(&inline[filled..filled + length]);
+                write.filled += length as u64;
+                if write.filled < write.length {
+                    write.inline = Some(inline);
+                    self.disk_grants.push_back((session, slot));
+                }
+                let (engine, mut driver) = self.engine_and_driver();
+                engine.filled(key, buffer, length, &mut driver);
+                continue;
+            }
+            if write.failed.is_some()
+                || write.grants.len() >= GRANTS_MAX
+                || write.granted >= write.length
+            {
+                continue;
+            }
+            let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) else {
+                continue;
+            };
+            let Some((buffer, length)) = self.engine.room(write.key) else {
+                self.disk_grants.push_front((session, slot));
+                return;
+            };
+            let mut header = Header::new(MessageKind::Grant, slot, sequence);
+            header.offset = write.granted;
+            header.word_a = length as u32;
+            write.grants.push_back(Grant { offset: write.granted, length, buffer });
+            write.granted += length as u64;
+            if lane.granted == 0 {
+                lane.since = Instant::now();
+            }
+            lane.granted += 1;
+            lane.send_header(&header);
+            self.ticking = true;
+            self.dirty.extend(index);
+            self.disk_grants.push_back((session, slot));
+        }
+    }
+
+    /// A fragment of a write to a disk is complete. False: this slot has none.
+    ///
+    /// # Errors
+    /// It is not what was granted.
+    pub(crate) fn disk_data(
+        &mut self,
+        session: u64,
+        index: usize,
+        header: &Header,
+    ) -> Result<bool, ProtocolError> {
+        let wrong = |what| Err(ProtocolError { what, at: 0 });
+        let Some(served) = self.sessions.get_mut(&session) else { return Ok(false) };
+        let Some(under) = served.disks.find(header.slot, header.sequence) else {
+            return Ok(false);
+        };
+        let Kind::Write(write) = &mut under.kind else { return Ok(false) };
+        let Some(grant) = write.grants.pop_front() else {
+            // What was granted before the write failed.
+            return if write.failed.is_some() {
+                Ok(true)
+            } else {
+                wrong("data that was not granted")
+            };
+        };
+        if let Some(Some(lane)) = self.lanes.get_mut(index) {
+            lane.granted = lane.granted.saturating_sub(1);
+            lane.since = Instant::now();
+        }
+        if grant.offset != header.offset || grant.length != header.payload_bytes as usize {
+            return wrong("data does not match its grant");
+        }
+        let Grant { length, buffer, .. } = grant;
+        if !write.checking.as_mut().is_none_or(|c| c.matches(&buffer.bytes()[..length])) {
+            self.refuse_data(session, index, header);
+            return Ok(true);
+        }
+        write.filled += length as u64;
+        let key = write.key;
+        if write.granted < write.length {
+            self.disk_grants.push_back((session, header.slot));
+        }
+        let (engine, mut driver) = self.engine_and_driver();
+        engine.filled(key, buffer, length, &mut driver);
+        Ok(true)
+    }
+
+    /// What came differs from what was sent: nothing more of it is written.
+    fn refuse_data(&mut self, session: u64, index: usize, header: &Header) {
+        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
+        let Kind::Write(write) = &mut under.kind else { return };
+        log::warn!(
+            "disk \"{}\": data of a write differs from its checksums: refused",
+            under.disk.name
+        );
+        write.failed = Some(Errno::EBADMSG);
+        // Their data will find no place.
+        let unused = std::mem::take(&mut write.grants).len();
+        let goes_on = self.engine.abandon(write.key);
+        if let Some(Some(lane)) = self.lanes.get_mut(index) {
+            lane.granted = lane.granted.saturating_sub(unused);
+        }
+        if !goes_on {
+            self.finish_disk_request(session, header.slot, header.sequence, Ok(()), None);
+        }
+    }
+
+    /// The lane of a session is gone: its reads are forgotten, and data that was granted will come
+    /// anew.
+    pub(crate) fn suspend_disks(&mut self, session: u64) {
+        let Some(served) = self.sessions.get_mut(&session) else { return };
+        for (slot, place) in served.disks.requests.iter_mut().enumerate() {
+            let Some(under) = place else { continue };
+            match &mut under.kind {
+                Kind::Read(_) => {
+                    served.session.slots.answer(slot as u16, &[], false);
+                    *place = None;
+                }
+                Kind::Write(Writing { key, grants, granted, filled, inline: None, .. }) => {
+                    grants.clear();
+                    *granted = *filled;
+                    self.engine.forget_room(*key);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A session is over.
+    pub(crate) fn end_disks(&mut self, disks: super::SessionDisks) {
+        for under in disks.requests.into_iter().flatten() {
+            if let Kind::Write(write) = under.kind {
+                self.engine.abandon(write.key);
+            }
+        }
+        if let Some(owner) = disks.owner {
+            self.engine.remove_owner(owner);
+        }
+    }
+}

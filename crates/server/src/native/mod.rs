@@ -1,0 +1,132 @@
+//! Disks for clients of our own, over their sessions.
+//!
+//! A request's way: lane -> `Serving` -> [`requests`] -> engine of disks -> [`answers`] -> send queue
+//! of the lane. Data of long writes comes under grants, as for files, straight into the buffers it
+//! is written from ([`data`]). Small reads of what is in memory, and small writes into it, skip the
+//! engine.
+//!
+//! Reads belong to the lane: when it is lost they are forgotten, and the client asks again. Changes
+//! belong to the session: they go on, and are answered when the client asks again.
+
+mod answers;
+mod data;
+mod requests;
+
+use crate::grants::Grant;
+pub(crate) use requests::Arrived;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+use towline_block::{Disk, OwnerKey, RequestKey};
+use towline_wire::Errno;
+use towline_wire::disk::Checking;
+use towline_wire::limits::SLOTS_MAX;
+
+/// A request of a client, as the engine hands it back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tag {
+    session: u64,
+    slot: u16,
+    sequence: u32,
+    /// The lane's or the session's.
+    owner: OwnerKey,
+}
+
+/// What a session has of disks.
+#[derive(Default)]
+pub(crate) struct SessionDisks {
+    /// By the numbers that the client gave them.
+    open: BTreeMap<u32, Arc<Disk>>,
+    /// Owns its changes.
+    owner: Option<OwnerKey>,
+    /// Requests under way, by slot; empty until there is one.
+    requests: Vec<Option<Under>>,
+}
+
+/// A request under way.
+struct Under {
+    sequence: u32,
+    /// Tag of the operation, for statistics.
+    operation: u8,
+    arrived: Instant,
+    disk: Arc<Disk>,
+    /// The disk's when the request came: what happens meanwhile can only make it older.
+    epoch: u64,
+    kind: Kind,
+}
+
+enum Kind {
+    Read(Reading),
+    Write(Writing),
+    /// Extents.
+    Status,
+    /// Everything that is answered by `Stored`.
+    Change,
+    /// A range is brought into memory.
+    Cache,
+    Resize,
+}
+
+struct Reading {
+    offset: u64,
+    length: u32,
+    checksums: bool,
+    /// Why a part of it could not be had.
+    failed: Option<Errno>,
+}
+
+struct Writing {
+    key: RequestKey,
+    length: u64,
+    /// Came with the request and waits for a buffer.
+    inline: Option<Vec<u8>>,
+    grants: VecDeque<Grant>,
+    /// Bytes granted so far, and those of them that came.
+    granted: u64,
+    filled: u64,
+    checking: Option<Checking>,
+    /// Why what was sent is not to be written.
+    failed: Option<Errno>,
+    data_since: Option<Instant>,
+}
+
+impl SessionDisks {
+    fn put(&mut self, slot: u16, under: Under) {
+        if self.requests.is_empty() {
+            self.requests.resize_with(SLOTS_MAX, || None);
+        }
+        self.requests[usize::from(slot)] = Some(under);
+    }
+
+    fn find(&mut self, slot: u16, sequence: u32) -> Option<&mut Under> {
+        let under = self.requests.get_mut(usize::from(slot))?.as_mut()?;
+        (under.sequence == sequence).then_some(under)
+    }
+
+    fn take(&mut self, slot: u16, sequence: u32) -> Option<Under> {
+        let place = self.requests.get_mut(usize::from(slot))?;
+        place.take_if(|under| under.sequence == sequence)
+    }
+
+    /// True while something is under way that needs nothing more of the client.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.requests.iter().flatten().any(|under| match &under.kind {
+            Kind::Write(write) => write.filled >= write.length,
+            _ => true,
+        })
+    }
+
+    /// True when the request of this slot waits for data.
+    pub(crate) fn is_transfer(&self, slot: u16) -> bool {
+        let under = self.requests.get(usize::from(slot)).and_then(Option::as_ref);
+        under.is_some_and(|under| matches!(&under.kind, Kind::Write(w) if w.filled < w.length))
+    }
+
+    /// The grant that data of this slot is for.
+    pub(crate) fn grant_mut(&mut self, slot: u16, sequence: u32) -> Option<&mut Grant> {
+        match &mut self.find(slot, sequence)?.kind {
+            Kind::Write(write) => write.grants.front_mut(),
+            _ => None,
+        }
+    }
+}

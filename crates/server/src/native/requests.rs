@@ -1,0 +1,409 @@
+//! What a core does with each request for a disk.
+
+use super::{Kind, Reading, SessionDisks, Tag, Under, Writing};
+use crate::core::{Core, Ticket, elapsed_ns};
+use crate::extents::{allocation, written};
+use crate::grants::Served;
+use crate::stats::Stages;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+use towline_block::{Disk, How, OwnerKey, Status};
+use towline_mem::Aggregate;
+use towline_store::{Now, ZeroHow};
+use towline_wire::codec::Field;
+use towline_wire::disk::{
+    Checking, DISKS_MAX, EXTENTS_MAX, checksums, disk_flag, disk_kind, extent_kind,
+    first_difference,
+};
+use towline_wire::limits::{HEADER_BYTES, TRANSFER_BYTES_MAX};
+use towline_wire::request::parse_disk_request;
+use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError, Reply, Request};
+
+/// Reads up to this length of what is in memory are answered by copying, at once.
+const READ_NOW_BYTES_MAX: u32 = 32 * 1024;
+
+/// A request and what came with it.
+pub(crate) struct Arrived<'a> {
+    pub(crate) session: u64,
+    /// Its lane.
+    pub(crate) lane: usize,
+    pub(crate) header: &'a Header,
+    pub(crate) body: &'a [u8],
+    pub(crate) payload: &'a [u8],
+    pub(crate) at: Instant,
+}
+
+type Work = Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>;
+
+/// What becomes of a request.
+enum Begun<'a> {
+    /// Its answer.
+    Answer(Reply<'a>),
+    /// It was answered, or will be.
+    Goes,
+}
+
+impl Core {
+    /// Takes a request for a disk.
+    ///
+    /// # Errors
+    /// It is no legal request, or what it writes and the bytes do not match.
+    pub(crate) fn disk_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
+        let request = parse_disk_request(arrived.body)?;
+        let length = match request {
+            Request::DiskWrite { length, .. } => u64::from(length),
+            _ => 0,
+        };
+        let (offered, inline) = (arrived.header.offset, arrived.payload.len() as u64);
+        if length > TRANSFER_BYTES_MAX as u64 {
+            return Err(ProtocolError { what: "write longer than the limit", at: 0 });
+        }
+        if (offered > 0 && inline > 0) || length != offered + inline {
+            let what = "write does not match the bytes sent or offered";
+            return Err(ProtocolError { what, at: 0 });
+        }
+        let list;
+        let begun = match request {
+            Request::DiskList {} => {
+                list = self.shared.disks.names();
+                Ok(Begun::Answer(Reply::Bytes { value: &list }))
+            }
+            _ => self.begin_disk_request(&request, arrived),
+        };
+        let reply = match begun {
+            Ok(Begun::Goes) => return Ok(()),
+            Ok(Begun::Answer(reply)) => reply,
+            Err(errno) => Reply::Failed { errno: errno.0 },
+        };
+        let stages = Stages { server: elapsed_ns(arrived.at), ..Stages::default() };
+        self.statistics.record(request.tag(), stages);
+        let Header { slot, sequence, .. } = *arrived.header;
+        self.answer_disk(arrived.session, slot, sequence, arrived.at, &reply, request.modifies());
+        Ok(())
+    }
+
+    fn begin_disk_request(
+        &mut self,
+        request: &Request<'_>,
+        arrived: &Arrived<'_>,
+    ) -> Result<Begun<'static>, Errno> {
+        let Some(served) = self.sessions.get_mut(&arrived.session) else { return Ok(Begun::Goes) };
+        match *request {
+            Request::DiskOpen { disk: number, name } => {
+                let disk = self.shared.disks.disk(name).ok_or(Errno::ENOENT)?;
+                if served.disks.open.len() >= DISKS_MAX && !served.disks.open.contains_key(&number)
+                {
+                    return Err(Errno::EMFILE);
+                }
+                let reply = description(&disk);
+                served.disks.open.insert(number, disk);
+                return Ok(Begun::Answer(reply));
+            }
+            Request::DiskClose { disk } => {
+                served.disks.open.remove(&disk).ok_or(Errno::EBADF)?;
+                return Ok(Begun::Answer(Reply::Done {}));
+            }
+            _ => {}
+        }
+        let number = request.disk().unwrap_or(u32::MAX);
+        let disk = served.disks.open.get(&number).ok_or(Errno::EBADF)?.clone();
+        match *request {
+            Request::DiskInfo { .. } => Ok(Begun::Answer(description(&disk))),
+            Request::DiskRead { flags, offset, length, .. } => {
+                within(&disk, offset, length.into(), Errno::EINVAL)?;
+                if length as usize > TRANSFER_BYTES_MAX {
+                    return Err(Errno::EINVAL);
+                }
+                let checksums = flags & disk_flag::CHECKSUMS != 0;
+                let reading = Reading { offset, length, checksums, failed: None };
+                self.read_disk(arrived, &disk, reading)
+            }
+            Request::DiskWrite { flags, offset, length, checksums, .. } => {
+                may_change(&disk)?;
+                within(&disk, offset, length.into(), Errno::ENOSPC)?;
+                if flags & disk_flag::CHECKSUMS == 0 {
+                    return self.write_disk(arrived, &disk, offset, flags, None);
+                }
+                let checking =
+                    Checking::new(length as usize, checksums).map_err(|_| Errno::EBADMSG)?;
+                if !arrived.payload.is_empty()
+                    && first_difference(arrived.payload, checksums).is_some()
+                {
+                    return Err(Errno::EBADMSG);
+                }
+                self.write_disk(arrived, &disk, offset, flags, Some(checking))
+            }
+            Request::DiskFlush { .. } => self.ask_disk(arrived, &disk, Kind::Change, {
+                let disk = disk.clone();
+                Box::new(move || disk.flush().map(|()| Vec::new()))
+            }),
+            Request::DiskZero { flags, offset, length, .. } => {
+                may_change(&disk)?;
+                within(&disk, offset, length, Errno::ENOSPC)?;
+                disk.changes.note(offset, length);
+                let how = ZeroHow {
+                    allocate: flags & disk_flag::ALLOCATE != 0,
+                    fast: flags & disk_flag::FAST != 0,
+                };
+                let work = changing(&disk, flags, move |disk| disk.store.zero(offset, length, how));
+                self.ask_disk(arrived, &disk, Kind::Change, work)
+            }
+            Request::DiskTrim { flags, offset, length, .. } => {
+                may_change(&disk)?;
+                within(&disk, offset, length, Errno::ENOSPC)?;
+                disk.changes.note(offset, length);
+                let work = changing(&disk, flags, move |disk| disk.store.trim(offset, length));
+                self.ask_disk(arrived, &disk, Kind::Change, work)
+            }
+            Request::DiskStatus { kind, offset, length, most, .. } => {
+                within(&disk, offset, length, Errno::EINVAL)?;
+                if length == 0 || kind > extent_kind::WRITTEN {
+                    return Err(Errno::EINVAL);
+                }
+                let most = most.clamp(1, EXTENTS_MAX) as usize;
+                let asked = disk.clone();
+                let work: Work = Box::new(move || match kind {
+                    extent_kind::ALLOCATION => {
+                        allocation(&asked, offset, length, most).map(|list| vec![list])
+                    }
+                    _ => Ok(vec![written(&asked, offset, length, most)]),
+                });
+                self.ask_disk(arrived, &disk, Kind::Status, work)
+            }
+            Request::DiskCache { offset, length, .. } => {
+                within(&disk, offset, length, Errno::EINVAL)?;
+                let asked = disk.clone();
+                let work: Work =
+                    Box::new(move || asked.store.cache(offset, length).map(|()| Vec::new()));
+                self.ask_disk(arrived, &disk, Kind::Cache, work)
+            }
+            Request::DiskResize { size, .. } => {
+                let resized = disk.clone();
+                let work: Work = Box::new(move || resized.resize(size).map(|()| Vec::new()));
+                self.ask_disk(arrived, &disk, Kind::Resize, work)
+            }
+            _ => Err(Errno::ENOSYS),
+        }
+    }
+
+    /// Notes a request that will be answered later.
+    fn note(&mut self, arrived: &Arrived<'_>, disk: &Arc<Disk>, kind: Kind) {
+        let under = Under {
+            sequence: arrived.header.sequence,
+            operation: arrived.body.first().copied().unwrap_or(0),
+            arrived: arrived.at,
+            disk: disk.clone(),
+            epoch: disk.epoch(),
+            kind,
+        };
+        if let Some(served) = self.sessions.get_mut(&arrived.session) {
+            served.disks.put(arrived.header.slot, under);
+        }
+    }
+
+    /// Who owns the changes of a session.
+    fn session_owner(&mut self, session: u64) -> Option<OwnerKey> {
+        let Served { disks: SessionDisks { owner, .. }, .. } = self.sessions.get_mut(&session)?;
+        Some(*owner.get_or_insert_with(|| self.engine.add_owner()))
+    }
+
+    fn ask_disk(
+        &mut self,
+        arrived: &Arrived<'_>,
+        disk: &Arc<Disk>,
+        kind: Kind,
+        work: Work,
+    ) -> Result<Begun<'static>, Errno> {
+        let Some(owner) = self.session_owner(arrived.session) else { return Ok(Begun::Goes) };
+        self.note(arrived, disk, kind);
+        let ticket = Ticket::Native(arrived.tag(owner));
+        let (engine, mut driver) = self.engine_and_driver();
+        engine.ask(owner, ticket, work, arrived.at, &mut driver);
+        Ok(Begun::Goes)
+    }
+
+    fn read_disk(
+        &mut self,
+        arrived: &Arrived<'_>,
+        disk: &Arc<Disk>,
+        reading: Reading,
+    ) -> Result<Begun<'static>, Errno> {
+        let Reading { offset, length, checksums, .. } = reading;
+        if length <= READ_NOW_BYTES_MAX {
+            let before = Instant::now();
+            if let Some(message) = self.read_now(arrived, disk, &reading)? {
+                let storage = elapsed_ns(before);
+                let stages =
+                    Stages { server: elapsed_ns(arrived.at), storage, ..Stages::default() };
+                self.statistics.record(arrived.body[0], stages);
+                let Header { slot, sequence, .. } = *arrived.header;
+                if let Some(served) = self.sessions.get_mut(&arrived.session) {
+                    served.session.slots.answer(slot, &[], false);
+                }
+                if let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) {
+                    lane.out.push(Aggregate::from_vec(message), slot, sequence);
+                    self.dirty.push(arrived.lane);
+                }
+                return Ok(Begun::Goes);
+            }
+        }
+        let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) else { return Ok(Begun::Goes) };
+        let owner = *lane.reads.get_or_insert_with(|| self.engine.add_owner());
+        self.note(arrived, disk, Kind::Read(reading));
+        let how = if checksums { How::Copied } else { How::Pieces };
+        let range = offset..offset + u64::from(length);
+        let ticket = Ticket::Native(arrived.tag(owner));
+        self.engine.read(owner, ticket, disk, range, how, arrived.at);
+        Ok(Begun::Goes)
+    }
+
+    /// The whole answer to a read of what is in memory; `None` when it would wait.
+    fn read_now(
+        &self,
+        arrived: &Arrived<'_>,
+        disk: &Disk,
+        reading: &Reading,
+    ) -> Result<Option<Vec<u8>>, Errno> {
+        let Header { slot, sequence, .. } = *arrived.header;
+        let length = reading.length as usize;
+        let mut results = Vec::with_capacity(16);
+        Reply::Read { length: reading.length, errno: 0 }.encode(&mut results);
+        // With checksums: a message of data, and the reply behind it.
+        let sums = if reading.checksums { length.div_ceil(4096) * 4 } else { 0 };
+        let head = HEADER_BYTES + if reading.checksums { sums } else { results.len() };
+        let mut message = Vec::with_capacity(head + length + HEADER_BYTES + results.len());
+        message.resize(head + length, 0);
+        match disk.store.read_now(reading.offset, &mut message[head..]) {
+            Now::Done(Ok(())) => {}
+            Now::Done(Err(error)) => return Err(Errno::of(&error)),
+            Now::WouldBlock => return Ok(None),
+        }
+        let mut reply = Header::new(MessageKind::Reply, slot, sequence);
+        reply.body_bytes = results.len() as u32;
+        reply.word_a = self.shared.boot_epoch;
+        reply.word_b = u32::try_from(elapsed_ns(arrived.at)).unwrap_or(u32::MAX);
+        if reading.checksums && length > 0 {
+            let mut data = Header::new(MessageKind::Data, slot, sequence);
+            data.body_bytes = sums as u32;
+            data.payload_bytes = reading.length;
+            let sums = checksums(&message[head..]);
+            message[..HEADER_BYTES].copy_from_slice(&data.to_bytes());
+            message[HEADER_BYTES..head].copy_from_slice(&sums);
+            message.extend_from_slice(&reply.to_bytes());
+            message.extend_from_slice(&results);
+        } else {
+            reply.payload_bytes = reading.length;
+            message[..HEADER_BYTES].copy_from_slice(&reply.to_bytes());
+            message[HEADER_BYTES..HEADER_BYTES + results.len()].copy_from_slice(&results);
+        }
+        Ok(Some(message))
+    }
+
+    fn write_disk(
+        &mut self,
+        arrived: &Arrived<'_>,
+        disk: &Arc<Disk>,
+        offset: u64,
+        flags: u32,
+        checking: Option<Checking>,
+    ) -> Result<Begun<'static>, Errno> {
+        let durable = flags & disk_flag::DURABLE != 0;
+        let (inline, length) =
+            (arrived.payload, arrived.payload.len() as u64 + arrived.header.offset);
+        let epoch = disk.epoch();
+        disk.changes.note(offset, length);
+        if length == 0 {
+            return Ok(Begun::Answer(Reply::Stored { epoch }));
+        }
+        if !inline.is_empty()
+            && let Now::Done(result) = disk.store.write_now(offset, inline, durable)
+        {
+            let result = if durable { disk.note_durability(result) } else { result };
+            return match result {
+                Ok(()) => Ok(Begun::Answer(Reply::Stored { epoch })),
+                Err(error) => Err(Errno::of(&error)),
+            };
+        }
+        let Some(owner) = self.session_owner(arrived.session) else { return Ok(Begun::Goes) };
+        let ticket = Ticket::Native(arrived.tag(owner));
+        let range = offset..offset + length;
+        let key = self.engine.write(owner, ticket, disk, range, durable, arrived.at);
+        let Some(key) = key else { return Err(Errno::EIO) };
+        let writing = Writing {
+            key,
+            length,
+            inline: (!inline.is_empty()).then(|| inline.to_vec()),
+            grants: VecDeque::new(),
+            granted: 0,
+            filled: 0,
+            checking,
+            failed: None,
+            data_since: Some(Instant::now()),
+        };
+        self.note(arrived, disk, Kind::Write(writing));
+        self.disk_grants.push_back((arrived.session, arrived.header.slot));
+        Ok(Begun::Goes)
+    }
+}
+
+impl Arrived<'_> {
+    fn tag(&self, owner: OwnerKey) -> Tag {
+        let Header { slot, sequence, .. } = *self.header;
+        Tag { session: self.session, slot, sequence, owner }
+    }
+}
+
+/// A change that is perhaps to be made durable.
+fn changing(
+    disk: &Arc<Disk>,
+    flags: u32,
+    change: impl FnOnce(&Disk) -> io::Result<()> + Send + 'static,
+) -> Work {
+    let disk = disk.clone();
+    Box::new(move || {
+        change(&disk)?;
+        if flags & disk_flag::DURABLE != 0 {
+            disk.flush()?;
+        }
+        Ok(Vec::new())
+    })
+}
+
+/// What a disk is like now.
+pub(super) fn description(disk: &Disk) -> Reply<'static> {
+    let geometry = disk.geometry();
+    let mut flags = 0;
+    if disk.read_only {
+        flags |= disk_kind::READ_ONLY;
+    }
+    if geometry.rotational {
+        flags |= disk_kind::ROTATIONAL;
+    }
+    Reply::Disk {
+        size: geometry.size,
+        block_minimum: geometry.block_minimum,
+        block_preferred: geometry.block_preferred,
+        flags,
+        identity: disk.identity,
+        epoch: disk.epoch(),
+    }
+}
+
+fn may_change(disk: &Disk) -> Result<(), Errno> {
+    if disk.read_only || disk.has_failed() { Err(Errno::EROFS) } else { Ok(()) }
+}
+
+/// Checks a range: `EINVAL` when it is not in whole blocks, `beyond` when it is not all inside.
+fn within(disk: &Disk, offset: u64, length: u64, beyond: Errno) -> Result<(), Errno> {
+    let geometry = disk.geometry();
+    if !(offset | length).is_multiple_of(geometry.block_minimum.into()) {
+        return Err(Errno::EINVAL);
+    }
+    match offset.checked_add(length) {
+        None => Err(Errno::EINVAL),
+        Some(end) if end > geometry.size => Err(beyond),
+        Some(_) => Ok(()),
+    }
+}
