@@ -139,6 +139,8 @@ pub(crate) struct Core {
     pub(crate) grant_queue: VecDeque<(u64, u16)>,
     /// The same of transfers to disks.
     pub(crate) disk_grants: VecDeque<(u64, u16)>,
+    /// Sizes of disks by their identity, as somebody who wanted to write saw them in this turn.
+    pub(crate) disk_sizes: Vec<(u64, u64)>,
     /// Lanes with something to send after this turn.
     pub(crate) dirty: Vec<usize>,
     /// Lanes whose input was left unread and can be read now.
@@ -186,6 +188,7 @@ impl Core {
             pool,
             grant_queue: VecDeque::new(),
             disk_grants: VecDeque::new(),
+            disk_sizes: Vec::new(),
             dirty: Vec::new(),
             resumable: Vec::new(),
             draining: None,

@@ -93,6 +93,7 @@ impl Core {
         match *request {
             Request::DiskOpen { disk: number, name } => {
                 let disk = self.shared.disks.disk(name).ok_or(Errno::ENOENT)?;
+                disk.store.refresh().map_err(|error| Errno::of(&error))?;
                 if served.disks.open.len() >= DISKS_MAX && !served.disks.open.contains_key(&number)
                 {
                     return Err(Errno::EMFILE);
@@ -110,7 +111,10 @@ impl Core {
         let number = request.disk().unwrap_or(u32::MAX);
         let disk = served.disks.open.get(&number).ok_or(Errno::EBADF)?.clone();
         match *request {
-            Request::DiskInfo { .. } => Ok(Begun::Answer(description(&disk))),
+            Request::DiskInfo { .. } => {
+                disk.store.refresh().map_err(|error| Errno::of(&error))?;
+                Ok(Begun::Answer(description(&disk)))
+            }
             Request::DiskRead { flags, offset, length, .. } => {
                 within(&disk, offset, length.into(), Errno::EINVAL)?;
                 if length as usize > TRANSFER_BYTES_MAX {
@@ -121,8 +125,7 @@ impl Core {
                 self.read_disk(arrived, &disk, reading)
             }
             Request::DiskWrite { flags, offset, length, checksums, .. } => {
-                may_change(&disk)?;
-                within(&disk, offset, length.into(), Errno::ENOSPC)?;
+                self.may_change(&disk, offset, length.into())?;
                 if flags & disk_flag::CHECKSUMS == 0 {
                     return self.write_disk(arrived, &disk, offset, flags, None);
                 }
@@ -140,8 +143,7 @@ impl Core {
                 Box::new(move || disk.flush().map(|()| Vec::new()))
             }),
             Request::DiskZero { flags, offset, length, .. } => {
-                may_change(&disk)?;
-                within(&disk, offset, length, Errno::ENOSPC)?;
+                self.may_change(&disk, offset, length)?;
                 disk.changes.note(offset, length);
                 let how = ZeroHow {
                     allocate: flags & disk_flag::ALLOCATE != 0,
@@ -151,8 +153,7 @@ impl Core {
                 self.ask_disk(arrived, &disk, Kind::Change, work)
             }
             Request::DiskTrim { flags, offset, length, .. } => {
-                may_change(&disk)?;
-                within(&disk, offset, length, Errno::ENOSPC)?;
+                self.may_change(&disk, offset, length)?;
                 disk.changes.note(offset, length);
                 let work = changing(&disk, flags, move |disk| disk.store.trim(offset, length));
                 self.ask_disk(arrived, &disk, Kind::Change, work)
@@ -186,6 +187,26 @@ impl Core {
             }
             _ => Err(Errno::ENOSYS),
         }
+    }
+
+    /// Checks a change. The size is looked at anew, once for all requests that came together: a
+    /// write beyond the end of a file that became shorter would make it long again.
+    fn may_change(&mut self, disk: &Disk, offset: u64, length: u64) -> Result<(), Errno> {
+        if disk.read_only || disk.has_failed() {
+            return Err(Errno::EROFS);
+        }
+        within(disk, offset, length, Errno::ENOSPC)?;
+        let known = self.disk_sizes.iter().find(|(identity, _)| *identity == disk.identity);
+        let size = match known {
+            Some((_, size)) => *size,
+            None => {
+                // A device that is gone has no size any more.
+                let size = disk.store.refresh().unwrap_or(0);
+                self.disk_sizes.push((disk.identity, size));
+                size
+            }
+        };
+        if offset + length > size { Err(Errno::EIO) } else { Ok(()) }
     }
 
     /// Notes a request that will be answered later.
@@ -389,10 +410,6 @@ pub(super) fn description(disk: &Disk) -> Reply<'static> {
         identity: disk.identity,
         epoch: disk.epoch(),
     }
-}
-
-fn may_change(disk: &Disk) -> Result<(), Errno> {
-    if disk.read_only || disk.has_failed() { Err(Errno::EROFS) } else { Ok(()) }
 }
 
 /// Checks a range: `EINVAL` when it is not in whole blocks, `beyond` when it is not all inside.

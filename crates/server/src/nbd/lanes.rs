@@ -119,6 +119,7 @@ impl Core {
 
     /// The end of a turn: fragments are begun and sent, as long as one leads to the other.
     pub(crate) fn turn_disks(&mut self, scratch: &mut [u8]) {
+        self.disk_sizes.clear();
         for round in 0..ROUNDS_MAX {
             self.grant_disks();
             let (engine, mut driver) = self.engine_and_driver();
@@ -405,13 +406,13 @@ impl Core {
         self.nbd.ticked = Instant::now();
         self.nbd.ticking = false;
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
-        let memory_is_short = self.nbd.is_starving();
+        let memory_is_short = self.is_starving();
         for index in 0..self.nbd.lanes.len() {
             let Some(lane) = &self.nbd.lanes[index] else { continue };
             let too_late = match lane.phase {
                 Phase::Haggling(_) => lane.since.elapsed() > self.shared.nbd_handshake,
                 _ => {
-                    let works = self.nbd.engine.requests_of(lane.owner) > 0;
+                    let works = self.engine.requests_of(lane.owner) > 0;
                     lane.closing && !works && lane.moved.elapsed() > stall
                 }
             };
