@@ -5,7 +5,7 @@ use crate::setup::{Disks, KINDS, Model, SIZE, disks};
 use std::collections::HashSet;
 use towline_client::{Client, Errno, ExtentKind, Group, Options, ZeroHow, extent_flag};
 
-const STEPS: usize = 60;
+const STEPS: usize = 30;
 
 fn clients(disks: &Disks) -> Vec<Client> {
     let connect = |transport| Client::connect(transport, Options::default()).unwrap();

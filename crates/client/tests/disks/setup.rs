@@ -7,7 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use towline_client::{Client, Disk, Options, Transport, ZeroHow};
 use towline_net::address::Address;
-use towline_server::{CacheMode, Config, DiskExport, DiskKind, OwnStore, Server};
+use towline_server::{CacheMode, Config, Delivery, DiskExport, DiskKind, OwnStore, Server};
 use towline_store::BlockStore;
 
 /// Bytes of each disk.
@@ -21,7 +21,7 @@ pub(crate) struct Disks {
 }
 
 pub(crate) fn export(name: &str, kind: DiskKind) -> DiskExport {
-    DiskExport { name: name.into(), kind, read_only: false }
+    DiskExport { name: name.into(), kind, read_only: false, delivery: Delivery::default() }
 }
 
 fn file(directory: &Path, name: &str, size: usize) -> std::path::PathBuf {

@@ -151,7 +151,7 @@ impl Core {
                 self.receive_nbd(index, scratch);
             }
         }
-        self.statistics.publish_moved(self.nbd.engine.moved());
+        self.statistics.publish_moved(self.engine.moved());
         // What the last round began to answer.
         for index in std::mem::take(&mut self.nbd.dirty) {
             self.flush_nbd(index);
