@@ -341,7 +341,7 @@ impl Core {
         if !inline.is_empty()
             && let Now::Done(result) = disk.store.write_now(offset, inline, durable)
         {
-            let result = if durable { disk.note_durability(result) } else { result };
+            let result = if durable { disk.note_durable_write(result) } else { result };
             return match result {
                 Ok(()) => Ok(Begun::Answer(Reply::Stored { epoch })),
                 Err(error) => Err(Errno::of(&error)),
