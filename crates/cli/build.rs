@@ -4,6 +4,7 @@
 //! build; nothing is downloaded, since its dependencies are those of the program.
 
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -28,6 +29,11 @@ fn main() {
     let out = PathBuf::from(variable("OUT_DIR"));
     let target_dir = out.ancestors().nth(4).unwrap_or(&out).join("preload");
     let target = variable("TARGET");
+    let link = out.join("link");
+    let mut flags = String::from("-Clink-arg=-static-libgcc");
+    if link_unwinder_statically(&link) {
+        flags.push_str(&format!(" -Lnative={}", link.display()));
+    }
     let mut cargo = Command::new(variable("CARGO"));
     cargo
         .current_dir(&root)
@@ -44,7 +50,7 @@ fn main() {
         .arg("--target-dir")
         .arg(&target_dir)
         // Not one library more to load for each program.
-        .env("RUSTFLAGS", "-Clink-arg=-static-libgcc")
+        .env("RUSTFLAGS", flags)
         // Quick to build again after a change in one crate; calls across crates are few here.
         .env("CARGO_PROFILE_RELEASE_LTO", "false")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
@@ -64,4 +70,22 @@ fn main() {
     assert!(status.success(), "the library for `towline run` cannot be built");
     let library = target_dir.join(&target).join("release/libtowline_preload.so");
     println!("cargo::rustc-env=TOWLINE_PRELOAD={}", library.display());
+    let bytes = fs::read(&library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
+    println!("cargo::rustc-env=TOWLINE_PRELOAD_CRC={:08x}", crc32c::crc32c(&bytes));
+}
+
+/// std names the shared `libgcc_s` itself, whatever `-static-libgcc` says, and loading that costs
+/// every program of a run a quarter of a millisecond. A linker script of that name, found first,
+/// stands for the static one. False where there is no static one.
+fn link_unwinder_statically(folder: &Path) -> bool {
+    let found = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output();
+    // Without a file of that name the compiler prints the name alone.
+    if !found.is_ok_and(|found| found.stdout.starts_with(b"/")) {
+        return false;
+    }
+    let script = folder.join("libgcc_s.so");
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&script, "INPUT(-lgcc_eh -lgcc)\n"))
+        .unwrap_or_else(|error| panic!("{}: {error}", script.display()));
+    true
 }

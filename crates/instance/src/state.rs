@@ -284,6 +284,12 @@ impl State {
         None
     }
 
+    /// True when no entry is taken.
+    #[must_use]
+    pub fn is_unused(&self) -> bool {
+        self.head().used.iter().all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
     /// Gives an entry back.
     pub fn give_back(&self, number: usize) {
         let Some(entry) = self.entry(number) else { return };
@@ -361,12 +367,14 @@ mod tests {
         let second = State::open(bytes).unwrap();
         std::fs::remove_dir_all(&directory).unwrap();
         assert_eq!(second.config(), Some(config));
+        assert!(second.is_unused());
         let taken: Vec<usize> = (0..100).map(|_| first.take().unwrap()).collect();
         let mut all = taken.clone();
         all.push(second.take().unwrap());
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), 101, "no entry is given twice");
+        assert!(!second.is_unused());
         let entry = first.entry(taken[3]).unwrap();
         assert!(entry.change(Taken::Free, Taken::Open));
         assert!(!entry.change(Taken::Free, Taken::Open));

@@ -4,7 +4,7 @@ use crate::guard::{checked, is_inside, system_call};
 use crate::{guard, remote, start};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use towline_instance::notes::Note;
-use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, Taken};
+use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, State, Taken};
 
 /// Descriptors beyond this are never remote: opening one fails with `EMFILE`.
 const DESCRIPTORS_MAX: usize = 65536;
@@ -16,6 +16,15 @@ static TABLE: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCR
 /// Descriptors of this process for each entry.
 static COUNTS: [AtomicU32; ENTRIES] = [const { AtomicU32::new(0) }; ENTRIES];
 static OWN_FIRST: AtomicI32 = AtomicI32::new(i32::MAX);
+/// No descriptor from here on was ever a remote file: what looks at all of them stops there.
+static BEYOND: AtomicU32 = AtomicU32::new(0);
+
+/// Notes which entry a descriptor is.
+fn enter(fd: i32, number: usize) {
+    let Some(place) = TABLE.get(fd as usize) else { return };
+    BEYOND.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+    place.store(number as u32 + 1, Ordering::Release);
+}
 
 /// A remote open file.
 #[derive(Clone, Copy)]
@@ -48,8 +57,8 @@ fn look(fd: i32) -> Option<Open> {
 
 /// All remote descriptors in a range.
 pub(crate) fn all(from: u32, to: u32) -> impl Iterator<Item = (i32, Open)> {
-    let last = (to as usize).min(DESCRIPTORS_MAX - 1) as i32;
-    (from.min(DESCRIPTORS_MAX as u32) as i32..=last).filter_map(|fd| Some((fd, look(fd)?)))
+    let end = to.saturating_add(1).min(BEYOND.load(Ordering::Relaxed));
+    (from as i32..end as i32).filter_map(|fd| Some((fd, look(fd)?)))
 }
 
 /// The first of the descriptors for our own sockets.
@@ -126,7 +135,7 @@ pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
             // Only when open may the run's keeper take its closing for the end of it.
             let _ = entry.change(Taken::Free, Taken::Open);
             COUNTS[number].store(1, Ordering::Relaxed);
-            TABLE[fd as usize].store(number as u32 + 1, Ordering::Release);
+            enter(fd, number);
             crate::report::record_with(|| Note::Opened {
                 flags: new.flags as u32,
                 path: crate::place::absolute(new.mount, new.path),
@@ -155,9 +164,9 @@ fn placeholder(number: usize, cloexec: i32) -> Result<i32, i32> {
 /// A descriptor came from another one.
 pub(crate) fn duplicated(from: i32, to: i32) {
     forget(to);
-    let (Some(open), Some(place)) = (find(from), TABLE.get(to as usize)) else { return };
+    let Some(open) = find(from).filter(|_| (to as usize) < DESCRIPTORS_MAX) else { return };
     COUNTS[open.number].fetch_add(1, Ordering::Relaxed);
-    place.store(open.number as u32 + 1, Ordering::Release);
+    enter(to, open.number);
 }
 
 /// The kernel gave this number to something else, or closed it: it is no remote file any more.
@@ -202,14 +211,14 @@ pub(crate) fn share() {
 /// Looks whether a descriptor that came from elsewhere is a remote file.
 pub(crate) fn adopt(fd: i32) {
     let Some(number) = number_of(fd) else { return };
-    let (Some(open), Some(place)) = (Open::of(number), TABLE.get(fd as usize)) else { return };
-    if open.entry.taken() != Taken::Open {
+    let Some(open) = Open::of(number) else { return };
+    if open.entry.taken() != Taken::Open || fd as usize >= DESCRIPTORS_MAX {
         return;
     }
     forget(fd);
     open.entry.shared.store(1, Ordering::Relaxed);
     COUNTS[number].fetch_add(1, Ordering::Relaxed);
-    place.store(number as u32 + 1, Ordering::Release);
+    enter(fd, number);
     remote::adopted(open);
     crate::stdio::take_over();
     crate::trap::arm();
@@ -217,6 +226,10 @@ pub(crate) fn adopt(fd: i32) {
 
 /// Adopts what this process inherited through `exec`.
 pub(crate) fn adopt_all() {
+    // Nobody in the run has a remote file open.
+    if start::state().is_none_or(State::is_unused) {
+        return;
+    }
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let path = c"/proc/self/fd".as_ptr() as usize;
     let arguments = [libc::AT_FDCWD as usize, path, flags as usize, 0, 0, 0];

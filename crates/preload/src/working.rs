@@ -42,10 +42,15 @@ pub(crate) fn local() -> Option<Vec<u8>> {
 
 /// The program went to a local directory.
 pub(crate) fn is_local() {
+    is_at(local().as_deref());
+}
+
+/// The working directory is local, and this one where that can be told.
+fn is_at(here: Option<&[u8]>) {
     IS_REMOTE.store(false, Ordering::Relaxed);
-    let above = local().is_some_and(|here| {
+    let above = here.is_some_and(|here| {
         start::mounts().iter().any(|target| {
-            let rest = target.mount.prefix.strip_prefix(here.as_slice());
+            let rest = target.mount.prefix.strip_prefix(here);
             here == b"/" || rest.is_some_and(|rest| rest.starts_with(b"/"))
         })
     });
@@ -76,8 +81,9 @@ pub(crate) fn go(mount: usize, below: &[u8]) -> Result<(), i32> {
 
 /// Finds out where a new program starts.
 pub(crate) fn inherit() {
-    is_local();
-    let Some(here) = local() else { return };
+    let here = local();
+    is_at(here.as_deref());
+    let Some(here) = here else { return };
     let Some(rest) = here.strip_prefix(folder().as_slice()) else { return };
     let cut = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
     let number = std::str::from_utf8(&rest[..cut]).ok().and_then(|n| n.parse::<usize>().ok());

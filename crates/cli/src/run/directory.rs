@@ -9,6 +9,8 @@ use towline_instance::{MAPPINGS, PLACEHOLDERS, WORKING};
 
 /// The library that is preloaded.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
+/// Its checksum, which names it among those of other versions.
+const LIBRARY_CRC: &str = env!("TOWLINE_PRELOAD_CRC");
 
 /// A directory of this run alone, removed at the end.
 pub(super) struct RunDirectory(PathBuf);
@@ -87,7 +89,7 @@ fn home() -> Outcome<PathBuf> {
 /// The library as a file, which stays for later runs of the same program.
 pub(super) fn library() -> Outcome<PathBuf> {
     let home = home()?;
-    let path = home.join(format!("preload-{:08x}-{}.so", crc32c::crc32c(LIBRARY), LIBRARY.len()));
+    let path = home.join(format!("preload-{LIBRARY_CRC}-{}.so", LIBRARY.len()));
     if fs::metadata(&path).is_ok_and(|found| found.len() == LIBRARY.len() as u64) {
         return Ok(path);
     }
