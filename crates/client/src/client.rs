@@ -5,6 +5,7 @@ use crate::convert::write_flags;
 use crate::core::Core;
 use crate::{Error, Transport};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use towline_wire::limits::{LISTING_BYTES_MAX, RECONNECT_SECONDS};
 use towline_wire::{Attr, Request};
@@ -26,6 +27,10 @@ pub struct Options {
     /// answer, so that many leave by one system call. For programs that keep a pipeline full: half
     /// of its depth is a good number. Zero: each is sent at once.
     pub coalesce: u32,
+    /// Counted up before each request that can change what others see of files, and again when it
+    /// is answered ([`Request::alters`]). Clients that share the number, also in other processes,
+    /// thus know whether what they were told before can still be true.
+    pub changes: Option<&'static AtomicU64>,
 }
 
 impl Default for Options {
@@ -36,6 +41,7 @@ impl Default for Options {
             family: 0,
             descriptor_min: 0,
             coalesce: 0,
+            changes: None,
         }
     }
 }

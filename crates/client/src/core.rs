@@ -23,6 +23,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Waker;
 use towline_net::{Counters, Input, Link};
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
@@ -109,6 +110,8 @@ struct Slot {
     /// First byte of the target that stands for one that could not be read, and why.
     failed: Option<(u64, Errno)>,
     repeatable: bool,
+    /// It counts as a change: see `Options::changes`.
+    alters: bool,
     /// What its last reply lent, on the present lane, was not given back.
     indebted: bool,
     /// Nobody wants the answer any more.
@@ -270,6 +273,7 @@ fn fresh_slot() -> Slot {
         checksums: Vec::new(),
         failed: None,
         repeatable: true,
+        alters: false,
         indebted: false,
         abandoned: false,
         stamps: None,
@@ -445,6 +449,13 @@ impl Core {
             if written < length || done == data.len() {
                 return Ok(done);
             }
+        }
+    }
+
+    /// Counts a change that is about to be made, or was made: see `Options::changes`.
+    pub(super) fn count_change(&self) {
+        if let Some(changes) = self.options.changes {
+            changes.fetch_add(1, Ordering::AcqRel);
         }
     }
 

@@ -85,6 +85,44 @@ impl File {
         Self::opened(&self.core, outcome.single()?, Some((self.handle, path)), b"", flags)
     }
 
+    /// [`File::open`], and in the same round trip the file's first bytes: how many came into
+    /// `target`, fewer than fit only when there are no more. `None` when they cannot be read, as
+    /// with a directory; the file is open all the same.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_reading(
+        &self,
+        path: &[u8],
+        flags: u32,
+        mode: u32,
+        target: &mut [u8],
+    ) -> Result<(Self, Option<usize>), Error> {
+        let requests = [
+            Request::Open { base: self.handle, flags, mode, path: check(path)? },
+            Request::Read { handle: CURRENT, offset: 0, length: target.len() as u32 },
+        ];
+        let outcome = self.core.call(&requests, &[], target)?;
+        let mut replies = outcome.replies()?.into_iter();
+        let file = self.first_opened(&mut replies, path, flags)?;
+        let whole = matches!(replies.next(), Some(Reply::Read { errno: 0, .. }));
+        Ok((file, whole.then_some(outcome.payload)))
+    }
+
+    /// The file that the first operation of a compound opened.
+    pub(crate) fn first_opened<'a>(
+        &self,
+        replies: &mut impl Iterator<Item = Reply<'a>>,
+        path: &[u8],
+        flags: u32,
+    ) -> Result<Self, Error> {
+        match replies.next() {
+            Some(Reply::Failed { errno }) => Err(Errno(errno).into()),
+            Some(reply) => Self::opened(&self.core, reply, Some((self.handle, path)), b"", flags),
+            None => Err(unexpected()),
+        }
+    }
+
     /// Opens, reads from the start (at most 8 MiB) and closes, in one round trip; returns the bytes
     /// read.
     ///

@@ -99,6 +99,49 @@ impl File {
         Ok(all)
     }
 
+    /// [`File::open`] of a directory, and in the same round trip its first entries (some 800 with
+    /// attributes) and whether there are no more. `None` when they cannot be listed.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn open_listing(
+        &self,
+        path: &[u8],
+        flags: u32,
+        attributes: bool,
+    ) -> Result<(Self, Option<(Vec<DirEntry>, bool)>), Error> {
+        let requests = [
+            Request::Open { base: self.handle, flags, mode: 0, path: check(path)? },
+            Request::ReadDir {
+                handle: CURRENT,
+                cookie: 0,
+                length: LIST_BYTES as u32,
+                attributes: attributes.into(),
+            },
+        ];
+        let mut listing = self.core.listings.take();
+        let outcome = self.core.call(&requests, &[], &mut listing);
+        let found = outcome.and_then(|outcome| {
+            let file = self.first_opened(&mut outcome.replies()?.into_iter(), path, flags)?;
+            Ok((file, entries(&outcome, &listing).ok()))
+        });
+        self.core.listings.give_back(listing);
+        found
+    }
+
+    /// Opens, lists and closes a directory: one round trip where the listing fits into 128 KiB.
+    /// The entries and whether there are no more.
+    ///
+    /// # Errors
+    /// As `open` and `getdents64(2)`.
+    pub fn list_path(
+        &self,
+        path: &[u8],
+        attributes: bool,
+    ) -> Result<(Vec<DirEntry>, bool), Error> {
+        self.start_list_path(path, attributes)?.wait()
+    }
+
     /// Opens, lists and closes a directory, completed later: one round trip where the listing
     /// fits into 128 KiB. Yields the entries and whether there are no more.
     ///

@@ -130,6 +130,8 @@ struct Head {
     /// One while `towline run` takes entries back.
     kept: AtomicU32,
     hint: AtomicU32,
+    /// See [`State::changes`].
+    changes: AtomicU64,
     /// Calls answered, by function of libc (in the order of the library's table).
     functions: [AtomicU64; COUNTED_MAX],
     /// System calls that were trapped and answered, by number.
@@ -246,6 +248,12 @@ impl State {
             std::ptr::copy_nonoverlapping(self.address.add(CONFIG_AT), bytes.as_mut_ptr(), length);
         }
         Config::parse(&bytes)
+    }
+
+    /// Counted up with everything a process of the run changes on a server, before and after.
+    #[must_use]
+    pub fn changes(&self) -> &AtomicU64 {
+        &self.head().changes
     }
 
     /// Entry of this number; `None` beyond the table.

@@ -54,7 +54,10 @@ static HANDLED: AtomicU64 = AtomicU64::new(0);
 
 /// Notes that a signal got a handler, or lost it.
 pub(crate) fn handled(signal: i32, has_handler: bool) {
-    if !(1..=64).contains(&signal) {
+    // Those that a fault of the program raises cannot wait.
+    const FAULTS: [i32; 6] =
+        [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+    if !(1..=64).contains(&signal) || FAULTS.contains(&signal) {
         return;
     }
     let bit = 1 << (signal - 1);

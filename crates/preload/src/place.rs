@@ -25,11 +25,15 @@ impl At {
         &self,
         work: impl FnOnce(&File, &[u8]) -> Result<T, Error>,
     ) -> Result<T, i32> {
-        let handle = match self.directory {
+        remote::with_handle(self.mount, self.base()?, |base| work(base, &self.path))
+    }
+
+    /// Handle of the directory it is relative to.
+    pub(crate) fn base(&self) -> Result<u64, i32> {
+        Ok(match self.directory {
             Some(open) => open.entry.handle.load(Ordering::Relaxed),
             None => start::mounts().get(self.mount).ok_or(libc::EIO)?.mount.handle,
-        };
-        remote::with_handle(self.mount, handle, |base| work(base, &self.path))
+        })
     }
 
     /// The path from the prefix.

@@ -4,6 +4,7 @@
 //! child of a fork leaves its parent's sessions alone and makes its own.
 
 use crate::descriptors::{self, Open};
+use crate::{opened, process};
 use crate::start::{self, Target};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -28,11 +29,6 @@ static CONNECTING: Mutex<()> = Mutex::new(());
 /// Set when this process took a lock of its own, that is, one that any of its closes releases.
 static HAS_PROCESS_LOCKS: AtomicBool = AtomicBool::new(false);
 
-fn process() -> u32 {
-    // SAFETY: a plain system call; libc's may answer from memory that a raw clone made stale.
-    unsafe { crate::guard::system_call(libc::SYS_getpid, [0; 6]) as u32 }
-}
-
 /// Error numbers for C.
 pub(crate) fn number(error: Error) -> i32 {
     i32::from(error.errno().0)
@@ -42,7 +38,7 @@ pub(crate) fn number(error: Error) -> i32 {
 pub(crate) fn client(mount: usize) -> Result<&'static Client, i32> {
     crate::report::touch();
     let place = SESSIONS.get(mount).ok_or(libc::EIO)?;
-    let process = process();
+    let process = process::id();
     // SAFETY: null or a leaked box.
     let found = unsafe { place.load(Ordering::Acquire).as_ref() };
     match found.filter(|session| session.process == process) {
@@ -70,6 +66,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
             let mut options = Options::default();
             options.family = start::config().map_or(0, |config| config.family);
             options.descriptor_min = descriptors::own_first();
+            options.changes = start::state().map(towline_instance::State::changes);
             Client::connect(&target.url.transport, options).map_err(number)?
         }
     };
@@ -126,7 +123,7 @@ pub(crate) fn disown() {
 /// Ends the sessions; a later call begins new ones.
 pub(crate) fn goodbye() {
     let mut ended: Vec<*mut Session> = Vec::new();
-    let process = process();
+    let process = process::id();
     for place in &SESSIONS {
         let session = place.swap(std::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: null or a leaked box.
@@ -162,8 +159,10 @@ pub(crate) fn with<T>(open: Open, work: impl FnOnce(&File) -> Result<T, Error>) 
 pub(crate) fn close(open: Open) {
     let entry = open.entry;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
+    let handle = entry.handle.load(Ordering::Relaxed);
+    opened::closed(mount, handle);
     if let Ok(client) = client(mount) {
-        client.close_handle(entry.handle.load(Ordering::Relaxed));
+        client.close_handle(handle);
     }
 }
 
@@ -173,7 +172,11 @@ fn flags(open: Open) -> i32 {
 
 /// What `fstat` says.
 pub(crate) fn stat(open: Open) -> Result<Attr, i32> {
-    with(open, File::stat)
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    match opened::attr(mount, open.entry.handle.load(Ordering::Relaxed)) {
+        Some(attr) => Ok(attr),
+        None => with(open, File::stat),
+    }
 }
 
 /// `read`: at the shared offset, which moves on.
@@ -194,7 +197,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFDIR {
         return Err(libc::EISDIR);
     }
-    with(open, |file| file.read_at(target, offset))
+    opened::read_at(open, target, offset)
 }
 
 /// `write`: at the shared offset, which moves on, or at the end with `O_APPEND`.
@@ -256,7 +259,7 @@ pub(crate) fn has_process_locks() {
 /// Releases this process's locks on a file, as any close of it does.
 pub(crate) fn drop_process_locks(open: Open) {
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
-        let owner = u64::from(process());
+        let owner = u64::from(process::id());
         let all = Lock { family: lock::PROCESS, kind: lock::UNLOCK, owner, start: 0, length: 0 };
         // The file may have been opened in a way that it cannot be locked.
         let _ = with(open, |file| file.lock(&all, false));
@@ -265,5 +268,5 @@ pub(crate) fn drop_process_locks(open: Open) {
 
 /// Names this process among owners of locks.
 pub(crate) fn lock_owner() -> u64 {
-    u64::from(process())
+    u64::from(process::id())
 }

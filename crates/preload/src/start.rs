@@ -82,6 +82,7 @@ extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const
     let _ = guard::inside(|| {
         let Some(run) = find_run() else { return Ok(()) };
         let (parent, umask) = (run.config.parent, run.config.umask);
+        crate::process::start();
         RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
         // SAFETY: no other thread runs yet that could create files meanwhile.
         unsafe {

@@ -69,8 +69,8 @@ pub struct Attr {
     pub gid: u32,
     /// Preferred I/O size in bytes.
     pub block_bytes: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Bits of [`attr_flag`].
+    pub flags: u32,
     /// Last access.
     pub accessed: Timestamp,
     /// Last change of data.
@@ -79,6 +79,12 @@ pub struct Attr {
     pub changed: Timestamp,
     /// Creation, all zero where the store does not know it.
     pub created: Timestamp,
+}
+
+/// Bits of [`Attr::flags`].
+pub mod attr_flag {
+    /// The file has no extended attributes. Told in listings only; not set, it may or may not.
+    pub const NO_XATTRS: u32 = 1;
 }
 
 /// Bytes of an encoded [`Attr`].

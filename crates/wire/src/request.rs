@@ -39,6 +39,12 @@ pub mod open_flag {
         flags & (CREATE | EXCLUSIVE) == CREATE | EXCLUSIVE && flags & PATH == 0
     }
 
+    /// True when opening can make or shorten a file.
+    #[must_use]
+    pub fn alters(flags: u32) -> bool {
+        flags & (CREATE | TRUNCATE) != 0 && flags & PATH == 0
+    }
+
     /// For opening again what was opened so: without making or shortening anything.
     #[must_use]
     pub fn without_changes(flags: u32) -> u32 {
@@ -556,6 +562,17 @@ impl Request<'_> {
             | Self::DiskClose { .. }
             | Self::DiskInfo { .. } => false,
             Self::DiskRead { .. } | Self::DiskStatus { .. } | Self::DiskCache { .. } => false,
+        }
+    }
+
+    /// True when it can change what others see of files or their names, or waits for others (a
+    /// lock), so that what was known before is not to be relied on any more.
+    #[must_use]
+    pub fn alters(&self) -> bool {
+        match self {
+            Self::Open { flags, .. } => open_flag::alters(*flags),
+            Self::Attach { .. } | Self::Close { .. } | Self::Reclaim { .. } => false,
+            other => other.modifies(),
         }
     }
 

@@ -96,6 +96,10 @@ impl Core {
         slot.checksums.clear();
         slot.failed = None;
         slot.repeatable = requests.iter().all(Request::repeatable);
+        slot.alters = requests.iter().any(Request::alters);
+        if slot.alters {
+            self.count_change();
+        }
         slot.abandoned = false;
         slot.status = Status::Waiting;
         slot.waiter = None;

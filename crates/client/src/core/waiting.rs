@@ -326,6 +326,9 @@ impl Core {
     pub(super) fn complete(&self, state: &mut State, slot: usize, result: Result<Outcome, Error>) {
         if matches!(state.slots[slot].status, Status::Waiting) {
             state.bulk -= usize::from(state.slots[slot].is_bulk());
+            if state.slots[slot].alters {
+                self.count_change();
+            }
             state.slots[slot].status = Status::Done(result);
             state.changes.retain(|(changing, ..)| usize::from(*changing) != slot);
             self.tell(state, slot as u16);

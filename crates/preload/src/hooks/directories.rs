@@ -5,7 +5,7 @@ use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
 use crate::place::{self, At, Led};
 use crate::table::real;
-use crate::{remote, working};
+use crate::{known, opened, remote, working};
 use libc::{DIR, c_char, c_int, c_long, c_void, dirent64, size_t, ssize_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -112,6 +112,22 @@ pub(crate) unsafe fn getwd(to: *mut c_char) -> *mut c_char {
     unsafe { getcwd(to, libc::PATH_MAX as usize) }
 }
 
+/// Entries from a cookie on, and whether they are the last: those that came with opening, or asked
+/// for, with attributes if the program seems to want them.
+fn list(open: Open, cookie: u64) -> Result<(Vec<DirEntry>, bool), i32> {
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    let handle = open.entry.handle.load(Ordering::Relaxed);
+    if cookie == 0
+        && let Some(first) = opened::listing(mount, handle)
+    {
+        return Ok(first);
+    }
+    let (before, attributes) = (known::changes(), known::listings_have_attributes());
+    let (entries, end) = remote::with(open, |file| file.list(cookie, attributes))?;
+    known::listed((mount, handle), cookie, before, &entries, end);
+    Ok((entries, end))
+}
+
 /// A stream of a remote directory.
 struct Stream {
     fd: c_int,
@@ -195,7 +211,7 @@ impl Stream {
                 return Ok(None);
             }
             let open = descriptors::find(self.fd).ok_or(libc::EBADF)?;
-            (self.batch, self.end) = remote::with(open, |file| file.list(self.cookie, false))?;
+            (self.batch, self.end) = list(open, self.cookie)?;
             self.next = 0;
             let Some(last) = self.batch.last() else {
                 self.end = true;
@@ -314,7 +330,7 @@ pub(crate) unsafe fn dirfd(at: *mut DIR) -> c_int {
 fn records(open: Open, to: &mut [u8]) -> Result<usize, i32> {
     let _lock = open.entry.lock();
     let cookie = open.entry.offset.load(Ordering::Relaxed) as u64;
-    let (entries, _) = remote::with(open, |file| file.list(cookie, false))?;
+    let (entries, _) = list(open, cookie)?;
     let mut at = 0;
     for entry in &entries {
         let bytes = (19 + entry.name.len() + 1).next_multiple_of(8);

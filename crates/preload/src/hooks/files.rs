@@ -4,20 +4,70 @@ use super::by_path;
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, ours};
 use crate::place::{self, At};
-use crate::start;
+use crate::opened::{self, FIRST_BYTES, Opened};
 use crate::table::real;
+use crate::{known, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// What comes with opening a file, in the same round trip.
+enum Comes {
+    Data,
+    Listing,
+    Nothing,
+}
+
+impl Comes {
+    /// What the program most likely wants next of a file it opens with these flags.
+    fn with(flags: c_int) -> Self {
+        const OTHERWISE: c_int =
+            libc::O_ACCMODE | libc::O_PATH | libc::O_CREAT | libc::O_TRUNC | libc::O_DIRECT;
+        const UNNAMED: c_int = libc::O_TMPFILE & !libc::O_DIRECTORY;
+        if flags & (OTHERWISE | UNNAMED) != 0 {
+            Self::Nothing
+        } else if flags & libc::O_DIRECTORY != 0 {
+            Self::Listing
+        } else if opened::reads_what_it_opens() {
+            Self::Data
+        } else {
+            Self::Nothing
+        }
+    }
+}
 
 /// Opens a remote path.
 pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, i32> {
     let sent = (flags & !libc::O_CLOEXEC) as u32;
+    let (when, changes) = (Instant::now(), known::changes());
+    let what = Comes::with(flags);
+    let (mut data, mut listing) = (None, None);
     let (handle, attr) = at.with(|base, path| {
-        let file = base.open(path, sent, start::masked(mode))?;
+        let file = match what {
+            Comes::Data => {
+                let mut first = vec![0; FIRST_BYTES];
+                let (file, count) = base.open_reading(path, sent, 0, &mut first)?;
+                data = count.map(|count| {
+                    first.truncate(count);
+                    first
+                });
+                file
+            }
+            Comes::Listing => {
+                let attributes = known::listings_have_attributes();
+                let (file, entries) = base.open_listing(path, sent, attributes)?;
+                listing = entries;
+                file
+            }
+            Comes::Nothing => base.open(path, sent, start::masked(mode))?,
+        };
         let attr = *file.attr();
         Ok((file.into_handle(), attr))
     })?;
+    // What the opening itself changed is no change of what it told.
+    let changes = changes + if towline_wire::request::open_flag::alters(sent) { 2 } else { 0 };
+    opened::keep(at, Opened { mount: at.mount, handle, when, changes, attr, data, listing });
     let path = at.below();
     let new =
         New { mount: at.mount, handle, inode: attr.inode, mode: attr.mode, flags, path: &path };

@@ -4,7 +4,7 @@ use super::{by_path, files::named_descriptor};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
-use crate::{remote, start};
+use crate::{known, remote, start};
 use libc::{c_char, c_int, c_long, c_uint, stat64, statfs64, statvfs64};
 use std::sync::atomic::Ordering;
 use towline_wire::{Attr, StatFs, Timestamp};
@@ -97,7 +97,7 @@ pub(crate) unsafe fn fstatat(
             path,
             follow,
             |at, path| real::fstatat(at, path, to, flags),
-            |at| fill(&at.with(|base, path| base.stat_path(path, follow))?, at.mount, to),
+            |at| fill(&known::stat(at, follow)?, at.mount, to),
         )
     }
 }
@@ -179,7 +179,7 @@ pub(crate) unsafe fn statx(
             path,
             follow,
             |at, path| real::statx(at, path, flags, mask, to),
-            |at| fill_statx(&at.with(|base, path| base.stat_path(path, follow))?, at.mount, to),
+            |at| fill_statx(&known::stat(at, follow)?, at.mount, to),
         )
     }
 }

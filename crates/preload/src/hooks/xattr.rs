@@ -4,6 +4,7 @@ use super::by_path;
 use super::io::source;
 use crate::descriptors;
 use crate::guard::ours;
+use crate::known;
 use crate::place::At;
 use crate::remote;
 use crate::table::real;
@@ -38,6 +39,12 @@ fn names(file: &File, path: &[u8], follow: bool) -> Result<Vec<u8>, Error> {
     Ok(all)
 }
 
+/// True for names that a list of a file's attributes has when the file has them, and that every
+/// file system knows of.
+fn is_listed(name: &[u8]) -> bool {
+    [&b"security."[..], b"system.posix_acl_", b"user."].iter().any(|part| name.starts_with(part))
+}
+
 macro_rules! two_forms {
     ($follow:ident, $no_follow:ident, ($($argument:ident: $kind:ty),*) -> $result:ty, $remote:expr) => {
         pub(crate) unsafe fn $follow(path: *const c_char, $($argument: $kind),*) -> $result {
@@ -62,6 +69,9 @@ two_forms!(getxattr, lgetxattr, (name: *const c_char, to: *mut c_void, room: siz
 |at: &At, follow| {
     // SAFETY: as the program says.
     let name = unsafe { name_of(name) }?;
+    if is_listed(name) && known::has_no_xattrs(at, follow) {
+        return Err(libc::ENODATA);
+    }
     let value = at.with(|base, path| base.xattr(path, follow, name))?;
     // SAFETY: as the program says.
     unsafe { give(&value, to, room) }
@@ -77,6 +87,9 @@ two_forms!(setxattr, lsetxattr,
 
 two_forms!(listxattr, llistxattr, (to: *mut c_char, room: size_t) -> ssize_t,
 |at: &At, follow| {
+    if known::has_no_xattrs(at, follow) {
+        return Ok(0);
+    }
     let all = at.with(|base, path| names(base, path, follow))?;
     // SAFETY: as the program says.
     unsafe { give(&all, to.cast(), room) }

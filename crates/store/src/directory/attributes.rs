@@ -56,7 +56,7 @@ pub(super) fn attr_of(stat: &Statx) -> Attr {
         uid: stat.stx_uid,
         gid: stat.stx_gid,
         block_bytes: stat.stx_blksize,
-        reserved: 0,
+        flags: 0,
         accessed: timestamp(stat.stx_atime),
         modified: timestamp(stat.stx_mtime),
         changed,

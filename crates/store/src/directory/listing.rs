@@ -4,13 +4,35 @@ use super::attributes::{attr_of, errno, stat_listed};
 use super::open_file::DirectoryFile;
 use crate::Listing;
 use rustix::fs::{RawDir, SeekFrom};
-use towline_wire::attr::TYPE_DIRECTORY;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use towline_wire::attr::{TYPE_DIRECTORY, attr_flag};
 use towline_wire::{Attr, Errno};
 
 /// Entries fetched by one system call: enough for several hundred names.
 const BATCH_BYTES: usize = 32 * 1024;
 /// Where `S_IF*` bits stand in a mode; below that they are `DT_*`.
 const TYPE_SHIFT: u32 = 12;
+
+/// Tells of the names in a directory whether they have extended attributes.
+struct Xattrs(std::os::fd::RawFd);
+
+impl Xattrs {
+    fn of(directory: BorrowedFd<'_>) -> Self {
+        Self(directory.as_raw_fd())
+    }
+
+    /// The flags that say it.
+    fn flags(&self, name: &std::ffi::CStr) -> u32 {
+        // There is no such call relative to a directory.
+        let mut path = format!("/proc/self/fd/{}/", self.0).into_bytes();
+        path.extend_from_slice(name.to_bytes());
+        let none: &mut [u8] = &mut [];
+        match rustix::fs::llistxattr(path, none) {
+            Ok(0) | Err(rustix::io::Errno::OPNOTSUPP) => attr_flag::NO_XATTRS,
+            _ => 0,
+        }
+    }
+}
 
 impl DirectoryFile {
     /// Lists from `cookie` on; true when the end was reached.
@@ -31,6 +53,7 @@ impl DirectoryFile {
             Some(caller) => self.tree.server.act_as(caller)?,
             None => None,
         };
+        let xattrs = Xattrs::of(self.fd.as_fd());
         let _position = self.position.lock();
         rustix::fs::seek(&self.fd, SeekFrom::Start(cookie)).map_err(errno)?;
         let mut batch: Vec<u8> = Vec::with_capacity(BATCH_BYTES);
@@ -55,7 +78,7 @@ impl DirectoryFile {
             } else if attributes && let Some(stat) = stat_listed(&self.fd, name) {
                 file_type = u32::from(stat.stx_mode) >> TYPE_SHIFT;
                 inode = stat.stx_ino;
-                attr = Some(attr_of(&stat));
+                attr = Some(Attr { flags: xattrs.flags(name), ..attr_of(&stat) });
             }
             // `DT_*` has four bits.
             let file_type = (file_type & 15) as u8;

@@ -1,0 +1,274 @@
+//! Attributes read ahead: a program that asks for one name of a directory after another gets those
+//! of all with the next question, in one round trip, as long as that pays.
+//!
+//! All is forgotten as soon as any process of the run changes anything on a server or takes a
+//! lock (`State::changes`), so processes of one run see each other's work at once. What others
+//! change is seen by path after at most [`VALID`], by opening a file at once: opening always asks.
+//! Whoever finds the lock taken asks the server, so that nobody waits here, not even after a fork.
+
+use crate::place::At;
+use crate::start;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use towline_client::DirEntry;
+use towline_wire::Attr;
+use towline_wire::attr::attr_flag;
+
+/// How long attributes read ahead may be used.
+const VALID: Duration = Duration::from_secs(1);
+/// Directories remembered, those with attributes and those of which names were asked.
+const DIRECTORIES_MAX: usize = 64;
+/// Names remembered in all.
+const NAMES_MAX: usize = 16 * 1024;
+/// Bounds of what reading ahead has earned.
+const EARNED: std::ops::RangeInclusive<i32> = -5..=3;
+
+/// What reading ahead has earned: each listing costs one, the second use of one pays two.
+static SCORE: AtomicI32 = AtomicI32::new(0);
+static KNOWN: Mutex<Vec<Directory>> = Mutex::new(Vec::new());
+
+/// Names a directory: an open one and the path from there, which may be empty.
+#[derive(Clone, PartialEq, Eq)]
+struct Key {
+    mount: usize,
+    base: u64,
+    path: Vec<u8>,
+}
+
+struct Directory {
+    key: Key,
+    /// Another name of the same one.
+    also: Option<Key>,
+    listed: Option<Listed>,
+    /// Names asked for while nothing was listed, and the last of them.
+    asked: u32,
+    last: Vec<u8>,
+}
+
+impl Directory {
+    fn is(&self, key: &Key) -> bool {
+        self.key == *key || self.also.as_ref() == Some(key)
+    }
+}
+
+struct Listed {
+    when: Instant,
+    changes: u64,
+    /// No name is missing.
+    complete: bool,
+    names: HashMap<Vec<u8>, Option<Attr>>,
+    /// Where the listing goes on.
+    next: u64,
+    used: u32,
+}
+
+impl Listed {
+    fn is_valid(&self) -> bool {
+        self.changes == changes() && self.when.elapsed() < VALID
+    }
+}
+
+/// The number of changes up to now.
+pub(crate) fn changes() -> u64 {
+    start::state().map_or(0, |state| state.changes().load(Ordering::Acquire))
+}
+
+/// A lock that nobody waits for long: the holder may be a thread that a fork left behind.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    for _ in 0..64 {
+        if let Ok(guard) = mutex.try_lock() {
+            return Some(guard);
+        }
+        std::hint::spin_loop();
+    }
+    None
+}
+
+fn earn(by: i32) {
+    let score = SCORE.load(Ordering::Relaxed) + by;
+    SCORE.store(score.clamp(*EARNED.start(), *EARNED.end()), Ordering::Relaxed);
+}
+
+/// True when listings had better come with attributes.
+pub(crate) fn listings_have_attributes() -> bool {
+    SCORE.load(Ordering::Relaxed) > 0
+}
+
+/// The directory and the name of a path; `None` where the end of the path is no name.
+fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (directory, name) = match path.iter().rposition(|b| *b == b'/') {
+        Some(0) => return None,
+        Some(cut) => (&path[..cut], &path[cut + 1..]),
+        None => (&b""[..], path),
+    };
+    if name.is_empty() || name == b"." || name == b".." { None } else { Some((directory, name)) }
+}
+
+/// Without `.` at its begin and end: so do programs write the same directory in two ways.
+fn plain(mut path: &[u8]) -> &[u8] {
+    while let Some(rest) = path.strip_prefix(b"./") {
+        path = rest;
+    }
+    while let Some(rest) = path.strip_suffix(b"/.").or(path.strip_suffix(b"/")) {
+        path = rest;
+    }
+    if path == b"." { b"" } else { path }
+}
+
+enum Answer {
+    /// What is known; `None`: there is no such name.
+    Known(Option<Attr>),
+    /// The server has to be asked.
+    Ask,
+    /// The whole directory had better be asked for.
+    List,
+}
+
+fn look(known: &mut Vec<Directory>, key: &Key, name: &[u8]) -> Answer {
+    let Some(place) = known.iter().position(|directory| directory.is(key)) else {
+        let list = SCORE.load(Ordering::Relaxed) > 0;
+        let last = name.to_vec();
+        known.push(Directory { key: key.clone(), also: None, listed: None, asked: 1, last });
+        if known.len() > DIRECTORIES_MAX {
+            known.remove(0);
+        }
+        return if list { Answer::List } else { Answer::Ask };
+    };
+    let directory = &mut known[place];
+    if directory.listed.as_ref().is_some_and(|listed| !listed.is_valid()) {
+        directory.listed = None;
+    }
+    if let Some(listed) = &mut directory.listed {
+        let found = match listed.names.get(name) {
+            Some(Some(attr)) => Some(*attr),
+            None if listed.complete => None,
+            _ => return Answer::Ask,
+        };
+        listed.used += 1;
+        if listed.used == 2 {
+            earn(2);
+        }
+        return Answer::Known(found);
+    }
+    // The same name again and again is somebody who waits for a change.
+    if directory.last == name {
+        return Answer::Ask;
+    }
+    directory.last = name.to_vec();
+    directory.asked += 1;
+    let score = SCORE.load(Ordering::Relaxed);
+    let needed = if score > 0 { 1 } else { 2 << -score };
+    if directory.asked < needed {
+        return Answer::Ask;
+    }
+    directory.asked = 0;
+    Answer::List
+}
+
+/// Notes a listing with attributes that was asked for when `before` was the number of changes.
+fn note(known: &mut Vec<Directory>, key: Key, before: u64, entries: &[DirEntry], complete: bool) {
+    earn(-1);
+    let names = entries.iter().map(|entry| (entry.name.clone(), entry.attr)).collect();
+    let next = entries.last().map_or(0, |entry| entry.cookie);
+    let listed = Listed { when: Instant::now(), changes: before, complete, names, next, used: 0 };
+    known.retain(|directory| !directory.is(&key));
+    known.push(Directory { key, also: None, listed: Some(listed), asked: 0, last: Vec::new() });
+    let count = |directory: &Directory| directory.listed.as_ref().map_or(0, |l| l.names.len());
+    while known.len() > DIRECTORIES_MAX || known.iter().map(count).sum::<usize>() > NAMES_MAX {
+        known.remove(0);
+    }
+}
+
+fn key_of(at: &At, directory: &[u8]) -> Option<Key> {
+    let base = at.base().ok()?;
+    Some(Key { mount: at.mount, base, path: plain(directory).to_vec() })
+}
+
+fn list(at: &At, key: Key, name: &[u8]) -> Option<Answer> {
+    let before = changes();
+    let path = if key.path.is_empty() { &b"."[..] } else { &key.path };
+    let (entries, complete) = at.with(|base, _| base.list_path(path, true)).ok()?;
+    let mut known = lock(&KNOWN)?;
+    note(&mut known, key.clone(), before, &entries, complete);
+    Some(look(&mut known, &key, name))
+}
+
+/// Attributes of a path, asked for or known.
+pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
+    let usable = |attr: &Attr| !(follow && attr.is_symlink());
+    if let Some((directory, name)) = split(&at.path)
+        && let Some(key) = key_of(at, directory)
+    {
+        let answer = lock(&KNOWN).map(|mut known| look(&mut known, &key, name));
+        let answer = match answer {
+            Some(Answer::List) => list(at, key, name),
+            other => other,
+        };
+        match answer {
+            Some(Answer::Known(Some(attr))) if usable(&attr) => return Ok(attr),
+            Some(Answer::Known(None)) => return Err(libc::ENOENT),
+            _ => {}
+        }
+    }
+    at.with(|base, path| base.stat_path(path, follow))
+}
+
+/// True when a path is known to have no extended attributes.
+pub(crate) fn has_no_xattrs(at: &At, follow: bool) -> bool {
+    let Some((directory, name)) = split(&at.path) else { return false };
+    let (Some(key), Some(known)) = (key_of(at, directory), lock(&KNOWN)) else { return false };
+    let directory = known.iter().find(|directory| directory.is(&key));
+    let listed = directory.and_then(|d| d.listed.as_ref()).filter(|listed| listed.is_valid());
+    let attr = listed.and_then(|listed| listed.names.get(name)).and_then(Option::as_ref);
+    attr.is_some_and(|attr| {
+        attr.flags & attr_flag::NO_XATTRS != 0 && !(follow && attr.is_symlink())
+    })
+}
+
+/// Notes a listing of an open directory from `cookie` on, if it has attributes; `end`: it is the
+/// last of them.
+pub(crate) fn listed(
+    (mount, handle): (usize, u64),
+    cookie: u64,
+    before: u64,
+    entries: &[DirEntry],
+    end: bool,
+) {
+    if entries.iter().all(|entry| entry.attr.is_none()) {
+        return;
+    }
+    let Some(mut known) = lock(&KNOWN) else { return };
+    let key = Key { mount, base: handle, path: Vec::new() };
+    if cookie == 0 {
+        return note(&mut known, key, before, entries, end);
+    }
+    let found = known.iter_mut().find(|directory| directory.is(&key));
+    let listed = found.and_then(|directory| directory.listed.as_mut());
+    if let Some(listed) = listed.filter(|l| l.is_valid() && l.next == cookie) {
+        listed.names.extend(entries.iter().map(|entry| (entry.name.clone(), entry.attr)));
+        listed.next = entries.last().map_or(cookie, |entry| entry.cookie);
+        listed.complete = end;
+    }
+}
+
+/// Notes a listing that came with opening a directory, by the path that `at` names it by, too.
+pub(crate) fn listed_at(at: &At, handle: u64, before: u64, entries: &[DirEntry], end: bool) {
+    if let Some(mut known) = lock(&KNOWN) {
+        // A handle may have meant another directory before.
+        known.retain(|directory| directory.key.base != handle || directory.key.mount != at.mount);
+    }
+    listed((at.mount, handle), 0, before, entries, end);
+    if let (Some(mut known), Some(path)) = (lock(&KNOWN), key_of(at, &at.path)) {
+        let itself = Key { mount: at.mount, base: handle, path: Vec::new() };
+        if let Some(place) = known.iter().position(|directory| directory.key == itself) {
+            known[place].also = Some(path.clone());
+            let mut number = 0;
+            known.retain(|directory| {
+                number += 1;
+                number == place + 1 || !directory.is(&path)
+            });
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What came with opening, so that it need not be asked for: attributes, the first bytes of a file,
+//! the first entries of a directory.
+//!
+//! It is used for a moment ([`VALID_OPENED`]) and no longer than until a process of the run changes
+//! something or takes a lock, see `known.rs`.
+
+use crate::descriptors::Open;
+use crate::known::{self, changes, lock};
+use crate::place::At;
+use crate::remote;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use towline_client::DirEntry;
+use towline_wire::Attr;
+
+/// How long what came with opening may be used.
+const VALID_OPENED: Duration = Duration::from_millis(100);
+/// Opened files of which something is kept.
+const OPENED_MAX: usize = 16;
+/// After so many openings in a row whose bytes nobody read they come no more.
+const UNREAD_MAX: i32 = 8;
+/// A file's first bytes that come with opening it: what one reply carries without a grant.
+pub(crate) const FIRST_BYTES: usize = towline_wire::limits::INLINE_BYTES_MAX;
+
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+/// Openings in a row whose bytes nobody read.
+static UNREAD: AtomicI32 = AtomicI32::new(0);
+/// One more with each opening, to try again now and then.
+static OPENINGS: AtomicU64 = AtomicU64::new(0);
+
+/// What came with opening.
+pub(crate) struct Opened {
+    pub(crate) mount: usize,
+    pub(crate) handle: u64,
+    pub(crate) when: Instant,
+    /// Number of changes before it was opened.
+    pub(crate) changes: u64,
+    pub(crate) attr: Attr,
+    /// The first bytes; fewer than [`FIRST_BYTES`] are all.
+    pub(crate) data: Option<Vec<u8>>,
+    /// A directory's first entries, and whether they are all.
+    pub(crate) listing: Option<(Vec<DirEntry>, bool)>,
+}
+
+/// True when the first bytes of files had better come with opening them.
+pub(crate) fn reads_what_it_opens() -> bool {
+    UNREAD.load(Ordering::Relaxed) < UNREAD_MAX
+        || OPENINGS.fetch_add(1, Ordering::Relaxed).is_multiple_of(64)
+}
+
+/// Notes what came with opening `at`.
+pub(crate) fn keep(at: &At, new: Opened) {
+    if new.attr.is_directory() {
+        let (entries, complete) = new.listing.as_ref().map_or((&[][..], false), |l| (&l.0, l.1));
+        known::listed_at(at, new.handle, new.changes, entries, complete);
+    }
+    if new.data.is_some() {
+        UNREAD.fetch_add(1, Ordering::Relaxed);
+    }
+    if let Some(mut all) = lock(&OPENED) {
+        all.retain(|one| one.handle != new.handle || one.mount != new.mount);
+        if all.len() == OPENED_MAX {
+            all.remove(0);
+        }
+        all.push(new);
+    }
+}
+
+fn with_opened<T>(
+    mount: usize,
+    handle: u64,
+    work: impl FnOnce(&mut Opened) -> Option<T>,
+) -> Option<T> {
+    let mut all = lock(&OPENED)?;
+    let place = all.iter().position(|one| one.handle == handle && one.mount == mount)?;
+    if all[place].changes != changes() || all[place].when.elapsed() > VALID_OPENED {
+        all.remove(place);
+        return None;
+    }
+    work(&mut all[place])
+}
+
+/// The attributes of a file that was just opened.
+pub(crate) fn attr(mount: usize, handle: u64) -> Option<Attr> {
+    with_opened(mount, handle, |opened| Some(opened.attr))
+}
+
+/// Copies what is known of a file from `offset` on; how much that is, and whether the file ends
+/// there, which is told only once.
+pub(crate) fn read(
+    mount: usize,
+    handle: u64,
+    target: &mut [u8],
+    offset: u64,
+) -> Option<(usize, bool)> {
+    let done = with_opened(mount, handle, |opened| {
+        let data = opened.data.as_ref()?;
+        let is_all = data.len() < FIRST_BYTES;
+        let rest = usize::try_from(offset).ok().and_then(|offset| data.get(offset..))?;
+        let count = rest.len().min(target.len());
+        target[..count].copy_from_slice(&rest[..count]);
+        let ends = is_all && count < target.len();
+        if ends && count == 0 {
+            opened.data = None; // whoever asks again waits for more
+        }
+        (count > 0 || ends).then_some((count, ends))
+    });
+    if done.is_some() {
+        UNREAD.store(0, Ordering::Relaxed);
+    }
+    done
+}
+
+/// The first entries of a directory that was just opened, once.
+pub(crate) fn listing(mount: usize, handle: u64) -> Option<(Vec<DirEntry>, bool)> {
+    with_opened(mount, handle, |opened| opened.listing.take())
+}
+
+/// Forgets what came with opening: the file is closed.
+pub(crate) fn closed(mount: usize, handle: u64) {
+    if let Some(mut all) = lock(&OPENED) {
+        all.retain(|one| one.handle != handle || one.mount != mount);
+    }
+}
+
+/// Reads an open file at an offset: first what came with opening it.
+pub(crate) fn read_at(
+    open: Open,
+    target: &mut [u8],
+    offset: u64,
+) -> Result<usize, i32> {
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    let handle = open.entry.handle.load(Ordering::Relaxed);
+    let (done, ends) = read(mount, handle, target, offset).unwrap_or((0, false));
+    if ends || done == target.len() {
+        return Ok(done);
+    }
+    let rest = remote::with(open, |file| file.read_at(&mut target[done..], offset + done as u64));
+    match rest {
+        Err(_) if done > 0 => Ok(done),
+        rest => rest.map(|more| done + more),
+    }
+}
