@@ -209,9 +209,89 @@ fn databases_are_not_torn() {
         return;
     }
     same(
-        r#"sqlite3 db 'create table t(a); insert into t values(1); select sum(a) from t;'
-        for i in 1 2 3 4; do sqlite3 -cmd '.timeout 20000' db "insert into t values($i)" & done
-        wait; sqlite3 db 'select count(*) from t; pragma integrity_check'; rm db"#,
+        r#"for mode in delete wal; do
+            sqlite3 db "pragma journal_mode=$mode; create table t(a); insert into t values(1)"
+            for i in 1 2 3 4; do
+                for j in 1 2 3; do echo "insert into t values($i$j);"; done |
+                    sqlite3 -cmd '.timeout 60000' db &
+            done; wait
+            sqlite3 db 'select count(*), sum(a) from t; pragma integrity_check'
+            sqlite3 db 'pragma wal_checkpoint(truncate)' > /dev/null; rm db*
+        done; ls"#,
+    );
+}
+
+#[test]
+fn a_project_is_built() {
+    if !has("make") || !has("cc") {
+        return;
+    }
+    same(
+        r#"mkdir src; for i in 1 2 3 4 5 6; do
+            printf '#include "all.h"\nint f%d(int a) { return a + %d; }\n' $i $i > src/f$i.c
+            echo "int f$i(int a);" >> src/all.h; done
+        printf '#include <stdio.h>\n#include "all.h"\nint main(void)' > src/main.c
+        echo '{ printf("%d\n", f1(f2(f3(f4(f5(f6(0))))))); return 0; }' >> src/main.c
+        printf 'OBJ = $(patsubst src/%%.c,%%.o,$(wildcard src/*.c))\nall: $(OBJ)\n' > Makefile
+        printf '\tcc -o all $(OBJ)\n%%.o: src/%%.c src/all.h\n\tcc -c -o $@ $<\n' >> Makefile
+        make -s -j3 all && ./all; make -s -q all && echo up to date; sleep 0.02
+        touch src/f3.c; make -n all | wc -l; rm -f all *.o"#,
+    );
+}
+
+#[test]
+fn editors_and_other_languages() {
+    // What is not installed says the same on both sides.
+    for program in ["perl", "vim", "node", "rsync"] {
+        has(program);
+    }
+    same(
+        r#"printf 'one\ntwo\nthree\n' > f; vim -es -u NONE -c '%s/two/2/' -c 'wq' f; cat f
+        perl -e 'open F, "+<", "f"; print <F>; seek F, 0, 0; print F "ONE"; close F;
+            print -s "f", "\n"; opendir D, "."; print join(",", sort readdir D), "\n"'
+        perl -pi -e 's/three/3/' f; cat f
+        node -e 'const f = require("fs"); f.writeFileSync("n", "node\n"); f.appendFileSync("n", "x");
+            console.log(f.readFileSync("n", "utf8"), f.readdirSync("."), f.statSync("n").size);
+            f.renameSync("n", "m"); f.mkdirSync("a/b", {recursive: true}); f.rmSync("a", {recursive: true})'
+        mkdir -p t/s; cp f t/s/; ln -s f t/s/l; ln t/s/f t/h; chmod 604 t/s/f; touch -d 2001-01-01 t/s
+        rsync -aH t/ u/ && diff -r t u && echo same; echo more >> t/s/f; rsync -a --delete t/ u/
+        diff -r t u && echo same; cp -a t v; for d in t u v; do
+            (cd $d && find . -printf '%p %y %m %U %G %s %T@ %l\n' | sort > ../$d.list); done
+        cmp t.list v.list && echo attributes; rm *.list"#,
+    );
+}
+
+/// What is read ahead must not be believed when somebody else of the run changed it.
+#[test]
+fn what_is_read_ahead_is_not_stale_within_a_run() {
+    if !has("python3") {
+        return;
+    }
+    same(
+        r#"mkdir d; for i in 1 2 3 4 5 6 7 8 9; do echo $i > d/f$i; done
+        for f in d/*; do mv $f $f.bak; [ -e $f ] && echo "$f is still there"; stat -c '%n %s' $f.bak; done
+        python3 - <<'P'
+import os, subprocess
+def sizes(): return [os.lstat('d/' + name).st_size for name in sorted(os.listdir('d'))]
+for turn in range(20):
+    print(sizes(), [os.path.exists('d/no%d' % i) for i in range(5)])
+    subprocess.run(['sh', '-c', 'echo more >> d/f%d.bak; echo > d/no%d' % (turn % 9 + 1, turn % 5)])
+    f = open('d/f1.bak'); print(os.fstat(f.fileno()).st_size)
+    subprocess.run(['sh', '-c', 'printf %d > d/f1.bak' % turn]); print(f.read(), f.read())
+    print(os.path.getsize('d/f1.bak'), os.path.exists('d/no%d' % (turn % 5)))
+    os.setxattr('d/f2.bak', 'user.x', b'%d' % turn); print(os.getxattr('d/f2.bak', 'user.x'))
+    os.unlink('d/no%d' % (turn % 5)); print(os.path.exists('d/no%d' % (turn % 5)), len(sizes()))
+r, w = os.pipe(); r2, w2 = os.pipe()
+if os.fork() == 0:
+    for turn in range(20):
+        os.read(r, 1); open('d/f3.bak', 'a').write('x'); os.rename('d/a%d' % turn, 'd/a%d' % (turn + 1))
+        os.write(w2, b'1')
+    os._exit(0)
+open('d/a0', 'w').close()
+for turn in range(20):
+    sizes(); before = os.stat('d/f3.bak').st_size; os.stat('d/f4.bak'); os.write(w, b'1'); os.read(r2, 1)
+    print(os.stat('d/f3.bak').st_size - before, os.path.exists('d/a%d' % turn), os.path.exists('d/a%d' % (turn + 1)))
+P"#,
     );
 }
 

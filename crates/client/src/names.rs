@@ -134,11 +134,7 @@ impl File {
     ///
     /// # Errors
     /// As `open` and `getdents64(2)`.
-    pub fn list_path(
-        &self,
-        path: &[u8],
-        attributes: bool,
-    ) -> Result<(Vec<DirEntry>, bool), Error> {
+    pub fn list_path(&self, path: &[u8], attributes: bool) -> Result<(Vec<DirEntry>, bool), Error> {
         self.start_list_path(path, attributes)?.wait()
     }
 

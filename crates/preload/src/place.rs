@@ -90,9 +90,8 @@ fn may_be_remote(directory: i32, path: &[u8]) -> bool {
     match path.first() {
         None => false,
         Some(b'/') => {
-            let odd = |pair: &[u8]| matches!(pair, b"//" | b"/.");
             start::mounts().iter().any(|target| path.starts_with(&target.mount.prefix))
-                || path.windows(2).any(odd)
+                || is_odd(path)
         }
         Some(_) if directory != libc::AT_FDCWD => {
             descriptors::find(directory).is_some() || is_part(path)
@@ -136,8 +135,14 @@ fn find_absolute(mounts: &[Target], path: &[u8]) -> Option<At> {
     if let Some(found) = matching(mounts, path) {
         return Some(found);
     }
-    let odd = |pair: &[u8]| matches!(pair, b"//" | b"/.");
-    if path.windows(2).any(odd) { matching(mounts, &normal(path)) } else { None }
+    if is_odd(path) { matching(mounts, &normal(path)) } else { None }
+}
+
+/// True for a path with `//` or `/.` in it, which may mean the same as one that looks different.
+/// Every local call pays for this: all bytes are looked at, so that the compiler takes many at once.
+fn is_odd(path: &[u8]) -> bool {
+    let pairs = path.iter().zip(path.get(1..).unwrap_or_default());
+    pairs.fold(false, |odd, (a, b)| odd | ((*a == b'/') & ((*b == b'/') | (*b == b'.'))))
 }
 
 fn matching(mounts: &[Target], path: &[u8]) -> Option<At> {

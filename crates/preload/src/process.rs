@@ -15,7 +15,8 @@ pub(crate) fn start() {
     let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
     let flags = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS) as usize;
     // SAFETY: a new mapping.
-    let page = unsafe { checked(libc::SYS_mmap, [0, PAGE_BYTES, protection, flags, usize::MAX, 0]) };
+    let page =
+        unsafe { checked(libc::SYS_mmap, [0, PAGE_BYTES, protection, flags, usize::MAX, 0]) };
     let Ok(page) = page else { return };
     // SAFETY: our own page.
     let wiped = unsafe { checked(libc::SYS_madvise, [page, PAGE_BYTES, MADV_WIPEONFORK, 0, 0, 0]) };

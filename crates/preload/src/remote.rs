@@ -4,8 +4,8 @@
 //! child of a fork leaves its parent's sessions alone and makes its own.
 
 use crate::descriptors::{self, Open};
-use crate::{opened, process};
 use crate::start::{self, Target};
+use crate::{opened, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use towline_client::{Client, Error, File, Lock, Options};

@@ -3,8 +3,8 @@
 use super::by_path;
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, ours};
-use crate::place::{self, At};
 use crate::opened::{self, FIRST_BYTES, Opened};
+use crate::place::{self, At};
 use crate::table::real;
 use crate::{known, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
@@ -87,7 +87,13 @@ pub(crate) unsafe fn named_descriptor(path: *const c_char) -> Option<Open> {
     if path.is_null() {
         return None;
     }
-    // SAFETY: not null, and a C string as the program says.
+    // Most paths are sorted out by their first two bytes.
+    // SAFETY: not null, and a C string as the program says; the second byte is there if the first
+    // is not the zero at the end.
+    if unsafe { *path != b'/' as c_char || !matches!(*path.add(1) as u8, b'd' | b'p') } {
+        return None;
+    }
+    // SAFETY: as above.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     if !path.starts_with(b"/dev/") && !path.starts_with(b"/proc/") {
         return None;

@@ -20,6 +20,7 @@ use crate::guard::{self, Failed, finish};
 use crate::place::{self, At, Led};
 use libc::{c_char, c_int};
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Runs the remote or the local form of a call with one path. A remote path that leads out of its
 /// export is followed; so is a local one that is not found, as a symbolic link in it may lead into an
@@ -81,7 +82,11 @@ unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<At> {
         return None;
     }
     let errno = guard::errno();
-    let found = guard::inside(|| {
+    // SAFETY: as the caller says.
+    let found = guard::inside(|| unsafe {
+        if leads_nowhere(path, text) {
+            return Err(libc::ENOENT);
+        }
         let mut full = text.to_vec();
         if text[0] != b'/' {
             full = crate::working::local().ok_or(libc::ENOENT)?;
@@ -95,6 +100,47 @@ unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<At> {
     });
     guard::set_errno(errno);
     found.ok()
+}
+
+/// True when no link of this local path is to blame that it was not found: the directory is there,
+/// and the name in it is no link. So most searches end, by two system calls.
+///
+/// # Safety
+/// `path` ends with a zero byte, and is `text`.
+unsafe fn leads_nowhere(path: *const c_char, text: &[u8]) -> bool {
+    let (here, mut target) = (libc::AT_FDCWD as usize, [0u8; 1]);
+    let read = [here, path as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];
+    // SAFETY: as the caller says; the target is as long as said.
+    if unsafe { guard::system_call(libc::SYS_readlinkat, read) } >= 0 {
+        return false;
+    }
+    match text.iter().rposition(|b| *b == b'/') {
+        None => true,
+        Some(cut) => !prefix_is_here() && is_here(&text[..cut.max(1)]),
+    }
+}
+
+/// True when a local directory of the name of a prefix exists, so that the kernel finds something
+/// where a link leads to us.
+fn prefix_is_here() -> bool {
+    static KNOWN: AtomicU8 = AtomicU8::new(0);
+    let known = KNOWN.load(Ordering::Relaxed);
+    if known != 0 {
+        return known == 2;
+    }
+    let any = crate::start::mounts().iter().any(|target| is_here(&target.mount.prefix));
+    KNOWN.store(if any { 2 } else { 1 }, Ordering::Relaxed);
+    any
+}
+
+/// True when the kernel finds a path; false, too, for a very long one.
+fn is_here(path: &[u8]) -> bool {
+    let mut copy = [0u8; 512];
+    let Some(room) = copy[..511].get_mut(..path.len()) else { return false };
+    room.copy_from_slice(path);
+    let ask = [libc::AT_FDCWD as usize, copy.as_ptr() as usize, libc::F_OK as usize, 0, 0, 0];
+    // SAFETY: the copy ends with a zero byte.
+    unsafe { guard::system_call(libc::SYS_faccessat, ask) == 0 }
 }
 
 /// Copies a text to where C wants it, cut if need be, as `readlink` does; the bytes copied.
