@@ -30,7 +30,7 @@ pub use client::{Client, Options};
 pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};
 pub use error::Error;
 pub use file::{File, Lock};
-pub use names::{DirEntry, SetAttr};
+pub use names::{Batch, DirEntry, SetAttr};
 pub use operation::{Group, Operation};
 pub use times::Times;
 pub use towline_net::LinkKind;

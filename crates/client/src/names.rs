@@ -28,6 +28,9 @@ pub struct DirEntry {
     pub attr: Option<Attr>,
 }
 
+/// Some entries of a directory, and whether there are no more.
+pub type Batch = (Vec<DirEntry>, bool);
+
 /// Attributes to change; `None` leaves one as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
@@ -69,7 +72,7 @@ impl File {
     ///
     /// # Errors
     /// As `getdents64(2)`.
-    pub fn list(&self, cookie: u64, attributes: bool) -> Result<(Vec<DirEntry>, bool), Error> {
+    pub fn list(&self, cookie: u64, attributes: bool) -> Result<Batch, Error> {
         let request = [Request::ReadDir {
             handle: self.handle,
             cookie,
@@ -109,7 +112,7 @@ impl File {
         path: &[u8],
         flags: u32,
         attributes: bool,
-    ) -> Result<(Self, Option<(Vec<DirEntry>, bool)>), Error> {
+    ) -> Result<(Self, Option<Batch>), Error> {
         let requests = [
             Request::Open { base: self.handle, flags, mode: 0, path: check(path)? },
             Request::ReadDir {
@@ -134,7 +137,7 @@ impl File {
     ///
     /// # Errors
     /// As `open` and `getdents64(2)`.
-    pub fn list_path(&self, path: &[u8], attributes: bool) -> Result<(Vec<DirEntry>, bool), Error> {
+    pub fn list_path(&self, path: &[u8], attributes: bool) -> Result<Batch, Error> {
         self.start_list_path(path, attributes)?.wait()
     }
 
@@ -147,7 +150,7 @@ impl File {
         &self,
         path: &[u8],
         attributes: bool,
-    ) -> Result<Operation<(Vec<DirEntry>, bool)>, Error> {
+    ) -> Result<Operation<Batch>, Error> {
         let requests = [
             Request::Open { base: self.handle, flags: 0o200_000, mode: 0, path: check(path)? },
             Request::ReadDir {
@@ -355,7 +358,7 @@ impl File {
     }
 }
 
-fn entries(outcome: &Outcome, listing: &[u8]) -> Result<(Vec<DirEntry>, bool), Error> {
+fn entries(outcome: &Outcome, listing: &[u8]) -> Result<Batch, Error> {
     outcome.last()?;
     let end = outcome.replies()?.iter().find_map(|reply| match reply {
         Reply::Listed { end, .. } => Some(*end != 0),
