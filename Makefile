@@ -17,7 +17,7 @@ check: ## style only
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
-fuzz: ## a minute for each decoder; needs nightly Rust and cargo-fuzz
+fuzz: ## a minute for each decoder
 	sh fuzz/run 60
 
 bench: build ## the limits of this machine

@@ -9,6 +9,8 @@
 
 mod compound;
 pub mod files;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 pub mod locks;
 mod record;
 mod session;

@@ -26,7 +26,8 @@ pub(crate) const RECORD_BYTES: usize = 640;
 pub(crate) const GENERATION_AT: usize = 4;
 const INTENT_AT: usize = 32;
 const INTENT_BYTES: usize = 88;
-const RESULTS_AT: usize = INTENT_AT + INTENT_BYTES;
+/// Where a record's results begin.
+pub(crate) const RESULTS_AT: usize = INTENT_AT + INTENT_BYTES;
 const _: () = assert!(RESULTS_AT + REPLAY_BYTES_MAX <= RECORD_BYTES);
 
 mod flag {

@@ -52,7 +52,7 @@ impl Greeting {
         out
     }
 
-    fn parse(bytes: &[u8; GREETING_BYTES], kind: Kind) -> Result<Self, ProtocolError> {
+    pub(crate) fn parse(bytes: &[u8; GREETING_BYTES], kind: Kind) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(bytes);
         let mut head = [0; HEADER_BYTES];
         head.copy_from_slice(reader.take(HEADER_BYTES)?);

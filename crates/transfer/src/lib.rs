@@ -23,6 +23,8 @@ mod context;
 mod counters;
 mod descriptor;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod global;
 mod greeting;
 pub mod import;

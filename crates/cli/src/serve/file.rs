@@ -1,6 +1,5 @@
 //! The configuration file of a server.
 
-use super::Engine;
 use super::exports::{parse_bytes, parse_disk};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -8,6 +7,18 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use towline_net::address::Address;
 use towline_server::{DiskExport, Export, ExportKind};
+
+/// Event loops to choose from.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Engine {
+    /// io_uring, or epoll where it is forbidden.
+    Auto,
+    /// io_uring or no start.
+    Uring,
+    /// epoll.
+    Epoll,
+}
 
 /// What a file says.
 #[derive(Default)]
@@ -67,7 +78,8 @@ pub(crate) fn read(path: &Path) -> Result<FileSettings, String> {
     parse(&text).map_err(wrong)
 }
 
-fn parse(text: &str) -> Result<FileSettings, String> {
+/// Reads the text of a file.
+pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
     let raw: Raw = toml::from_str(text).map_err(|e| e.to_string())?;
     let (mut exports, mut disks) = (Vec::new(), Vec::new());
     for (name, export) in raw.export {

@@ -7,6 +7,7 @@ mod nbd;
 
 pub(crate) use exports::parse_bytes;
 use exports::{parse_directory, parse_disk, parse_memory};
+use file::Engine;
 use listenfd::ListenFd;
 use nbd::Front;
 use sd_notify::NotifyState;
@@ -120,18 +121,6 @@ pub(crate) struct Args {
     /// Answer Prometheus on this address: HOST:PORT.
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<SocketAddr>,
-}
-
-/// Event loops to choose from.
-#[derive(clap::ValueEnum, Clone, Copy, Debug, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Engine {
-    /// io_uring, or epoll where it is forbidden.
-    Auto,
-    /// io_uring or no start.
-    Uring,
-    /// epoll.
-    Epoll,
 }
 
 /// Flags and configuration file in one.

@@ -1,3 +1,4 @@
+//! Option haggling of NBD.
 #![no_main]
 
 use towline_nbd::{Catalogue, Ended, Haggle, Offer, Progress};

@@ -1,3 +1,4 @@
+//! Packed descriptors of aggregates.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -1,3 +1,4 @@
+//! Requests of NBD: whatever reaches the handler keeps the rules.
 #![no_main]
 
 use towline_nbd::{Agreement, Command, Context, Form, Handler, Offer, Receiver, Refusal, Request};

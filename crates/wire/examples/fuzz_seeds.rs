@@ -1,0 +1,202 @@
+//! Writes a few legal inputs for each fuzz target, from which the fuzzers go on:
+//! `fuzz_seeds DIRECTORY`.
+
+use std::path::Path;
+use towline_wire::codec::Field;
+use towline_wire::entry::Entry;
+use towline_wire::hello::{MAGIC, VERSION};
+use towline_wire::request::{CURRENT, encode_compound, lock};
+use towline_wire::{Attr, Header, Hello, Kind, Reply, Request, Timestamp, Welcome};
+
+/// The handle of the first file that a session of epoch 1 opens.
+const ROOT: u64 = 1 << 32;
+
+fn requests() -> Vec<Vec<Request<'static>>> {
+    use Request::*;
+    let now = Timestamp::NOW;
+    vec![
+        vec![Attach { name: b"m" }],
+        vec![
+            Open { base: ROOT, flags: 0o102, mode: 0o644, path: b"f" },
+            Write { handle: CURRENT, offset: 5, length: 9, flags: 0 },
+            Read { handle: CURRENT, offset: 0, length: 100 },
+        ],
+        vec![Write { handle: ROOT + 1, offset: 0, length: 70_000, flags: 1 }],
+        vec![Stat { base: ROOT, flags: 1, path: b"f" }, Access { base: ROOT, mode: 7, path: b"f" }],
+        vec![SetAttr {
+            base: ROOT,
+            flags: 0,
+            valid: 31,
+            mode: 0o600,
+            uid: 1,
+            gid: 2,
+            size: 3,
+            accessed: now,
+            modified: Timestamp::new(4, 5),
+            path: b"f",
+        }],
+        vec![
+            MakeDir { base: ROOT, mode: 0o755, path: b"d" },
+            Symlink { base: ROOT, path: b"d/s", target: b"../f" },
+            ReadLink { base: ROOT, path: b"d/s" },
+            MakeNode { base: ROOT, mode: 0o010_600, rdev: 0, path: b"d/n" },
+            Link { base: ROOT, flags: 4, path: b"d/s", new_base: ROOT, new_path: b"g" },
+            Rename { base: ROOT, flags: 2, path: b"g", new_base: ROOT, new_path: b"d" },
+            Unlink { base: ROOT, flags: 0, path: b"d" },
+        ],
+        vec![
+            SetXattr { base: ROOT, flags: 0, how: 1, path: b"f", name: b"user.a", value: b"v" },
+            GetXattr { base: ROOT, flags: 0, path: b"f", name: b"user.a" },
+            ListXattr { base: ROOT, flags: 0, path: b"f" },
+            RemoveXattr { base: ROOT, flags: 0, path: b"f", name: b"user.a" },
+        ],
+        vec![
+            Allocate { handle: ROOT + 1, mode: 3, offset: 4096, length: 8192 },
+            Seek { handle: ROOT + 1, offset: 0, whence: 4 },
+            CopyRange {
+                handle: ROOT + 1,
+                offset: 0,
+                new_handle: ROOT + 1,
+                new_offset: 1 << 17,
+                length: 1 << 16,
+            },
+            Sync { handle: ROOT + 1, kind: 1 },
+            StatFs { handle: ROOT },
+        ],
+        vec![
+            Lock {
+                handle: ROOT + 1,
+                owner: 0,
+                family: lock::OPEN_FILE,
+                kind: lock::EXCLUSIVE,
+                wait: 1,
+                start: 0,
+                length: 10,
+            },
+            TestLock { handle: ROOT + 1, owner: 7, family: 0, kind: 0, start: 5, length: 0 },
+        ],
+        vec![ReadDir { handle: ROOT, cookie: 0, length: 4096, attributes: 1 }],
+        vec![Inquire { what: 1 }],
+        vec![Close { handle: ROOT + 1 }],
+    ]
+}
+
+fn replies() -> Vec<u8> {
+    let attr = Attr { mode: 0o100_644, size: 9, ..Attr::default() };
+    let replies = [
+        Reply::Done {},
+        Reply::Opened { handle: ROOT, attr },
+        Reply::Attributes { attr },
+        Reply::Wrote { length: 3, offset: 4 },
+        Reply::Bytes { value: b"value" },
+        Reply::Listed { end: 1, length: 100 },
+        Reply::Failed { errno: 2 },
+    ];
+    let mut bytes = Vec::new();
+    replies.iter().for_each(|reply| reply.encode(&mut bytes));
+    bytes
+}
+
+fn entries() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (cookie, attr) in [(1, None), (2, Some(Attr::default()))] {
+        Entry { cookie, inode: 7, file_type: 8, name: b"name", attr }.encode(&mut bytes);
+    }
+    bytes
+}
+
+fn messages() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (kind, body, payload) in [
+        (Kind::Request, 20, 30),
+        (Kind::Data, 0, 5000),
+        (Kind::Reply, 9, 40_000),
+        (Kind::Cancel, 0, 0),
+    ] {
+        for slot in 0..2 {
+            let mut header = Header::new(kind, slot, 1);
+            (header.body_bytes, header.payload_bytes) = (body, payload);
+            bytes.extend(header.to_bytes());
+            bytes.extend((0..body + payload).map(|i| i as u8));
+        }
+    }
+    bytes
+}
+
+/// Client flags and options of NBD.
+fn nbd_options() -> Vec<u8> {
+    let option = |number: u32, data: &[u8]| {
+        let mut bytes = b"IHAVEOPT".to_vec();
+        bytes.extend(number.to_be_bytes());
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        bytes
+    };
+    let mut bytes = 3u32.to_be_bytes().to_vec();
+    bytes.extend(option(3, b""));
+    bytes.extend(option(8, b""));
+    bytes.extend(option(10, b"\0\0\0\x01d\0\0\0\x01\0\0\0\x0fbase:allocation"));
+    bytes.extend(option(7, b"\0\0\0\x01d\0\x01\0\x03"));
+    bytes
+}
+
+/// Requests of NBD, each of them once.
+fn nbd_requests() -> Vec<u8> {
+    let mut bytes = vec![0];
+    for (command, length) in [(0u16, 4096u32), (1, 512), (7, 65536), (4, 4096), (3, 0), (2, 0)] {
+        bytes.extend(0x2560_9513u32.to_be_bytes());
+        bytes.extend(0u16.to_be_bytes());
+        bytes.extend(command.to_be_bytes());
+        bytes.extend(9u64.to_be_bytes());
+        bytes.extend(8192u64.to_be_bytes());
+        bytes.extend(length.to_be_bytes());
+        if command == 1 {
+            bytes.extend([7; 512]);
+        }
+    }
+    bytes
+}
+
+fn main() {
+    let directory = std::env::args_os().nth(1).expect("a directory");
+    let write = |target: &str, number: usize, bytes: &[u8]| {
+        let directory = Path::new(&directory).join(target);
+        std::fs::create_dir_all(&directory).expect("a directory for seeds");
+        std::fs::write(directory.join(format!("seed{number}")), bytes).expect("room for a seed");
+    };
+    let mut all = Vec::new();
+    for (number, requests) in requests().iter().enumerate() {
+        let body = encode_compound(requests);
+        write("request", number, &body);
+        all.extend((body.len() as u16).to_le_bytes());
+        all.extend(body);
+    }
+    write("compound", 0, &all);
+    write("reply", 0, &replies());
+    write("entries", 0, &entries());
+    write("handshake", 0, &Header::new(Kind::Request, 3, 4).to_bytes());
+    let (mut hello, mut welcome) = (Vec::new(), Vec::new());
+    Hello { magic: MAGIC, version: VERSION, ..Hello::default() }.encode(&mut hello);
+    Welcome { magic: MAGIC, version: VERSION, ..Welcome::default() }.encode(&mut welcome);
+    write("handshake", 1, &hello);
+    write("handshake", 2, &welcome);
+    for (number, url) in [
+        "towline://host:7440/data/some/dir",
+        "towline://[::1]/x",
+        "towline+unix:///data/a%20b%3F?socket=/run/t.sock",
+        "towline+shm:///data/%FF?socket=/run/t%23.sock",
+        "unix:///run/t.sock",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        write("url", number, url.as_bytes());
+    }
+    write("input", 0, &messages());
+    write("nbd_haggle", 0, &nbd_options());
+    write("nbd_requests", 0, &nbd_requests());
+    let config = "listen = [\"unix:///s\"]\nbuffer-limit = \"1M\"\nengine = \"epoll\"\n\
+                  [export.a]\ndir = \"/a\\\\:b\"\nread-only = true\n[export.b]\nmem = \"2K\"\n";
+    write("config", 0, config.as_bytes());
+    write("config", 1, b"name=/srv/x\\:y:ro");
+}

@@ -1,5 +1,0 @@
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = towline_wire::request::parse_compound(data);
-});

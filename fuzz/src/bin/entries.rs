@@ -1,0 +1,11 @@
+//! Entries of directories, with attributes: what is read is written again as it was.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let mut bytes = Vec::new();
+    for entry in towline_wire::entry::Entries::new(data) {
+        let Ok(entry) = entry else { return };
+        entry.encode(&mut bytes);
+    }
+    assert_eq!(bytes, data);
+});

@@ -1,0 +1,22 @@
+//! Bodies of replies, and lists of lent extents: what is read is written again as it was.
+#![no_main]
+
+use towline_wire::codec::Field;
+use towline_wire::extents::Extents;
+use towline_wire::limits::LENT_EXTENTS_MAX;
+use towline_wire::reply::parse_results;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    if let Ok(replies) = parse_results(data) {
+        let mut bytes = Vec::new();
+        replies.iter().for_each(|reply| reply.encode(&mut bytes));
+        assert_eq!(bytes, data);
+    }
+    if let Ok(list) = Extents::parse(data) {
+        let mut bytes = Vec::new();
+        list.encode(&mut bytes);
+        assert_eq!(bytes, data);
+        // Bounded, so that it can be summed.
+        assert!(list.extents.len() <= LENT_EXTENTS_MAX && list.bytes() > 0 || data.len() == 4);
+    }
+});

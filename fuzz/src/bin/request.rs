@@ -1,0 +1,10 @@
+//! Bodies of requests: what is read is written again as it was.
+#![no_main]
+
+use towline_wire::request::{encode_compound, parse_compound};
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    if let Ok(requests) = parse_compound(data) {
+        assert_eq!(encode_compound(&requests), data);
+    }
+});

@@ -1,0 +1,91 @@
+//! State files of a server that was killed, with sessions and records that are anything.
+//!
+//! The input is a list of what is in the file, each behind a byte that says what it is: a session
+//! (entry, 20 bytes), a record (entry, slot, which of the two, two bytes with its length, itself) or
+//! bytes anywhere near the beginning (two bytes with the place, one). Checksums are put right, since
+//! no fuzzer finds them.
+#![no_main]
+
+use std::sync::Arc;
+use towline_mem::SharedMemory;
+use towline_session::fuzzing::{Image, record, seal};
+use towline_session::state::{SESSIONS_MAX, STATE_BYTES, State};
+use towline_wire::limits::SLOTS_MAX;
+
+const BOOT: [u8; 16] = [7; 16];
+const ENTRIES_AT: usize = 4096;
+const ENTRY_BYTES: usize = 64;
+const AREAS_AT: usize = ENTRIES_AT + SESSIONS_MAX * ENTRY_BYTES;
+const RECORD_BYTES: usize = size_of::<Image>();
+
+/// Few, so that sessions and their records meet.
+const ENTRIES: usize = 4;
+
+fn session(memory: &SharedMemory, entry: usize, fields: &[u8; 20]) {
+    let mut bytes = [0; 28];
+    bytes[..20].copy_from_slice(fields);
+    bytes[20..24].copy_from_slice(&crc32c::crc32c(fields).to_le_bytes());
+    bytes[24] = 1;
+    memory.copy_in(ENTRIES_AT + entry * ENTRY_BYTES, &bytes);
+}
+
+/// Puts the first thing of `data` into the file; what is behind it.
+fn put<'a>(memory: &SharedMemory, data: &'a [u8]) -> Option<&'a [u8]> {
+    match data.split_first()? {
+        (0, rest) => {
+            let ([entry], rest) = rest.split_first_chunk()?;
+            let (fields, rest) = rest.split_first_chunk()?;
+            session(memory, usize::from(*entry) % ENTRIES, fields);
+            Some(rest)
+        }
+        (1, rest) => {
+            let ([entry, slot, which, low, high], rest) = rest.split_first_chunk()?;
+            let length = usize::from(u16::from_le_bytes([*low, *high])).min(RECORD_BYTES);
+            let (bytes, rest) = rest.split_at_checked(length)?;
+            let mut image = [0; RECORD_BYTES];
+            image[..length].copy_from_slice(bytes);
+            seal(&mut image);
+            record(&image);
+            let number = (usize::from(*entry) % ENTRIES * SLOTS_MAX
+                + usize::from(*slot) % SLOTS_MAX)
+                * 2
+                + usize::from(*which) % 2;
+            memory.copy_in(AREAS_AT + number * RECORD_BYTES, &image);
+            Some(rest)
+        }
+        (_, rest) => {
+            let ([low, high, value], rest) = rest.split_first_chunk()?;
+            memory.copy_in(u16::from_le_bytes([*low, *high]).into(), &[*value]);
+            Some(rest)
+        }
+    }
+}
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let memory = SharedMemory::create("fuzz", STATE_BYTES).expect("a memory file");
+    let view = || {
+        let fd = memory.fd().try_clone_to_owned().expect("a descriptor");
+        SharedMemory::open(fd, STATE_BYTES, true).expect("a mapping")
+    };
+    drop(State::create(view(), &BOOT, 1).expect("room"));
+    let mut rest = data;
+    while let Some(behind) = put(&memory, rest) {
+        rest = behind;
+    }
+    let Ok(state) = State::open(view(), &BOOT, 2) else { return };
+    let state = Arc::new(state);
+    for session in state.unclaimed() {
+        assert!(session <= state.last_session());
+        // Their secrets are in the file.
+        let _ = state.claim(session, 0).map(|kept| kept.recorded);
+    }
+    state.note_exports(&[(b"a", (1, 2)), (b"b", (3, 4))]);
+    assert!(state.note_exports(&[(b"a", (1, 2))]).is_empty());
+    assert!(state.begin(u64::MAX, 5).is_some());
+    state.end(u64::MAX);
+    // What it made of the file, it believes again.
+    let known = state.unclaimed_with_locks();
+    drop(state);
+    let again = State::open(view(), &BOOT, 3).expect("what this server wrote itself");
+    assert!(known.iter().all(|session| again.unclaimed_with_locks().contains(session)));
+});

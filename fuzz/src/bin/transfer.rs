@@ -1,0 +1,7 @@
+//! Control messages and greetings between nodes of `transfer`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    towline_transfer::fuzzing::control(data);
+    towline_transfer::fuzzing::greeting(data);
+});
