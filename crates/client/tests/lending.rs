@@ -48,7 +48,7 @@ fn connect(transport: &Transport) -> Client {
 /// somebody else.
 fn connect_as_other(setup: &Setup) -> Option<Client> {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED: only root can connect as another user");
+        common::skipped("a borrower of another user: only root can connect as one");
         return None;
     }
     let path = socket(setup);
