@@ -13,7 +13,8 @@
 //! not checked is who a peer is; links are not authenticated yet, so that nodes listen beyond their
 //! machine only when told to ([`Options::insecure`]).
 //!
-//! Read in this order: `global.rs`, `choose.rs`, `message.rs`, `receiver.rs`, `owner.rs`.
+//! Read in this order: `global.rs`, `choose.rs`, `message.rs`, `receiver.rs`, `owner.rs`,
+//! `writeback.rs`.
 #![forbid(unsafe_code)]
 
 mod arrivals;
@@ -31,19 +32,22 @@ pub mod import;
 pub mod limits;
 mod links;
 mod message;
+mod messaging;
 mod node;
 mod operation;
 mod owner;
 mod progress;
 mod receiver;
 mod state;
+mod writeback;
 
 pub use choose::{Choice, Strategy};
 pub use context::Context;
 pub use counters::{Counts, Way, WayCounts};
 pub use error::Error;
 pub use global::{Access, Global, Home, Part, PartKind};
-pub use node::{Acknowledged, Message, Node, Options, PeerHandle, Reach};
+pub use messaging::Message;
+pub use node::{Acknowledged, Node, Options, PeerHandle, Reach};
 pub use operation::{Finished, Group, OperationId};
 pub use towline_net::address::Address;
 pub use towline_wire::{Errno, ProtocolError};

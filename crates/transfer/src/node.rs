@@ -1,15 +1,11 @@
 //! A node: the place where a program's buffers have names, and from which it uses those of others.
 
 use crate::Error;
-use crate::choose::{Choice, Situation, Strategy, choose, least_capable};
 use crate::counters::WayCounts;
 use crate::global::{Access, Global, Home, Part, PartKind};
-use crate::limits::{
-    ADDRESSES_MAX, MESSAGE_BYTES_MAX, MESSAGE_COST_BYTES, PARTS_MAX, PUSHED_PARTS_MAX,
-};
+use crate::limits::{ADDRESSES_MAX, PARTS_MAX};
 use crate::links::bell;
-use crate::message::{Control, Range};
-use crate::owner::{PUSH_BIT, is_mappable};
+use crate::owner::is_mappable;
 use crate::progress::Shared;
 use crate::state::{BUFFER_BYTES, Entry, Peer, PeerId, State};
 use std::collections::{HashMap, VecDeque};
@@ -314,85 +310,6 @@ impl Node {
         })?
     }
 
-    /// Sends a message, such as a packed descriptor, to another node. Waits while the peer has not
-    /// taken 128 KiB of earlier ones.
-    ///
-    /// # Errors
-    /// `Invalid`: longer than 64 KiB; `PeerLost`.
-    pub fn send(&self, peer: PeerHandle, bytes: &[u8]) -> Result<(), Error> {
-        self.send_message(peer, bytes, None).map(|_| ())
-    }
-
-    /// Sends a message about `data`, which is all of this node, and pushes the data along with it if
-    /// the choice says so. Returns true when it was pushed; else the receiver brings it when it
-    /// opens a context.
-    ///
-    /// # Errors
-    /// As [`Node::send`]; `Refused`: no buffers of this node; `Strategy`: it should be pushed, but
-    /// the peer has not granted that much, or it has more than 256 parts.
-    pub fn send_data(
-        &self,
-        peer: PeerHandle,
-        bytes: &[u8],
-        data: &Global,
-        choice: Choice,
-    ) -> Result<bool, Error> {
-        self.send_message(peer, bytes, Some((data, choice)))
-    }
-
-    fn send_message(
-        &self,
-        peer: PeerHandle,
-        bytes: &[u8],
-        data: Option<(&Global, Choice)>,
-    ) -> Result<bool, Error> {
-        if bytes.len() > MESSAGE_BYTES_MAX {
-            return Err(Error::Invalid("message longer than 64 KiB"));
-        }
-        let cost = bytes.len().max(MESSAGE_COST_BYTES);
-        self.0.wait_until(None, |state| {
-            let window = match state.ready_peer(peer.0) {
-                Err(error) => return Some(Err(error)),
-                Ok(peer) => peer.window_out,
-            };
-            if window < cost {
-                return None;
-            }
-            let pushed = match data.map(|(data, choice)| state.push_if(peer.0, data, choice)) {
-                Some(Err(error)) => return Some(Err(error)),
-                Some(Ok(pushed)) => pushed,
-                None => None,
-            };
-            if let Some(peer) = state.peers.get_mut(&peer.0) {
-                peer.window_out -= cost;
-            }
-            let was_pushed = pushed.is_some();
-            state.post(peer.0, &Control::Message { pushed, bytes });
-            Some(Ok(was_pushed))
-        })?
-    }
-
-    /// The next message of any peer.
-    ///
-    /// # Errors
-    /// `TimedOut`.
-    pub fn receive(&self, limit: Option<Duration>) -> Result<Message, Error> {
-        self.0.wait_until(limit, |state| {
-            let arrived = state.inbox.pop_front()?;
-            if let Some(peer) = state.peers.get_mut(&arrived.peer) {
-                peer.window_in -= arrived.cost;
-            }
-            let bytes = arrived.cost as u32; // at most a message
-            state.post(arrived.peer, &Control::Window { bytes });
-            Some(Message {
-                peer: PeerHandle(arrived.peer),
-                bytes: arrived.bytes,
-                pushed: arrived.pushed,
-                node: self.clone(),
-            })
-        })
-    }
-
     /// Grants a peer memory to push into: so many buffers of the pool, kept for it until the link
     /// ends. A node that only routes descriptors grants none.
     ///
@@ -439,79 +356,6 @@ impl Node {
         match self.0.wait_until::<()>(Some(limit), |_| None) {
             Ok(()) | Err(Error::TimedOut) => Ok(()),
             Err(error) => Err(error),
-        }
-    }
-}
-
-impl State {
-    /// Pushes data to a peer if that is the choice; returns what its message has to say of it.
-    fn push_if(
-        &mut self,
-        peer: PeerId,
-        data: &Global,
-        choice: Choice,
-    ) -> Result<Option<(u64, Vec<Range>)>, Error> {
-        if data.parts().any(|part| part.home.node != self.home.node) {
-            return Err(Error::Invalid("data of another node cannot be pushed"));
-        }
-        let link = self.ready_peer(peer)?;
-        let granted = u64::from(link.push_out) * BUFFER_BYTES;
-        let automatic = choose(&Situation {
-            length: data.len(),
-            kind: least_capable(data.parts().map(|part| part.kind)),
-            passes_descriptors: link.channel.is_some(),
-            reads_memory: link.same_user,
-            granted,
-            writes: false,
-        });
-        let strategy = match choice {
-            Choice::Automatic => automatic,
-            Choice::Forced(strategy) => strategy,
-        };
-        if strategy != Strategy::Push || data.is_empty() {
-            return Ok(None);
-        }
-        let ranges: Vec<Range> = data.parts().map(Range::of).collect();
-        let fits = granted >= data.len() && ranges.len() <= PUSHED_PARTS_MAX;
-        match (fits, choice) {
-            (true, _) => {}
-            (false, Choice::Automatic) => return Ok(None),
-            (false, _) => {
-                return Err(Error::Strategy("peer has not granted that much memory to push into"));
-            }
-        }
-        let found = self.resolve(&ranges, false).map_err(Error::Refused)?;
-        let number = PUSH_BIT | self.number();
-        self.begin_lease(peer, number, &ranges).map_err(Error::Refused)?;
-        self.push(peer, number, found);
-        Ok(Some((number, ranges)))
-    }
-}
-
-/// A message from another node. Data that was pushed with it stays while it is kept; dropping it
-/// lets the owner know.
-#[derive(Debug)]
-pub struct Message {
-    /// Where it came from.
-    pub peer: PeerHandle,
-    /// What was sent.
-    pub bytes: Vec<u8>,
-    pushed: Option<u64>,
-    node: Node,
-}
-
-impl Message {
-    /// True when its data came with it.
-    #[must_use]
-    pub fn is_pushed(&self) -> bool {
-        self.pushed.is_some()
-    }
-}
-
-impl Drop for Message {
-    fn drop(&mut self) {
-        if let Some(number) = self.pushed {
-            self.node.0.with(|state| state.release_pushed(self.peer.0, number, false));
         }
     }
 }
