@@ -40,7 +40,7 @@ fn socket(setup: &Setup) -> PathBuf {
 
 fn connect(transport: &Transport) -> Client {
     let mut options = Options::default();
-    options.reconnect = Duration::from_secs(5);
+    options.reconnect = Duration::from_secs(20);
     Client::connect(transport, options).unwrap()
 }
 

@@ -52,7 +52,7 @@ impl Client {
 
     /// A client on a connected socket, which may be of any kind.
     pub(crate) fn over(socket: UnixStream, form: Form, export: &str) -> Self {
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut this = Self { socket, form, size: 0, flags: 0 };
         this.bytes(18).unwrap();
         this.send(&3u32.to_be_bytes());

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use towline_transfer::{Address, Node, Options, PeerHandle};
 
-pub(crate) const LIMIT: Option<Duration> = Some(Duration::from_secs(20));
+pub(crate) const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {

@@ -1,0 +1,197 @@
+//! Many sessions at once: a thousand are served in little memory, what one has done the others see
+//! with their next request, and those who flood the server do not keep others from theirs.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::{
+    CREATE, EXCLUSIVE, Process, Raw, TRUNCATE, counter, eventually, pattern, request, setup,
+};
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+use towline_client::{Client, Errno, File, Options, SetAttr};
+use towline_server::EngineWish;
+use towline_wire::Request;
+use towline_wire::request::CURRENT;
+
+#[test]
+#[ignore = "not a test: the server of the others"]
+fn child_server() {
+    common::child_server();
+}
+
+#[test]
+fn a_thousand_sessions_are_served_in_little_memory() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const SESSIONS: usize = 1000;
+    // For this process and, since it is inherited, for the server.
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    let directory = TempDir::new().unwrap();
+    let process = Process::start(directory.path());
+    let first = Client::connect(&process.tcp(), Options::default()).unwrap();
+    let data = pattern(100_000, 1);
+    first.attach(b"mem").unwrap().write_path(b"f", CREATE, 0o600, &data).unwrap();
+    let before = process.memory();
+    let clients: Vec<(Client, File)> = (0..SESSIONS)
+        .map(|_| {
+            let client = Client::connect(&process.tcp(), Options::default()).unwrap();
+            let root = client.attach(b"mem").unwrap();
+            (client, root)
+        })
+        .collect();
+    // Each works, with an open file, locks of nobody, and data that has to wait for grants.
+    for (number, (_, root)) in clients.iter().enumerate() {
+        let mut back = vec![0; data.len() + 1];
+        assert_eq!(root.read_path(b"f", &mut back).unwrap(), data.len());
+        assert!(back[..data.len()] == data[..]);
+        if number % 10 == 0 {
+            root.write_path(format!("f{number}").as_bytes(), CREATE, 0o600, &data).unwrap();
+        }
+    }
+    assert_eq!(counter(&first, "sessions"), SESSIONS as u64 + 1);
+    let grown = process.memory().saturating_sub(before);
+    println!("MEASURED {SESSIONS} sessions: {grown} MiB more in the server");
+    // Its buffers are bounded by 16 MiB; the rest is a few KiB for each session.
+    assert!(grown < 16 + 24, "memory grew by {grown} MiB for {SESSIONS} sessions");
+}
+
+/// What one client has done, another one sees with its next request, whichever way they came.
+fn see_each_other(one: &File, other: &File, round: u8) {
+    let set = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
+    let cut = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+    let missing = |path: &[u8]| other.stat_path(path, true).err().map(|error| error.errno());
+    // A name, and that it is gone again.
+    assert_eq!(missing(b"d/new"), Some(Errno::ENOENT));
+    one.write_path(b"d/new", CREATE | EXCLUSIVE, 0o600, b"").unwrap();
+    assert_eq!(other.stat_path(b"d/new", true).unwrap().size, 0);
+    // Bytes, short and long, over what the other one has read before, and into the open file.
+    let file = other.open(b"d/new", 0, 0).unwrap();
+    for length in [10, 5000, 200_000] {
+        let bytes = pattern(length, round);
+        one.write_path(b"d/new", 2, 0, &bytes).unwrap();
+        let mut back = vec![0; length];
+        assert_eq!(file.read_at(&mut back, 0).unwrap(), length);
+        assert!(back == bytes, "an old read of {length} bytes");
+        assert_eq!(other.read_path(b"d/new", &mut back).unwrap(), length);
+        assert!(back == bytes, "an old read by name of {length} bytes");
+    }
+    // Attributes and length.
+    one.set_attr(b"d/new", true, &set(0o640)).unwrap();
+    assert_eq!(other.stat_path(b"d/new", true).unwrap().mode & 0o7777, 0o640);
+    one.set_attr(b"d/new", true, &cut(7)).unwrap();
+    assert_eq!(file.stat().unwrap().size, 7);
+    let mut back = [0; 100];
+    assert_eq!(file.read_at(&mut back, 0).unwrap(), 7);
+    // A directory above the name that is used all the time changes its own.
+    one.rename(b"d", one, b"e", 0).unwrap();
+    assert_eq!(missing(b"d/new"), Some(Errno::ENOENT));
+    assert_eq!(other.stat_path(b"e/new", true).unwrap().size, 7);
+    one.rename(b"e", one, b"d", 0).unwrap();
+    // Another file in its place.
+    one.write_path(b"d/next", CREATE | TRUNCATE, 0o600, b"next").unwrap();
+    one.rename(b"d/next", one, b"d/new", 0).unwrap();
+    assert_eq!(other.read_path(b"d/new", &mut back).unwrap(), 4);
+    let names = other.open(b"d", 0, 0).unwrap().list_all(false).unwrap();
+    assert_eq!(names.iter().map(|entry| &entry.name[..]).collect::<Vec<_>>(), [b"new"]);
+    one.unlink(b"d/new", false).unwrap();
+    assert_eq!(missing(b"d/new"), Some(Errno::ENOENT));
+}
+
+#[test]
+fn two_clients_see_each_others_changes_at_once() {
+    let setup = setup(EngineWish::Automatic);
+    let clients: Vec<Client> =
+        setup.transports.iter().map(|t| Client::connect(t, Options::default()).unwrap()).collect();
+    for export in [&b"dir"[..], b"mem"] {
+        let roots: Vec<File> =
+            clients.iter().map(|client| client.attach(export).unwrap()).collect();
+        roots[0].make_directory(b"d", 0o700).unwrap();
+        for round in 0..10 {
+            for one in &roots {
+                for other in &roots {
+                    see_each_other(one, other, round);
+                }
+            }
+        }
+    }
+}
+
+/// Asks for as much as a session may at once, takes the answers, and asks again; thrown out, it
+/// comes back.
+fn flood(port: u16, stop: &AtomicBool) {
+    let mut buffer = vec![0; 1 << 20];
+    while !stop.load(Ordering::Relaxed) {
+        let (mut peer, _) = Raw::greeted(port);
+        peer.0.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        for sequence in 1.. {
+            for slot in 0..64 {
+                let attach = Request::Attach { name: b"mem" };
+                let open = Request::Open { base: CURRENT, flags: 0, mode: 0, path: b"large" };
+                let read = Request::Read { handle: CURRENT, offset: 0, length: 1 << 20 };
+                let close = Request::Close { handle: CURRENT };
+                peer.send(&request(slot, sequence, &[attach, open, read, close], 0));
+            }
+            // Until nothing more comes: then all is answered, or the server takes its time, and
+            // asking again in slots that are in use is a reason to be thrown out.
+            let ended = loop {
+                match peer.0.read(&mut buffer) {
+                    _ if stop.load(Ordering::Relaxed) => return,
+                    Ok(0) => break true,
+                    Ok(_) => {}
+                    Err(error) => break error.kind() != std::io::ErrorKind::WouldBlock,
+                }
+            };
+            if ended {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn who_floods_the_server_does_not_starve_others() {
+    const HONEST: usize = 4;
+    let directory = TempDir::new().unwrap();
+    let process = Process::start(directory.path());
+    let client = Client::connect(&process.tcp(), Options::default()).unwrap();
+    let root = client.attach(b"mem").unwrap();
+    root.write_path(b"large", CREATE, 0o600, &pattern(1 << 20, 1)).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| flood(process.port, &stop));
+        }
+        eventually("the flood begins", || counter(&client, "sessions") > 16);
+        let honest: Vec<_> = (0..HONEST)
+            .map(|number| {
+                let process = &process;
+                scope.spawn(move || {
+                    let client = Client::connect(&process.tcp(), Options::default()).unwrap();
+                    let root = client.attach(b"mem").unwrap();
+                    let name = format!("honest{number}");
+                    for round in 0..50 {
+                        let data = pattern(70_000, round);
+                        root.write_path(name.as_bytes(), CREATE, 0o600, &data).unwrap();
+                        let mut back = vec![0; data.len()];
+                        assert_eq!(root.read_path(name.as_bytes(), &mut back).unwrap(), data.len());
+                        assert!(back == data);
+                    }
+                })
+            })
+            .collect();
+        let mut waited = 0;
+        while honest.iter().any(|thread| !thread.is_finished()) && waited < 1200 {
+            waited += 1;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(waited < 1200, "honest clients are not served within 60 s");
+        for thread in honest {
+            thread.join().unwrap();
+        }
+    });
+}
