@@ -189,7 +189,9 @@ fn shared_memory() -> Finding {
 fn send_zero_copy(version: (u32, u32)) -> Finding {
     let good = version >= SEND_ZC_SINCE;
     let found = if good { "offered since 6.0" } else { "needs kernel 6.0" };
-    finding("SEND_ZC", good, found, "not used: file pages leave by sendfile, the rest is copied")
+    let used = "for what disks send to other machines; files leave by sendfile, the rest is copied";
+    let not = "not used: what disks send to other machines is copied";
+    finding("SEND_ZC", good, found, if good { used } else { not })
 }
 
 fn memory_lock() -> Finding {

@@ -245,7 +245,11 @@ fn serve(args: &Args) -> Result<(), String> {
         if signal != SIGHUP {
             break;
         }
-        notify(&[NotifyState::Reloading]);
+        // systemd tells by the time which request to reload this answers.
+        match NotifyState::monotonic_usec_now() {
+            Ok(now) => notify(&[NotifyState::Reloading, now]),
+            Err(error) => log::warn!("no time of the system's clock: {error}"),
+        }
         let again = settings(args).and_then(|Settings { config: next, .. }| {
             server.replace_exports(&next.exports).map_err(|e| e.to_string())?;
             server.replace_disks(&next.disks).map_err(|e| e.to_string())

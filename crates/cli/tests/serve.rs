@@ -1,0 +1,204 @@
+//! `towline serve` as those know it who run it: service managers, configuration files, signals,
+//! Prometheus.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use support::{TOWLINE, bad, good, text};
+use tempfile::TempDir;
+
+/// How long a server may take to do what it is told, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Serving {
+    child: Child,
+    complaints: BufReader<ChildStderr>,
+    /// Gone with this; until then it is watched.
+    _watched: mpsc::Sender<()>,
+}
+
+impl Serving {
+    fn new(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let complaints = BufReader::new(child.stderr.take().unwrap());
+        let pid = rustix::process::Pid::from_child(&child);
+        let (watched, end) = mpsc::channel::<()>();
+        // Whoever waits for it in vain is told by the end of its output.
+        std::thread::spawn(move || {
+            if end.recv_timeout(2 * PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        });
+        Self { child, complaints, _watched: watched }
+    }
+
+    /// The next line that it writes to standard error.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.complaints.read_line(&mut line).unwrap();
+        line
+    }
+
+    fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    /// Ends it as a service manager does; what else it had to say.
+    fn end(mut self) -> String {
+        self.signal(rustix::process::Signal::TERM);
+        let mut rest = String::new();
+        self.complaints.read_to_string(&mut rest).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{rest}");
+        rest
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
+    let directory = TempDir::new().unwrap();
+    let told = directory.path().join("told");
+    let manager = UnixDatagram::bind(&told).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let message = || {
+        let mut bytes = [0; 200];
+        let length = manager.recv(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    };
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("towline://{}/", listener.local_addr().unwrap());
+    // The number of the process is known to itself only.
+    let script = "export LISTEN_PID=$$; exec \"$0\" serve --mem m=1M 3<&0 </dev/null";
+    let server = Serving::new(
+        Command::new("sh")
+            .args(["-c", script, TOWLINE])
+            .env("LISTEN_FDS", "1")
+            .env("NOTIFY_SOCKET", &told)
+            .stdin(Stdio::from(OwnedFd::from(listener))),
+    );
+    assert_eq!(message(), "READY=1\n");
+    assert_eq!(text(&["ls", &url]), "m\n");
+    server.signal(rustix::process::Signal::HUP);
+    // Without the time, `Type=notify-reload` takes the server for dead.
+    let reloading = message();
+    let time = reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap();
+    assert!(time.trim_end().parse::<u64>().unwrap() > 0);
+    assert_eq!(message(), "READY=1\n");
+    let rest = server.end();
+    assert_eq!(message(), "STOPPING=1\n");
+    assert!(rest.contains("shutting down"), "{rest}");
+}
+
+#[test]
+fn a_configuration_file_is_read_and_read_again() {
+    let directory = TempDir::new().unwrap();
+    let (file, socket) = (directory.path().join("towline.toml"), directory.path().join("socket"));
+    let served = directory.path().join("served");
+    fs::create_dir(&served).unwrap();
+    let head = format!("listen = [\"unix://{}\"]\nbuffer-limit = \"1M\"\n", socket.display());
+    let data = format!("[export.data]\ndir = \"{}\"\nread-only = true\n", served.display());
+    let more = "[export.more]\nmem = \"1M\"\n";
+    fs::write(&file, format!("{head}{data}")).unwrap();
+    let mut server = Serving::new(
+        Command::new(TOWLINE)
+            .args(["serve", "--mem", "flag=1M", "--config"])
+            .arg(&file)
+            .stdin(Stdio::null()),
+    );
+    assert!(server.line().contains("listening on unix://"));
+    let url = |path: &str| format!("towline+unix:///{path}?socket={}", socket.display());
+    assert_eq!(text(&["ls", &url("")]), "data\nflag\n");
+    assert!(bad(1, &["mkdir", &url("data/d")]).contains("ead-only"));
+
+    fs::write(&file, format!("{head}{data}{more}")).unwrap();
+    server.signal(rustix::process::Signal::HUP);
+    assert!(server.line().contains("read the configuration again"));
+    assert_eq!(text(&["ls", &url("")]), "data\nflag\nmore\n");
+    good(&["mkdir", &url("more/kept")]);
+
+    // With a mistake all stays as it was; without it, so does what is in memory.
+    fs::write(&file, format!("{head}{data}{more}nonsense = 1\n")).unwrap();
+    server.signal(rustix::process::Signal::HUP);
+    let line = server.line();
+    assert!(line.contains("keeping the old configuration") && line.contains("nonsense"), "{line}");
+    fs::write(&file, format!("{head}{more}")).unwrap();
+    server.signal(rustix::process::Signal::HUP);
+    assert!(server.line().contains("read the configuration again"));
+    assert_eq!(text(&["ls", &url("")]), "flag\nmore\n");
+    assert_eq!(text(&["ls", &url("more")]), "kept\n");
+    server.end();
+}
+
+/// What a server that must not start has to say.
+fn refused(arguments: &[&str]) -> String {
+    let mut command = Command::new("timeout");
+    command.args(["60", TOWLINE, "serve", "--mem", "m=1M"]).args(arguments);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}: {complaint}");
+    complaint
+}
+
+#[test]
+fn nobody_else_is_served_unless_told_so() {
+    for address in ["tcp://0.0.0.0:0", "tcp://[::]:0"] {
+        let complaint = refused(&["--listen", address]);
+        assert!(complaint.contains("--insecure"), "{complaint}");
+    }
+    let complaint = refused(&["--listen", "tcp://127.0.0.1:0", "--metrics", "0.0.0.0:0"]);
+    assert!(complaint.contains("--insecure"), "{complaint}");
+    let open = ["serve", "--mem", "m=1M", "--listen", "tcp://0.0.0.0:0", "--insecure"];
+    let mut server = Serving::new(Command::new(TOWLINE).args(open).stdin(Stdio::null()));
+    assert!(server.line().contains("listening on tcp://0.0.0.0:"));
+    server.end();
+}
+
+#[test]
+fn prometheus_is_answered() {
+    let arguments = ["serve", "--mem", "m=1M", "--listen", "tcp://127.0.0.1:0"];
+    let mut server = Serving::new(
+        Command::new(TOWLINE)
+            .args(arguments)
+            .args(["--metrics", "127.0.0.1:0"])
+            .stdin(Stdio::null()),
+    );
+    let line = server.line();
+    let (_, rest) = line.split_once("http://").expect("an address");
+    let (address, _) = rest.split_once('/').unwrap();
+    let ask = |request: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let page = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
+    let (_, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(body.lines().any(|line| line == "towline_sessions 0"), "{body}");
+    for line in body.lines().filter(|line| !line.starts_with('#')) {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        assert!(name.starts_with("towline_") && value.parse::<f64>().is_ok(), "{line}");
+    }
+    assert!(ask("GET / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404 "));
+    assert!(ask("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+    assert!(ask("\r\n\r\n").starts_with("HTTP/1.1 405 "));
+    server.end();
+}
