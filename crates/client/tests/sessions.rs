@@ -152,6 +152,15 @@ fn flood(port: u16, stop: &AtomicBool) {
     }
 }
 
+/// Ends the floods, also when the test fails.
+struct Dam<'a>(&'a AtomicBool);
+
+impl Drop for Dam<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn who_floods_the_server_does_not_starve_others() {
     const HONEST: usize = 2;
@@ -163,6 +172,7 @@ fn who_floods_the_server_does_not_starve_others() {
     root.write_path(b"large", CREATE, 0o600, &pattern(1 << 20, 1)).unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let dam = Dam(&stop);
         for _ in 0..FLOODS {
             scope.spawn(|| flood(process.port, &stop));
         }
@@ -189,7 +199,7 @@ fn who_floods_the_server_does_not_starve_others() {
             waited += 1;
             std::thread::sleep(Duration::from_millis(50));
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(dam);
         assert!(waited < 2400, "honest clients are not served within two minutes");
         for thread in honest {
             thread.join().unwrap();

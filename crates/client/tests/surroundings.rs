@@ -48,12 +48,13 @@ fn a_file_that_shrinks_under_its_readers_gives_no_wrong_bytes() {
         for transport in &setup.transports {
             let (whole, rounds) = (&whole, &rounds);
             readers.push(scope.spawn(move || {
-                let (mut short, mut failed, mut reads) = (0, 0, 0);
+                let (mut short, mut failed, mut reads) = (0, 0, 0_u32);
                 let client = connect(transport);
                 let file = client.attach(b"dir").unwrap().open(b"shrinks", 0, 0).unwrap();
                 let mut target = vec![0xff; 1 << 20];
                 while rounds.load(Ordering::Relaxed) < ROUNDS || reads < 20 {
                     reads += 1;
+                    assert!(reads < 1_000_000, "the file does not change any more");
                     match file.read_at(&mut target, OFFSET as u64) {
                         Ok(count) => {
                             short += usize::from(count < target.len());
