@@ -1,7 +1,9 @@
-//! Bodies of replies, and lists of lent extents: what is read is written again as it was.
+//! Bodies of replies, lists of lent extents and of those of disks: what is read is written again as
+//! it was.
 #![no_main]
 
 use towline_wire::codec::Field;
+use towline_wire::disk::{encode_extents, parse_extents};
 use towline_wire::extents::Extents;
 use towline_wire::limits::LENT_EXTENTS_MAX;
 use towline_wire::reply::parse_results;
@@ -18,5 +20,8 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
         assert_eq!(bytes, data);
         // Bounded, so that it can be summed.
         assert!(list.extents.len() <= LENT_EXTENTS_MAX && list.bytes() > 0 || data.len() == 4);
+    }
+    if let Ok(list) = parse_extents(data) {
+        assert_eq!(encode_extents(&list), data);
     }
 });
