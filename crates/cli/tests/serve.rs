@@ -41,11 +41,17 @@ impl Serving {
         Self { child, complaints, _watched: watched }
     }
 
-    /// The next line that it writes to standard error.
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.complaints.read_line(&mut line).unwrap();
-        line
+    /// Reads what it says on standard error up to a line with these words, which it returns.
+    fn says(&mut self, words: &str) -> String {
+        let mut said = String::new();
+        loop {
+            let begin = said.len();
+            let more = self.complaints.read_line(&mut said).unwrap() > 0;
+            assert!(more, "it never said \"{words}\", only: {said}");
+            if said[begin..].contains(words) {
+                return said.split_off(begin);
+            }
+        }
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
@@ -121,25 +127,25 @@ fn a_configuration_file_is_read_and_read_again() {
             .arg(&file)
             .stdin(Stdio::null()),
     );
-    assert!(server.line().contains("listening on unix://"));
+    server.says("listening on unix://");
     let url = |path: &str| format!("towline+unix:///{path}?socket={}", socket.display());
     assert_eq!(text(&["ls", &url("")]), "data\nflag\n");
     assert!(bad(1, &["mkdir", &url("data/d")]).contains("ead-only"));
 
     fs::write(&file, format!("{head}{data}{more}")).unwrap();
     server.signal(rustix::process::Signal::HUP);
-    assert!(server.line().contains("read the configuration again"));
+    server.says("read the configuration again");
     assert_eq!(text(&["ls", &url("")]), "data\nflag\nmore\n");
     good(&["mkdir", &url("more/kept")]);
 
     // With a mistake all stays as it was; without it, so does what is in memory.
     fs::write(&file, format!("{head}{data}{more}nonsense = 1\n")).unwrap();
     server.signal(rustix::process::Signal::HUP);
-    let line = server.line();
-    assert!(line.contains("keeping the old configuration") && line.contains("nonsense"), "{line}");
+    server.says("keeping the old configuration");
+    server.says("nonsense");
     fs::write(&file, format!("{head}{more}")).unwrap();
     server.signal(rustix::process::Signal::HUP);
-    assert!(server.line().contains("read the configuration again"));
+    server.says("read the configuration again");
     assert_eq!(text(&["ls", &url("")]), "flag\nmore\n");
     assert_eq!(text(&["ls", &url("more")]), "kept\n");
     server.end();
@@ -165,7 +171,7 @@ fn nobody_else_is_served_unless_told_so() {
     assert!(complaint.contains("--insecure"), "{complaint}");
     let open = ["serve", "--mem", "m=1M", "--listen", "tcp://0.0.0.0:0", "--insecure"];
     let mut server = Serving::new(Command::new(TOWLINE).args(open).stdin(Stdio::null()));
-    assert!(server.line().contains("listening on tcp://0.0.0.0:"));
+    server.says("listening on tcp://0.0.0.0:");
     server.end();
 }
 
@@ -178,7 +184,7 @@ fn prometheus_is_answered() {
             .args(["--metrics", "127.0.0.1:0"])
             .stdin(Stdio::null()),
     );
-    let line = server.line();
+    let line = server.says("/metrics");
     let (_, rest) = line.split_once("http://").expect("an address");
     let (address, _) = rest.split_once('/').unwrap();
     let ask = |request: &str| {

@@ -46,10 +46,9 @@ fn put<'a>(memory: &SharedMemory, data: &'a [u8]) -> Option<&'a [u8]> {
             image[..length].copy_from_slice(bytes);
             seal(&mut image);
             record(&image);
-            let number = (usize::from(*entry) % ENTRIES * SLOTS_MAX
-                + usize::from(*slot) % SLOTS_MAX)
-                * 2
-                + usize::from(*which) % 2;
+            let number =
+                (usize::from(*entry) % ENTRIES * SLOTS_MAX + usize::from(*slot) % SLOTS_MAX) * 2
+                    + usize::from(*which) % 2;
             memory.copy_in(AREAS_AT + number * RECORD_BYTES, &image);
             Some(rest)
         }
