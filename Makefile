@@ -1,5 +1,5 @@
 # Each target does all its own set-up on a Debian machine with the Rust toolchain.
-.PHONY: demo test test-long check build fuzz bench goals install
+.PHONY: demo test test-long test-vm check build fuzz bench goals install
 
 demo: ## build, then a guided tour with real timings
 	cargo run --release --quiet --bin towline -- demo
@@ -9,6 +9,9 @@ test: ## what has to pass: style, unit, property, integration and fault tests
 
 test-long: ## some hundred times as many random sequences and cuts, then a minute of fuzzing for each decoder
 	sh tests/run long
+
+test-vm: ## attached disks in a virtual machine, see tests/vm/run
+	sh tests/vm/run
 
 build:
 	cargo build --release

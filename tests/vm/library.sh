@@ -7,7 +7,12 @@ work=$(mktemp -d /run/attach.XXXXXX)
 socket=$work/socket
 mnt=$work/mnt
 mkdir -p "$mnt"
-url() { echo "nbd+unix:///$1?socket=$socket"; }
+url() { # url DISK
+    case $way in
+    native) echo "towline+unix:///$1?socket=$socket.native" ;;
+    *) echo "nbd+unix:///$1?socket=$socket" ;;
+    esac
+}
 passed=0 failed=0 skipped=0
 only= # part of the names of the tests to run
 server=
@@ -16,11 +21,13 @@ serve() { # serve DISK... : starts a server, or the same one again
     [ $# = 0 ] || disks=$*
     words=
     for disk in $disks; do words="$words --disk $disk"; done
-    rm -f "$socket"
+    rm -f "$socket" "$socket.native"
     # shellcheck disable=SC2086 # these are words
-    RUST_LOG=warn "$TOWLINE" serve $words --nbd "unix://$socket" >>"$work/serve.log" 2>&1 &
+    RUST_LOG=warn "$TOWLINE" serve $words --nbd "unix://$socket" \
+        --listen "unix://$socket.native" >>"$work/serve.log" 2>&1 &
     server=$!
     until_true 60 "the server listens" [ -S "$socket" ]
+    until_true 60 "the server listens" [ -S "$socket.native" ]
 }
 kill_server() { kill -9 "$server"; wait "$server" 2>/dev/null || true; }
 stop_server() { kill "$server"; wait "$server" 2>/dev/null || true; }

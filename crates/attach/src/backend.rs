@@ -63,9 +63,10 @@ pub struct Request {
     pub operation: Operation,
     /// First byte on the disk.
     pub offset: u64,
-    /// Bytes; what is read or written is at most as long as the buffer.
+    /// Bytes.
     pub length: u32,
-    /// Belongs to the back end until the request is finished.
+    /// For reads and writes just as long as the request. It belongs to the back end until the
+    /// request is finished; its capacity must stay as it is.
     pub buffer: Vec<u8>,
 }
 
@@ -76,7 +77,7 @@ pub struct Finished {
     pub tag: u16,
     /// All of it, or an error number of Linux.
     pub result: Result<(), i32>,
-    /// Of the request.
+    /// Of the request; after a failure an empty one will do.
     pub buffer: Vec<u8>,
 }
 

@@ -7,10 +7,14 @@
 
 mod backend;
 mod error;
+mod native;
 pub mod nbd;
+mod origin;
 mod record;
 pub mod ublk;
 
 pub use backend::{Backend, Finished, Geometry, Operation, Request};
 pub use error::Error;
+pub use native::Native;
+pub use origin::Origin;
 pub use record::{Claim, Kind, Record};

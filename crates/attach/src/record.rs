@@ -40,6 +40,8 @@ pub struct Record {
     pub connections: u16,
     /// How long requests wait for a server that went away, seconds; for ever unless given.
     pub patience: Option<u64>,
+    /// Names the bytes of the disk, where its protocol tells: another number, other bytes.
+    pub identity: Option<u64>,
     /// What the kernel says who made it, see [`crate::nbd::owner`].
     pub owner: String,
 }

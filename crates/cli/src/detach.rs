@@ -5,7 +5,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use towline_attach::{Error, Kind, Record, nbd, ublk};
+use towline_attach::{Error, Kind, Origin, Record, nbd, ublk};
 
 const EXAMPLES: &str = "\
 What was written to the device is first made durable on the server. A device that is mounted or
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         let wanted = device.trim_start_matches("/dev/");
         let same_disk = |record: &Record| {
             record.url == *device
-                || nbd::Source::parse(device).is_ok_and(|source| source.to_string() == record.url)
+                || Origin::parse(device).is_ok_and(|origin| origin.to_string() == record.url)
         };
         let found: Vec<_> = Record::all()
             .into_iter()

@@ -81,6 +81,8 @@ pub(super) struct Queue<'a> {
     descriptors: Descriptors,
     /// Of the tags that are with the kernel, which may write to them at any time.
     buffers: Vec<Vec<u8>>,
+    /// Where they are, of all tags.
+    addresses: Vec<u64>,
     /// Tags that are with the kernel or the back end, and not ended.
     alive: u16,
     armed: [Option<RawFd>; 2],
@@ -100,8 +102,18 @@ impl<'a> Queue<'a> {
         // not write pages out for it, as those might be of this very device. Refused without rights.
         unsafe { libc::prctl(SET_IO_FLUSHER, 1, 0, 0, 0) };
         // Memory that was never written costs nothing: pages come with the first long request.
-        let buffers = (0..shape.depth).map(|_| vec![0; shape.buffer_bytes]).collect();
-        Ok(Self { ring, device, shape, descriptors, buffers, alive: 0, armed: [None; 2] })
+        let buffers: Vec<Vec<u8>> = (0..shape.depth).map(|_| vec![0; shape.buffer_bytes]).collect();
+        let addresses = buffers.iter().map(|buffer| buffer.as_ptr() as u64).collect();
+        Ok(Self {
+            ring,
+            device,
+            shape,
+            descriptors,
+            buffers,
+            addresses,
+            alive: 0,
+            armed: [None; 2],
+        })
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
@@ -124,7 +136,7 @@ impl<'a> Queue<'a> {
             queue: self.shape.number,
             tag,
             result,
-            address: self.buffers[usize::from(tag)].as_mut_ptr() as u64,
+            address: self.addresses[usize::from(tag)],
         };
         let mut payload = [0; 16];
         payload.copy_from_slice(command.as_bytes());
@@ -240,7 +252,10 @@ impl<'a> Queue<'a> {
         if !fits && operation != Operation::Flush {
             return self.give(abi::COMMIT_AND_FETCH, tag, -libc::EIO);
         }
-        let buffer = std::mem::take(&mut self.buffers[usize::from(tag)]);
+        let mut buffer = std::mem::take(&mut self.buffers[usize::from(tag)]);
+        if moves {
+            buffer.truncate(length as usize);
+        }
         // A flush concerns all; what the kernel says of its range means nothing.
         let (offset, length) =
             if operation == Operation::Flush { (0, 0) } else { (offset, length as u32) };
@@ -248,11 +263,27 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
+    /// The buffer of a tag in its full length again.
+    fn whole(&mut self, tag: u16, mut buffer: Vec<u8>) -> Vec<u8> {
+        let bytes = self.shape.buffer_bytes;
+        let address = &mut self.addresses[usize::from(tag)];
+        if buffer.as_ptr() as u64 == *address && buffer.capacity() == bytes {
+            // SAFETY: it is the buffer that was made of so many bytes, all of them written then; it
+            // was made shorter since, and a back end does not change its capacity.
+            unsafe { buffer.set_len(bytes) };
+            return buffer;
+        }
+        let mut whole = vec![0; bytes];
+        let length = buffer.len().min(bytes);
+        whole[..length].copy_from_slice(&buffer[..length]);
+        *address = whole.as_ptr() as u64;
+        whole
+    }
+
     /// Tells the kernel what became of a request, and asks for the next.
     fn finish(&mut self, finished: Finished) -> io::Result<()> {
         let Finished { tag, result, buffer } = finished;
-        assert!(buffer.len() >= self.shape.buffer_bytes, "a back end gave back another buffer");
-        self.buffers[usize::from(tag)] = buffer;
+        self.buffers[usize::from(tag)] = self.whole(tag, buffer);
         let result = match result {
             Ok(()) => {
                 // What a flush or a trim says here is not looked at.

@@ -20,6 +20,7 @@ The device outlives the server and the process that serves it: requests wait unt
 back, and after the process was killed until `towline attach --resume`.
 
 Examples:
+  towline attach towline://host/vm1
   towline attach nbd://host/vm1
   towline attach 'nbd+unix:///scratch?socket=/run/nbd.sock' --nbd --number 3
   towline attach nbd://host/vm1 --dead-after 300 --queues 2
@@ -33,7 +34,8 @@ Exit status: 0 attached, 1 not, 2 wrong usage.";
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The disk: nbd://HOST[:PORT]/NAME or nbd+unix:///NAME?socket=PATH.
+    /// The disk: towline://HOST[:PORT]/NAME and its kin, nbd://HOST[:PORT]/NAME or
+    /// nbd+unix:///NAME?socket=PATH.
     #[arg(value_name = "URL", required_unless_present_any = ["list", "resume"])]
     url: Option<String>,
     /// Through ublk: /dev/ublkbN.
@@ -99,10 +101,13 @@ fn kind(args: &Args) -> Outcome<Kind> {
     if args.nbd {
         return Ok(Kind::Nbd);
     }
+    let ours = args.url.as_deref().is_some_and(towline_client::Url::looks_like);
     match ublk::Control::open() {
         Ok(_) => Ok(Kind::Ublk),
-        Err(_) if !args.ublk && std::path::Path::new("/sys/module/nbd").exists() => Ok(Kind::Nbd),
-        Err(error) if args.ublk => Err(failure(&error)),
+        Err(_) if !args.ublk && !ours && std::path::Path::new("/sys/module/nbd").exists() => {
+            Ok(Kind::Nbd)
+        }
+        Err(error) if args.ublk || ours => Err(failure(&error)),
         Err(error) => Err(failure(&error).with("and the kernel's NBD client is not loaded")),
     }
 }

@@ -6,9 +6,9 @@ use rustix::fs::{Mode, OFlags};
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
-use towline_attach::nbd::{Kernel, KernelOptions, Lane, Source};
+use towline_attach::nbd::{Kernel, KernelOptions, Source};
 use towline_attach::ublk::{Control, Device, Options};
-use towline_attach::{Backend, Claim, Error, Geometry, Kind, Record};
+use towline_attach::{Claim, Error, Geometry, Kind, Origin, Record};
 
 /// Longest read or write of a ublk device: each request under way may need as much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
@@ -19,26 +19,28 @@ const QUEUES_MAX: usize = 4;
 /// Attaches a disk and serves it.
 pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     settle(args);
-    let source = source(url)?;
+    let origin = origin(url)?;
     let patience = args.dead_after.map(Duration::from_secs);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let queues = args.queues.unwrap_or(processors.min(QUEUES_MAX) as u16);
     let mut record = Record {
         kind,
         number: 0,
-        url: source.to_string(),
+        url: origin.to_string(),
         process: std::process::id(),
         size: 0,
         connections: 1,
         patience: args.dead_after,
+        identity: None,
         owner: String::new(),
     };
     match kind {
         Kind::Nbd => {
+            let source = nbd(&origin)?;
             let timeout = Duration::from_secs(args.timeout);
             let options =
                 KernelOptions { number: args.number, connections: queues, timeout, patience };
-            let kernel = Kernel::attach(&source, &options).map_err(|error| failure(&error))?;
+            let kernel = Kernel::attach(source, &options).map_err(|error| failure(&error))?;
             record.number = kernel.number();
             record.connections = kernel.connections();
             record.owner = kernel.owner().to_owned();
@@ -47,7 +49,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
         }
         Kind::Ublk => {
             let mut attached = || {
-                let geometry = source.connect()?.geometry;
+                let (geometry, identity) = origin.look()?;
                 let mut control = Control::open()?;
                 let options = Options {
                     number: args.number,
@@ -59,7 +61,8 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                 record.number = device.information().number;
                 record.connections = options.queues;
                 record.size = geometry.size;
-                serve(args, control, device, &source, &record)
+                record.identity = identity;
+                serve(args, control, device, &origin, &record)
             };
             attached().map_err(|error| failure(&error))
         }
@@ -69,21 +72,25 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
 /// Goes on with a device whose process is gone.
 pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     settle(args);
-    let source = source(&record.url)?;
+    let origin = origin(&record.url)?;
     let record = Record { process: std::process::id(), ..record.clone() };
-    let geometry = wait_for(&source)?;
+    let (geometry, identity) = wait_for(&origin)?;
+    if identity != record.identity {
+        return Err(Failure::new("the disk has other bytes than it had; detach it with --force"));
+    }
     match record.kind {
         Kind::Nbd => {
             let (number, connections) = (record.number, record.connections);
-            let kernel = Kernel::resume(&source, number, connections, &record.owner, geometry)
-                .map_err(|error| failure(&error))?;
+            let kernel =
+                Kernel::resume(nbd(&origin)?, number, connections, &record.owner, geometry)
+                    .map_err(|error| failure(&error))?;
             keep(args, kernel, &record, true)
         }
         Kind::Ublk => {
             let resumed = || {
                 let mut control = Control::open()?;
                 let device = Device::recover(&mut control, record.number, &geometry)?;
-                serve(args, control, device, &source, &record)
+                serve(args, control, device, &origin, &record)
             };
             resumed().map_err(|error| failure(&error))
         }
@@ -91,11 +98,11 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
 }
 
 /// What the disk is like; tries for a while, as a server may be starting as well.
-fn wait_for(source: &Source) -> Outcome<Geometry> {
+fn wait_for(origin: &Origin) -> Outcome<(Geometry, Option<u64>)> {
     let mut tries = 50;
     loop {
-        match source.connect() {
-            Ok(connection) => return Ok(connection.geometry),
+        match origin.look() {
+            Ok(found) => return Ok(found),
             Err(error) if tries == 0 => return Err(failure(&error)),
             Err(_) => {
                 tries -= 1;
@@ -105,8 +112,17 @@ fn wait_for(source: &Source) -> Outcome<Geometry> {
     }
 }
 
-fn source(url: &str) -> Outcome<Source> {
-    Source::parse(url).map_err(Failure::new)
+fn origin(url: &str) -> Outcome<Origin> {
+    Origin::parse(url).map_err(Failure::new)
+}
+
+fn nbd(origin: &Origin) -> Outcome<&Source> {
+    match origin {
+        Origin::Nbd(source) => Ok(source),
+        Origin::Towline(_) => {
+            Err(Failure::new("the kernel speaks only NBD: give the nbd:// URL of the server"))
+        }
+    }
 }
 
 fn transfer_maximum(geometry: &Geometry) -> Result<u32, Error> {
@@ -122,17 +138,16 @@ fn serve(
     args: &Args,
     mut control: Control,
     device: Device,
-    source: &Source,
+    origin: &Origin,
     record: &Record,
 ) -> Result<(), Error> {
     let claim = record.claim()?;
     let patience = record.patience.map(Duration::from_secs);
-    let source = source.clone();
+    let origin = origin.clone();
+    let depth = device.information().depth;
     let served = device.serve(
         &mut control,
-        move |_, tell| {
-            Lane::connect(&source, patience, tell).map(|lane| Box::new(lane) as Box<dyn Backend>)
-        },
+        move |_, tell| origin.backend(patience, depth, tell),
         || announce(args, record),
     );
     // A device that is still there waits for a successor.

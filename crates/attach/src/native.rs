@@ -1,0 +1,248 @@
+//! A disk of a Towline server behind a queue: a session of our own protocol, which by itself
+//! connects again, asks again what was not answered, and knows what a restart of the server lost.
+//!
+//! The queue's thread does all the work: it starts requests, and receives when the descriptor of
+//! the session is readable. Hence the session stays on TCP or a Unix socket: over shared memory
+//! there is no descriptor to wait for beside the kernel's requests.
+
+use crate::ublk::Event;
+use crate::{Backend, Error, Finished, Geometry, Operation as Do, Request};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::pin::Pin;
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+use towline_client::{Client, Disk, DiskInfo, Operation, Options, Transport, Url, ZeroHow};
+
+/// What stands for "for ever".
+const EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// A look at what cannot be waited for: room to send when the socket was full.
+const LOOK: Duration = Duration::from_millis(10);
+/// Longest transfer that a session takes at once.
+const TRANSFER_BYTES_MAX: u32 = towline_wire::limits::TRANSFER_BYTES_MAX as u32;
+
+/// Tags whose requests may have finished.
+#[derive(Default)]
+struct Woken(Mutex<Vec<u16>>);
+
+/// Wakes one tag.
+struct Tag(u16, Arc<Woken>);
+
+impl Wake for Tag {
+    fn wake(self: Arc<Self>) {
+        self.1.0.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+    }
+}
+
+struct Pending {
+    operation: Operation<Vec<u8>>,
+    /// Of a request without data, which keeps it here.
+    buffer: Option<Vec<u8>>,
+}
+
+/// A session that serves a queue, see [`Backend`].
+pub struct Native {
+    client: Client,
+    disk: Disk,
+    descriptor: OwnedFd,
+    /// Bytes of the disk, as the device was told.
+    size: u64,
+    tell: Sender<Event>,
+    pending: Vec<Option<Pending>>,
+    under_way: usize,
+    woken: Arc<Woken>,
+    finished: VecDeque<Finished>,
+}
+
+impl std::fmt::Debug for Native {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Native").field("under_way", &self.under_way).finish_non_exhaustive()
+    }
+}
+
+fn failed(url: &Url) -> impl Fn(towline_client::Error) -> Error {
+    move |error| Error::System {
+        what: url.to_string(),
+        source: std::io::Error::other(error.to_string()),
+    }
+}
+
+/// The same server by a way that has a descriptor to wait for.
+fn socket_of(transport: &Transport) -> Transport {
+    match transport {
+        Transport::Nearest(host, port) => Transport::Tcp(host.clone(), *port),
+        Transport::Shm(path) => Transport::Unix(path.clone()),
+        other => other.clone(),
+    }
+}
+
+fn geometry(info: &DiskInfo) -> Geometry {
+    Geometry {
+        size: info.size,
+        block_minimum: info.block_minimum,
+        block_preferred: info.block_preferred,
+        transfer_maximum: TRANSFER_BYTES_MAX,
+        read_only: info.read_only,
+        rotational: info.rotational,
+        flush: true,
+        fua: true,
+        trim: true,
+        zero: true,
+        connections: true,
+    }
+}
+
+impl Native {
+    /// Connects and opens the disk. Requests wait for a server that went away for `patience`, then
+    /// they fail, and all later ones; without it they wait for ever. Another size of the disk is told by
+    /// `tell`.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or has no such disk.
+    pub fn connect(
+        url: &Url,
+        patience: Option<Duration>,
+        depth: u16,
+        tell: Sender<Event>,
+    ) -> Result<Self, Error> {
+        let mut options = Options::default();
+        options.reconnect = patience.unwrap_or(EVER);
+        options.coalesce = u32::from(depth / 2);
+        let client = Client::connect(&socket_of(&url.transport), options).map_err(failed(url))?;
+        let disk = client.disk(&url.export).map_err(failed(url))?;
+        let descriptor = client.fd().map_err(Error::system(url))?;
+        Ok(Self {
+            size: disk.size(),
+            tell,
+            client,
+            disk,
+            descriptor,
+            pending: Vec::new(),
+            under_way: 0,
+            woken: Arc::default(),
+            finished: VecDeque::new(),
+        })
+    }
+
+    /// What the disk is like.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        geometry(&self.disk.info())
+    }
+
+    /// Names the bytes of the disk: another number stands for other bytes.
+    #[must_use]
+    pub fn identity(&self) -> u64 {
+        self.disk.info().identity
+    }
+
+    /// True when the connection that is watched has ended.
+    fn is_cut(&self) -> bool {
+        let mut watched = [PollFd::new(&self.descriptor, PollFlags::RDHUP)];
+        let ready = rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        ready.is_ok_and(|ready| ready > 0)
+    }
+
+    fn start(&mut self, request: Request) -> Result<Pending, towline_client::Error> {
+        let Request { operation, offset, length, buffer, .. } = request;
+        let length = u64::from(length);
+        let plain = |operation| Ok(Pending { operation, buffer: None });
+        let operation = match operation {
+            Do::Read => return plain(self.disk.start_read_at(buffer, offset)?),
+            Do::Write { durable } => {
+                return plain(self.disk.start_write_at(buffer, offset, durable)?);
+            }
+            Do::Flush => self.disk.start_flush()?,
+            Do::Trim => self.disk.start_trim(offset, length)?,
+            Do::Zero { allocate, durable } => {
+                let how = ZeroHow { allocate, fast: false };
+                self.disk.start_zero(offset, length, how, durable)?
+            }
+        };
+        Ok(Pending { operation, buffer: Some(buffer) })
+    }
+
+    /// Looks at one tag; its waker is told when it is to be looked at again.
+    fn look(&mut self, tag: u16) {
+        let Some(place) = self.pending.get_mut(usize::from(tag)) else { return };
+        let Some(pending) = place else { return };
+        let waker = Waker::from(Arc::new(Tag(tag, self.woken.clone())));
+        let polled = Pin::new(&mut pending.operation).poll(&mut Context::from_waker(&waker));
+        let Poll::Ready(result) = polled else { return };
+        let kept = pending.buffer.take();
+        *place = None;
+        self.under_way -= 1;
+        let finished = match result {
+            Ok(buffer) => Finished { tag, result: Ok(()), buffer: kept.unwrap_or(buffer) },
+            Err(error) => failure(tag, &error, kept.unwrap_or_default()),
+        };
+        self.finished.push_back(finished);
+    }
+}
+
+fn failure(tag: u16, error: &towline_client::Error, buffer: Vec<u8>) -> Finished {
+    log::warn!("a request failed: {error}");
+    Finished { tag, result: Err(error.errno().0 as i32), buffer }
+}
+
+impl Backend for Native {
+    fn begin(&mut self, request: Request) {
+        let tag = request.tag;
+        let place = usize::from(tag);
+        if place >= self.pending.len() {
+            self.pending.resize_with(place + 1, || None);
+        }
+        match self.start(request) {
+            Ok(pending) => {
+                self.pending[place] = Some(pending);
+                self.under_way += 1;
+                // It has no waker yet.
+                self.woken.0.lock().unwrap_or_else(PoisonError::into_inner).push(tag);
+            }
+            Err(error) => self.finished.push_back(failure(tag, &error, Vec::new())),
+        }
+    }
+
+    fn turn(&mut self) {
+        self.client.progress();
+        let mut looked = false;
+        loop {
+            let woken =
+                std::mem::take(&mut *self.woken.0.lock().unwrap_or_else(PoisonError::into_inner));
+            if woken.is_empty() {
+                break;
+            }
+            looked = true;
+            for tag in woken {
+                self.look(tag);
+            }
+        }
+        // A connection that was lost has been replaced by now, and the old one keeps being ready.
+        if !looked && self.is_cut() {
+            if let Ok(descriptor) = self.client.fd() {
+                self.descriptor = descriptor;
+            }
+            let size = self.disk.size();
+            if size != self.size {
+                self.size = size;
+                let _ = self.tell.send(Event::Resized(size));
+            }
+        }
+    }
+
+    fn finished(&mut self) -> Option<Finished> {
+        self.finished.pop_front()
+    }
+
+    fn interest(&self) -> Option<(RawFd, bool)> {
+        Some((self.descriptor.as_raw_fd(), false))
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        (self.under_way > 0).then(|| Instant::now() + LOOK)
+    }
+}
