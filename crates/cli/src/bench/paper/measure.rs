@@ -79,7 +79,7 @@ struct Samples {
     rate: Vec<f64>,
     whole: Vec<f64>,
     first: Vec<f64>,
-    disk: Vec<f64>,
+    stages: Vec<[f64; 3]>,
     cpu: Vec<f64>,
 }
 
@@ -106,7 +106,11 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
         if !outcome.first_us.is_empty() {
             entry.first.push(median(outcome.first_us.clone()));
         }
-        entry.disk.extend(disk_us);
+        if let (Some(disk), false) = (disk_us, outcome.first_us.is_empty()) {
+            // Means, as the server's time is one.
+            let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+            entry.stages.push(stages(mean(&outcome.whole_us), mean(&outcome.first_us), disk));
+        }
         entry
             .cpu
             .extend(cpu.map(|cpu| cpu / (outcome.bytes as f64 / f64::from(1 << 30)).max(1e-9)));
@@ -159,7 +163,9 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
                 bytes_per_s: median(samples.rate),
                 request_us: median(samples.whole),
                 first_data_us: some(samples.first),
-                disk_us: some(samples.disk),
+                stages_us: (!samples.stages.is_empty()).then(|| {
+                    [0, 1, 2].map(|part| median(samples.stages.iter().map(|s| s[part]).collect()))
+                }),
                 cpu_s_per_gib: some(samples.cpu),
             })
         })
@@ -181,6 +187,14 @@ fn fill(server: &Server, span: u64) -> std::io::Result<()> {
         limit,
     };
     Client::connect(&server.nbd, "", Order::Any)?.run(load).map(drop)
+}
+
+/// Where the time of one read goes: the disk alone, both, the network alone. Both begin with the
+/// request; the network is at work from the first data on.
+fn stages(whole: f64, first: f64, disk: f64) -> [f64; 3] {
+    let disk = disk.min(whole);
+    let alone = first.min(disk);
+    [alone, disk - alone, whole - disk]
 }
 
 fn cases(args: &Args) -> Vec<(u64, usize, bool)> {
@@ -228,7 +242,7 @@ fn known(args: &Args, points: &[Point]) -> Vec<Point> {
         bytes_per_s: rate,
         request_us: key.size as f64 * key.outstanding as f64 / rate * 1e6,
         first_data_us: None,
-        disk_us: None,
+        stages_us: None,
         cpu_s_per_gib: None,
     };
     for (size, outstanding, writes) in cases(args) {

@@ -79,8 +79,8 @@ pub(super) struct Point {
     /// From asking to the last byte, and to the first one.
     pub(super) request_us: f64,
     pub(super) first_data_us: Option<f64>,
-    /// Mean time from the first call to the device to the end of the last, of one request.
-    pub(super) disk_us: Option<f64>,
+    /// Where the mean time of one read goes: the disk alone, both, the network alone.
+    pub(super) stages_us: Option<[f64; 3]>,
     /// CPU of the server.
     pub(super) cpu_s_per_gib: Option<f64>,
 }

@@ -1,7 +1,7 @@
 //! The figures as a plot: bandwidth over size, a column for each number of requests under way and a row
 //! for each disk; below, where the time of a read goes, and the interference.
 
-use super::table::{self, SYSTEMS, size_name, stages};
+use super::table::{self, SYSTEMS, size_name};
 use super::{DiskName, Figures, Point};
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -109,9 +109,9 @@ fn breakdown(figures: &Figures, area: &Area<'_>) -> Drawn {
     let bars: Vec<(&Point, [f64; 3])> = alone
         .iter()
         .filter(|point| point.size == size)
-        .filter_map(|point| Some((*point, stages(point)?)))
+        .filter_map(|point| Some((*point, point.stages_us?)))
         .collect();
-    let top = bars.iter().map(|(point, _)| point.request_us).fold(1.0, f64::max) * 1.15;
+    let top = bars.iter().map(|(_, stages)| stages.iter().sum()).fold(1.0, f64::max) * 1.15;
     let names: Vec<String> =
         bars.iter().map(|(point, _)| format!("{:?} {}", point.disk, point.system)).collect();
     let mut chart = ChartBuilder::on(area)

@@ -42,14 +42,6 @@ pub(super) fn line<'a>(
     line
 }
 
-/// Where the time of one read goes, in microseconds: the disk alone, both, the network alone. Both
-/// begin with the request; the network is at work from the first data on.
-pub(super) fn stages(point: &Point) -> Option<[f64; 3]> {
-    let (first, disk) = (point.first_data_us?, point.disk_us?.min(point.request_us));
-    let alone = first.min(disk);
-    Some([alone, disk - alone, point.request_us - disk])
-}
-
 pub(super) fn size_name(size: u64) -> String {
     match size {
         size if size % (1 << 20) == 0 => format!("{}M", size >> 20),
@@ -80,7 +72,7 @@ fn tables(figures: &Figures, out: &mut String) -> std::fmt::Result {
         "One read at a time: microseconds of disk alone, both, network alone; CPU s/GiB"
     )?;
     for point in figures.points.iter().filter(|p| p.outstanding == 1 && !p.writes) {
-        if let Some([disk, both, network]) = stages(point) {
+        if let Some([disk, both, network]) = point.stages_us {
             let cpu = point.cpu_s_per_gib.unwrap_or_default();
             writeln!(
                 out,
