@@ -142,8 +142,8 @@ fn host_and_port(host: &str) -> Result<(String, u16), &'static str> {
     if name.is_empty() {
         return Err("no host");
     }
-    if name.contains(']') {
-        return Err("\"]\" without \"[\"");
+    if name.contains(['[', ']']) {
+        return Err("brackets belong around the whole of an IPv6 address");
     }
     Ok((name.to_owned(), port))
 }
@@ -230,6 +230,7 @@ mod tests {
             "towline:///x",
             "towline://h:x/",
             "towline://[]/x",
+            "towline://a[:1/x",
             "towline://a]:b:1/x",
             "towline+unix:///x",
             "towline+unix://h/x?socket=/s",
