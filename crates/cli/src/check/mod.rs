@@ -104,7 +104,7 @@ fn remarks(finding: &Finding, has_trap: bool) -> Vec<String> {
         }
         text.push(')');
         text.push_str(if has_trap {
-            ": they are trapped, which costs 1 to 2 us each"
+            ": they are trapped, which costs some 3 us each"
         } else {
             ": this kernel cannot trap them (that needs x86-64 and Linux 5.11), so that they find \
              no remote files"

@@ -8,8 +8,8 @@
 //!
 //! A process is armed when it gets to know of something remote: by an argument or an environment
 //! variable that names a prefix, a working directory or descriptor that it inherits, or the first
-//! file it opens. All others pay nothing. An armed process pays some 40 ns for each call of libc and
-//! some 1.5 us for each that is trapped. Forks, threads of libc and new programs are armed anew,
+//! file it opens. All others pay nothing. An armed process pays some 50 ns for each call of libc and
+//! some 3 us for each that is trapped. Forks, threads of libc and new programs are armed anew,
 //! since the kernel passes the setting on to none of them. Threads that a program made before it was
 //! armed are armed at their first remote call, threads that it makes without libc never.
 //!
