@@ -1,6 +1,7 @@
 //! A disk as it is exported.
 
-use crate::{Changes, Delivery};
+use crate::rate::Meters;
+use crate::{Changes, ClientKey, Delivery, Meter, RateLimit};
 use parking_lot::{Condvar, Mutex};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -23,6 +24,8 @@ pub struct Disk {
     pub read_only: bool,
     /// How its reads are delivered.
     pub delivery: Delivery,
+    /// How much each client may ask of it.
+    pub limit: RateLimit,
     /// What changed since the server began to serve it.
     pub changes: Changes,
     /// Names its bytes: another number stands for other bytes, also after a restart.
@@ -31,6 +34,7 @@ pub struct Disk {
     failed: AtomicBool,
     flushes: Mutex<Flushes>,
     flushed: Condvar,
+    meters: Meters,
 }
 
 /// Flushes of the back end, which run one at a time. They are numbered from 1.
@@ -61,12 +65,14 @@ impl Disk {
             store,
             read_only,
             delivery: Delivery::default(),
+            limit: RateLimit::default(),
             changes: Changes::default(),
             identity,
             epoch: AtomicU64::new(epoch),
             failed: AtomicBool::new(false),
             flushes: Mutex::default(),
             flushed: Condvar::new(),
+            meters: Meters::default(),
         }
     }
 
@@ -74,6 +80,18 @@ impl Disk {
     #[must_use]
     pub fn delivered(self, delivery: Delivery) -> Self {
         Self { delivery, ..self }
+    }
+
+    /// The same, with so much for each client.
+    #[must_use]
+    pub fn limited(self, limit: RateLimit) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// What measures this client, if clients are limited; keep it while the client is connected.
+    #[must_use]
+    pub fn meter(&self, client: ClientKey) -> Option<Arc<Meter>> {
+        (!self.limit.is_none()).then(|| self.meters.of(client, self.limit))
     }
 
     /// What it is like.

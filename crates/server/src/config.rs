@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use towline_block::Delivery;
+use towline_block::{Delivery, RateLimit};
 use towline_net::address::Address;
 use towline_store::BlockStore;
 use towline_store::block::CacheMode;
@@ -86,6 +86,8 @@ pub struct DiskExport {
     pub read_only: bool,
     /// How its reads are delivered.
     pub delivery: Delivery,
+    /// How much each client may ask of it.
+    pub limit: RateLimit,
 }
 
 /// What a disk is.

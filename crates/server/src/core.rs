@@ -289,7 +289,9 @@ impl Core {
         if !self.refusing.is_empty() {
             return Some(REFUSING);
         }
-        (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK)
+        let tick = (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK);
+        let wake = self.nbd.next_wake().map(|at| at.saturating_duration_since(Instant::now()));
+        [tick, wake].into_iter().flatten().min()
     }
 
     /// Somebody waits for memory of disks: those who hold it without using it have to be found.

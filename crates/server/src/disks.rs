@@ -52,7 +52,7 @@ impl Disks {
                 None => {
                     let (store, description) = open(export).map_err(|e| wrong(e.to_string()))?;
                     let disk = Disk::new(name, &description, store, export.read_only);
-                    Arc::new(disk.delivered(export.delivery))
+                    Arc::new(disk.delivered(export.delivery).limited(export.limit))
                 }
             };
             next.push((export.clone(), disk));

@@ -30,5 +30,5 @@ mod stats;
 
 pub use config::{Config, DiskExport, DiskKind, EngineWish, Export, ExportKind, OwnStore};
 pub use server::{Server, StartError};
-pub use towline_block::{DataPath, Delivery};
+pub use towline_block::{DataPath, Delivery, RateLimit};
 pub use towline_store::block::CacheMode;

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 use std::time::Duration;
-use towline_server::{CacheMode, DataPath, Delivery, DiskExport, DiskKind, Export, ExportKind};
+use towline_server::{
+    CacheMode, DataPath, Delivery, DiskExport, DiskKind, Export, ExportKind, RateLimit,
+};
 
 /// `NAME=PATH[:ro]`.
 pub(crate) fn parse_directory(text: &str) -> Result<Export, String> {
@@ -19,7 +21,8 @@ pub(crate) fn parse_memory(text: &str) -> Result<Export, String> {
     Ok(Export { name, kind: ExportKind::Memory(parse_bytes(&size)?), read_only })
 }
 
-/// `NAME=PATH[:ro][:direct|:cached|:read-direct][:staged|:sendfile|:zero-copy][:serial]`, or in place of the path `mem:SIZE`,
+/// `NAME=PATH[:ro][:direct|:cached|:read-direct][:staged|:sendfile|:zero-copy][:serial]
+/// [:iops=N][:bandwidth=SIZE]`, or in place of the path `mem:SIZE`,
 /// `stripe:CHUNK:PATH,PATH...` or `delay:SIZE:MICROSECONDS:BYTES` (a second).
 pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
     let (name, parts) = split(text)?;
@@ -48,7 +51,16 @@ pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
     };
     let mut read_only = false;
     let mut delivery = Delivery::default();
+    let mut limit = RateLimit::default();
     for option in parts {
+        if let Some((what, amount)) = option.split_once('=') {
+            match what {
+                "iops" => limit.operations = parse_count(amount)?,
+                "bandwidth" => limit.bytes = parse_bytes(amount)?,
+                _ => return Err(unknown(&option)),
+            }
+            continue;
+        }
         let mode = match option.as_str() {
             "ro" => {
                 read_only = true;
@@ -83,7 +95,7 @@ pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
             _ => return Err(format!("option \":{option}\" needs a file or device")),
         }
     }
-    Ok(DiskExport { name, kind, read_only, delivery })
+    Ok(DiskExport { name, kind, read_only, delivery, limit })
 }
 
 fn unknown(option: &str) -> String {
@@ -123,6 +135,12 @@ fn parse(text: &str) -> Result<(String, String, bool), String> {
     Ok((name, value, read_only))
 }
 
+/// A number of requests, not zero.
+pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| format!("\"{text}\" is no number of requests a second"))
+}
+
 /// A number of bytes: digits and perhaps K, M, G or T (powers of 1024).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
@@ -154,6 +172,12 @@ mod tests {
         assert_eq!(serial.kind, file(CacheMode::Direct));
         assert_eq!(serial.delivery, Delivery { path: DataPath::ZeroCopy, serial: true });
         assert_eq!(disk("d=mem:4G:staged").delivery.path, DataPath::Staged);
+        let limited = disk("d=/a\\:b:iops=500:direct:bandwidth=20M");
+        assert_eq!(limited.limit, RateLimit { operations: 500, bytes: 20 << 20 });
+        assert_eq!(limited.kind, file(CacheMode::Direct));
+        for bad in ["d=/a:iops=0", "d=/a:iops=x", "d=/a:bandwidth=0", "d=/a:speed=1"] {
+            assert!(parse_disk(bad).is_err(), "{bad}");
+        }
         assert_eq!(disk("d=mem:4G").kind, DiskKind::Memory(4 << 30));
         let paths = vec!["/a".into(), "/b".into()];
         let stripe = DiskKind::Stripe(65536, paths, CacheMode::Direct);

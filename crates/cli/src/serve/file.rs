@@ -67,6 +67,9 @@ struct RawExport {
     dir: Option<PathBuf>,
     mem: Option<String>,
     disk: Option<String>,
+    /// Of a disk: how much each client may ask of it in a second.
+    iops: Option<u64>,
+    bandwidth: Option<String>,
     #[serde(default)]
     read_only: bool,
 }
@@ -89,11 +92,20 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
             (None, None, Some(disk)) => {
                 let mut disk = parse_disk(&format!("{name}={disk}"))?;
                 disk.read_only |= export.read_only;
+                if let Some(operations) = export.iops {
+                    disk.limit.operations = operations;
+                }
+                if let Some(bytes) = &export.bandwidth {
+                    disk.limit.bytes = parse_bytes(bytes)?;
+                }
                 disks.push(disk);
                 continue;
             }
             _ => return Err(format!("export \"{name}\": expected one of dir, mem and disk")),
         };
+        if export.iops.is_some() || export.bandwidth.is_some() {
+            return Err(format!("export \"{name}\": iops and bandwidth are for disks"));
+        }
         exports.push(Export { name, kind, read_only: export.read_only });
     }
     Ok(FileSettings {
@@ -123,7 +135,7 @@ mod tests {
             "nbd = [\"127.0.0.1:2\"]\nlisten = [\"tcp://127.0.0.1:1\"]\nbuffer-limit = \"1M\"\ncores = 3\nengine = \"epoll\"\n\
              identity = true\nno-root-squash = true\ninsecure = true\nmetrics = \"127.0.0.1:9\"\nstate = \"/s\"\n\
              [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\n\
-             [export.d]\ndisk = \"/d:direct\"\n",
+             [export.d]\ndisk = \"/d:direct\"\niops = 100\nbandwidth = \"1M\"\n",
         )
         .unwrap();
         assert_eq!(
@@ -131,6 +143,7 @@ mod tests {
             (2, Some(3), Some(1 << 20))
         );
         assert!(read.disks.len() == 1 && read.nbd.len() == 1);
+        assert_eq!((read.disks[0].limit.operations, read.disks[0].limit.bytes), (100, 1 << 20));
         assert!(read.identity && read.no_root_squash && read.insecure && read.metrics.is_some());
         assert_eq!(read.state.as_deref(), Some(Path::new("/s")));
     }

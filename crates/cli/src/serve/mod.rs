@@ -34,6 +34,8 @@ Exports:
   --disk NAME=delay:SIZE:MICROSECONDS:BYTES
                           memory with the latency and the bandwidth (bytes a second) of a device,
                           for experiments
+  --disk NAME=...[:iops=N][:bandwidth=SIZE]
+                          requests and bytes that each client may have in a second
   --disk NAME=...[:staged|:sendfile|:zero-copy][:serial]
                           how reads leave, for experiments: copied by way of a buffer, as pages of
                           the cache, from the buffer without a copy; serial: nothing before the

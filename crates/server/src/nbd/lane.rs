@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
-use towline_block::{Disk, OwnerKey, RequestKey};
+use towline_block::{Disk, Meter, OwnerKey, RequestKey};
 use towline_mem::{Aggregate, PoolBuffer};
 use towline_nbd::{Haggle, Receiver};
 use towline_net::{Counters, Flushed, Link, SendQueue, Telling};
@@ -55,6 +55,9 @@ pub(super) struct NbdLane {
     pub(super) closing: bool,
     /// Input was left unread.
     pub(super) paused: bool,
+    /// What it may ask for, if that is limited, and that it waits until it may.
+    pub(super) meter: Option<Arc<Meter>>,
+    pub(super) is_throttled: bool,
     /// In the list of those that wait for memory.
     pub(super) is_starving: bool,
     /// The client sends nothing more: what was read short ends there, without another event.
@@ -85,6 +88,8 @@ impl NbdLane {
             filling: None,
             closing: false,
             paused: false,
+            meter: None,
+            is_throttled: false,
             is_starving: false,
             hung: false,
             is_dirty: false,

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
-use towline_block::Output;
+use towline_block::{ClientKey, Output};
 use towline_mem::PoolBuffer;
 use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver};
-use towline_net::{Counters, Flushed, Link};
+use towline_net::{Counters, Flushed, Link, LinkKind};
 use towline_reactor::Event;
 use towline_wire::limits::CLIENT_STALL_SECONDS;
 
@@ -135,6 +135,20 @@ impl Core {
                 self.flush_nbd(index);
             }
             let mut woken = std::mem::take(&mut self.nbd.resumable);
+            if round == 0 && !self.nbd.throttled.is_empty() {
+                let now = Instant::now();
+                let nbd = &mut self.nbd;
+                nbd.throttled.retain(|(until, index)| {
+                    let goes_on = *until <= now;
+                    if goes_on {
+                        if let Some(Some(lane)) = nbd.lanes.get_mut(*index) {
+                            lane.is_throttled = false;
+                        }
+                        woken.push(*index);
+                    }
+                    !goes_on
+                });
+            }
             // Those that starve are tried again once a turn; memory comes with completions.
             if round == 0 {
                 for index in std::mem::take(&mut self.nbd.starving) {
@@ -186,7 +200,7 @@ impl Core {
                     return self.drop_nbd(index);
                 }
                 let has_room = unsent == 0 && engine.requests_of(owner) < REQUESTS_MAX;
-                if lane.paused && has_room && !lane.is_starving {
+                if lane.paused && has_room && !lane.is_starving && !lane.is_throttled {
                     // No event will come for what is unread: it is no news.
                     self.nbd.resumable.push(index);
                 }
@@ -280,6 +294,7 @@ impl Core {
                 };
                 // What was held may be requests already.
                 lane.paused = true;
+                lane.meter = client_of(&lane.link).and_then(|client| disk.meter(client));
                 let ring_can = self.reactor.sends_zero_copy();
                 lane.out.allow_in_place(in_place::begins(&disk, &lane.link, ring_can));
                 let receiver = Box::new(Receiver::new(*agreed));
@@ -356,6 +371,7 @@ impl Core {
             received
         };
         let starves = received.blocked && !serving.is_full();
+        let waits = serving.waits().filter(|_| received.blocked);
         let lane = serving.lane;
         if received.disconnect {
             lane.closing = true;
@@ -364,6 +380,11 @@ impl Core {
         }
         if received.blocked {
             lane.paused = true;
+            if let Some(until) = waits
+                && !std::mem::replace(&mut lane.is_throttled, true)
+            {
+                nbd.throttled.push((until, index));
+            }
             if starves && !std::mem::replace(&mut lane.is_starving, true) {
                 nbd.starving.push(index);
             }
@@ -395,6 +416,9 @@ impl Core {
             self.engine.abandon(filling.key);
         }
         self.engine.remove_owner(lane.owner);
+        if lane.is_throttled {
+            self.nbd.throttled.retain(|(_, other)| *other != index);
+        }
         self.nbd.free.push(index);
         self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
     }
@@ -432,6 +456,19 @@ impl Core {
                 self.close_nbd(index, &io::ErrorKind::TimedOut.into());
             }
         }
+    }
+}
+
+/// Who is at the other end: for limits, which all connections of one client share.
+fn client_of(link: &Link) -> Option<ClientKey> {
+    use rustix::net::sockopt::socket_peercred;
+    let fd = link.fd()?;
+    match link.kind() {
+        LinkKind::Tcp => {
+            let address = std::net::SocketAddr::try_from(rustix::net::getpeername(fd).ok()??);
+            Some(ClientKey::Machine(address.ok()?.ip().to_canonical()))
+        }
+        _ => Some(ClientKey::Process(socket_peercred(fd).ok()?.pid.as_raw_pid())),
     }
 }
 

@@ -26,6 +26,8 @@ pub(crate) struct Nbd {
     resumable: Vec<usize>,
     /// Lanes that wait for memory for the payload of a write.
     starving: Vec<usize>,
+    /// Lanes that may not ask for more before this time.
+    throttled: Vec<(Instant, usize)>,
     /// Some lane may have to be ended because it waits too long.
     ticking: bool,
     in_place: in_place::InPlace,
@@ -40,6 +42,7 @@ impl Nbd {
             dirty: Vec::new(),
             resumable: Vec::new(),
             starving: Vec::new(),
+            throttled: Vec::new(),
             ticking: false,
             in_place: in_place::InPlace::default(),
             ticked: Instant::now(),
@@ -59,6 +62,11 @@ impl Nbd {
     /// Time alone may end something.
     pub(crate) fn wants_ticks(&self) -> bool {
         self.ticking || self.is_starving()
+    }
+
+    /// When the first of those that have to wait may go on.
+    pub(crate) fn next_wake(&self) -> Option<Instant> {
+        self.throttled.iter().map(|(until, _)| *until).min()
     }
 
     /// Requests are under way, or answers are not sent yet.

@@ -169,6 +169,18 @@ impl Serving<'_> {
         }
     }
 
+    /// Until when the client has to wait, which asked for more than it may.
+    pub(super) fn waits(&self) -> Option<Instant> {
+        self.lane.meter.as_ref()?.waits(Instant::now())
+    }
+
+    /// A request was taken that moves so many bytes.
+    fn charge(&self, bytes: u64) {
+        if let Some(meter) = &self.lane.meter {
+            meter.charge(Instant::now(), bytes);
+        }
+    }
+
     /// The range of a change still lies inside the disk; one look for all that came together.
     fn has_room_for(&mut self, request: &Request) -> bool {
         let size = match self.size {
@@ -184,12 +196,14 @@ impl Handler for Serving<'_> {
     fn is_full(&self) -> bool {
         self.lane.unsent() > UNSENT_BYTES_MAX
             || self.engine.requests_of(self.lane.owner) >= REQUESTS_MAX
+            || self.waits().is_some()
     }
 
     fn command(&mut self, command: Command, request: &Request, contexts: &[Context]) {
         if let Some(refusal) = self.refusal(command, request) {
             return self.refuse(request, refusal);
         }
+        self.charge(if command == Command::Read { request.length } else { 0 });
         let tag = self.tag(command, request);
         match command {
             Command::Read => self.read(request),
@@ -206,6 +220,7 @@ impl Handler for Serving<'_> {
     }
 
     fn refuse(&mut self, request: &Request, refusal: Refusal) {
+        self.charge(0);
         let replying = Replying::to(request, self.form);
         replying.error(self.lane.replies(), refusal.error, refusal.text);
     }
@@ -224,6 +239,7 @@ impl Handler for Serving<'_> {
         if durable {
             result = self.disk.note_durable_write(result);
         }
+        self.charge(request.length);
         let replying = Replying::to(request, self.form);
         match result {
             Ok(()) => {
@@ -243,6 +259,7 @@ impl Handler for Serving<'_> {
         if let Some(refusal) = self.refusal(Command::Write, request) {
             return Err(refusal);
         }
+        self.charge(request.length);
         let ticket = Ticket::Nbd(self.tag(Command::Write, request));
         let range = request.offset..request.offset + request.length;
         let durable = request.has(flag::FUA);

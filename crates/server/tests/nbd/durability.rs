@@ -23,6 +23,7 @@ fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
             kind,
             read_only: false,
             delivery: Default::default(),
+            limit: Default::default(),
         }
     };
     let disks: Vec<DiskExport> = (0..3).map(export).collect();

@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod order;
 mod paths;
+mod rates;
 mod resize;
 mod stores;
 mod vanish;
@@ -46,7 +47,13 @@ impl World {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("towline-nbd-{}-{count}", std::process::id());
         let delivery = Delivery::default();
-        let disks = vec![DiskExport { name: "disk".into(), kind, read_only: false, delivery }];
+        let disks = vec![DiskExport {
+            name: "disk".into(),
+            kind,
+            read_only: false,
+            delivery,
+            limit: Default::default(),
+        }];
         let mut config = Config {
             disks,
             nbd: vec![Address::Unix(std::env::temp_dir().join(name))],

@@ -1,0 +1,96 @@
+//! Clients that may ask for so much in a second.
+
+use crate::World;
+use crate::client::{Client, FLUSH, Form, READ};
+use std::time::{Duration, Instant};
+use towline_server::{DiskKind, RateLimit};
+
+const MIB: u64 = 1 << 20;
+
+fn limited(operations: u64, bytes: u64) -> World {
+    World::with(DiskKind::Memory(8 * MIB), |config| {
+        config.disks[0].limit = RateLimit { operations, bytes };
+    })
+}
+
+/// What is checked is that nobody gets more than the rate allows, which holds however slow the
+/// machine is. The first tenth of a second is free.
+fn no_faster(start: Instant, work: f64, rate: f64) {
+    let least = Duration::from_secs_f64(work / rate) - Duration::from_millis(120);
+    assert!(start.elapsed() >= least, "{:?} for what takes {least:?}", start.elapsed());
+}
+
+#[test]
+fn requests_are_limited_over_all_connections_of_a_client() {
+    let world = limited(100, 0);
+    let mut clients = [Form::Simple, Form::Structured, Form::Extended].map(|f| world.client(f));
+    let start = Instant::now();
+    // Many at once, so that what is not read waits.
+    for client in &mut clients {
+        for _ in 0..10 {
+            client.request(FLUSH, 0, 1, 0, 0);
+            client.request(READ, 0, 2, 0, 512);
+        }
+    }
+    for client in &mut clients {
+        for _ in 0..20 {
+            take(client);
+        }
+    }
+    no_faster(start, 60.0, 100.0);
+}
+
+/// Takes the next reply, to a flush or a read of a sector.
+fn take(client: &mut Client) {
+    if client.form == Form::Simple {
+        let (error, cookie) = client.simple().unwrap();
+        assert_eq!(error, 0);
+        if cookie == 2 {
+            client.bytes(512).unwrap();
+        }
+    } else {
+        client.chunks().unwrap();
+    }
+}
+
+#[test]
+fn bytes_are_limited_both_ways() {
+    let world = limited(0, 10 * MIB);
+    let mut client = world.client(Form::Structured);
+    let start = Instant::now();
+    let data = vec![7; 1 << 20];
+    for _ in 0..2 {
+        assert_eq!(client.write(0, 0, &data), 0);
+        assert!(client.read(0, MIB).unwrap() == data);
+        assert_eq!(client.write(0, 0, &data[..4096]), 0);
+    }
+    // The last one was taken before it was paid for.
+    no_faster(start, 4.0 - 0.1, 10.0);
+    // A long request is taken in one piece, and the next one waits for it.
+    let start = Instant::now();
+    client.read(0, 4 * MIB).unwrap();
+    client.read(0, 512).unwrap();
+    no_faster(start, 4.0, 10.0);
+}
+
+#[test]
+fn others_are_not_held_up_by_a_client_that_asks_for_too_much() {
+    let world = World::with(DiskKind::Memory(8 * MIB), |config| {
+        let free = config.disks[0].clone();
+        config.disks[0].limit = RateLimit { operations: 1, bytes: 0 };
+        config.disks.push(towline_server::DiskExport { name: "free".into(), ..free });
+        config.cores = 1;
+    });
+    let mut greedy = world.client(Form::Simple);
+    for _ in 0..100 {
+        greedy.request(READ, 0, 2, 0, 512);
+    }
+    let mut other = Client::connect_to(world.socket(), Form::Structured, "free");
+    for _ in 0..200 {
+        other.read(0, 4096).unwrap();
+    }
+    // It is still there, waiting, and goes without a trace.
+    take(&mut greedy);
+    drop(greedy);
+    crate::wait_until("it is gone", || world.counter("lanes") == 1);
+}
