@@ -220,6 +220,7 @@ pub(crate) fn child_server() {
         kind,
         read_only: false,
         delivery: Delivery::default(),
+        limit: Default::default(),
     };
     let mut disks = vec![disk("memory", DiskKind::Memory(8 << 20))];
     let image = directory.join("disk");

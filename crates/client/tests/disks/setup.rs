@@ -21,7 +21,13 @@ pub(crate) struct Disks {
 }
 
 pub(crate) fn export(name: &str, kind: DiskKind) -> DiskExport {
-    DiskExport { name: name.into(), kind, read_only: false, delivery: Delivery::default() }
+    DiskExport {
+        name: name.into(),
+        kind,
+        read_only: false,
+        delivery: Delivery::default(),
+        limit: Default::default(),
+    }
 }
 
 fn file(directory: &Path, name: &str, size: usize) -> std::path::PathBuf {
