@@ -19,6 +19,7 @@ use crate::reclaim::OpenFiles;
 use crate::times::{Stamps, Times};
 use crate::{Error, Lock, Options, Transport, Url};
 use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -35,10 +36,13 @@ const GATHER: usize = 64;
 /// Bytes read at once; bulk goes straight to its place.
 const SCRATCH_BYTES: usize = 96 * 1024;
 
+/// Encoded results; those of small requests take no memory of their own.
+type Results = SmallVec<[u8; 256]>;
+
 /// A reply.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    results: Vec<u8>,
+    results: Results,
     /// Bytes of data received into the request's buffer.
     pub(crate) payload: usize,
     /// Bytes of data that came or were said to be zeroes, however often each.
@@ -60,7 +64,7 @@ pub(crate) struct Checked {
 pub(crate) type Finished = Result<(Outcome, Vec<u8>), Error>;
 
 impl Outcome {
-    pub(crate) fn replies(&self) -> Result<Vec<Reply<'_>>, Error> {
+    pub(crate) fn replies(&self) -> Result<SmallVec<[Reply<'_>; 4]>, Error> {
         Ok(parse_results(&self.results)?)
     }
 
@@ -86,6 +90,8 @@ pub(crate) struct SlotRef {
     sequence: u32,
 }
 
+// What it holds is there anyhow, and a reply needs no memory of its own.
+#[allow(clippy::large_enum_variant)]
 enum Status {
     Free,
     Waiting,

@@ -1,7 +1,7 @@
 //! Ordered lists of slices of segments, combined without copying.
 
 use crate::Segment;
-use std::collections::VecDeque;
+use std::collections::{VecDeque, vec_deque};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,9 +22,34 @@ pub struct Slice {
 /// No method copies payload except [`Aggregate::copy_to`], which says so.
 #[derive(Clone, Debug, Default)]
 pub struct Aggregate {
-    slices: VecDeque<Slice>,
+    /// Kept here, so that an aggregate of one slice takes no memory of its own. When it is `None`
+    /// there are no others either.
+    first: Option<Slice>,
+    others: VecDeque<Slice>,
     length: u64,
 }
+
+/// The slices of an [`Aggregate`], in order.
+#[derive(Clone, Debug)]
+pub struct Slices<'a> {
+    first: Option<&'a Slice>,
+    others: vec_deque::Iter<'a, Slice>,
+}
+
+impl<'a> Iterator for Slices<'a> {
+    type Item = &'a Slice;
+
+    fn next(&mut self) -> Option<&'a Slice> {
+        self.first.take().or_else(|| self.others.next())
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let count = usize::from(self.first.is_some()) + self.others.len();
+        (count, Some(count))
+    }
+}
+
+impl ExactSizeIterator for Slices<'_> {}
 
 impl Aggregate {
     /// An empty aggregate.
@@ -36,9 +61,15 @@ impl Aggregate {
     /// All of an ordinary buffer.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {
+        Self::from_shared(Arc::new(bytes))
+    }
+
+    /// All of an ordinary buffer that others have too.
+    #[must_use]
+    pub fn from_shared(bytes: Arc<Vec<u8>>) -> Self {
         let length = bytes.len() as u64;
         let mut aggregate = Self::new();
-        aggregate.append(Segment::Host(Arc::new(bytes)), 0, length);
+        aggregate.append(Segment::Host(bytes), 0, length);
         aggregate
     }
 
@@ -55,8 +86,9 @@ impl Aggregate {
     }
 
     /// The slices, in order.
-    pub fn slices(&self) -> impl ExactSizeIterator<Item = &Slice> {
-        self.slices.iter()
+    #[must_use]
+    pub fn slices(&self) -> Slices<'_> {
+        Slices { first: self.first.as_ref(), others: self.others.iter() }
     }
 
     /// Adds part of a segment at the end; neighbours of the same segment become one slice.
@@ -65,14 +97,18 @@ impl Aggregate {
             return;
         }
         self.length += length;
-        if let Some(last) = self.slices.back_mut()
+        if let Some(last) = self.others.back_mut().or(self.first.as_mut())
             && last.segment.same(&segment)
             && last.offset + last.length == offset
         {
             last.length += length;
             return;
         }
-        self.slices.push_back(Slice { segment, offset, length });
+        let slice = Slice { segment, offset, length };
+        match self.first {
+            None => self.first = Some(slice),
+            Some(_) => self.others.push_back(slice),
+        }
     }
 
     /// Adds part of a segment at the front: how a header goes before its data.
@@ -81,12 +117,14 @@ impl Aggregate {
             return;
         }
         self.length += length;
-        self.slices.push_front(Slice { segment, offset, length });
+        if let Some(second) = self.first.replace(Slice { segment, offset, length }) {
+            self.others.push_front(second);
+        }
     }
 
     /// Adds all slices of `other` at the end.
     pub fn concatenate(&mut self, other: Self) {
-        for slice in other.slices {
+        for slice in other.first.into_iter().chain(other.others) {
             self.append(slice.segment, slice.offset, slice.length);
         }
     }
@@ -97,9 +135,10 @@ impl Aggregate {
         let mut head = Self::new();
         while head.length < count {
             let missing = count - head.length;
-            let Some(first) = self.slices.front_mut() else { break };
+            let Some(first) = self.first.as_mut() else { break };
             if first.length <= missing {
-                let slice = self.slices.pop_front().expect("front was just seen");
+                let next = self.others.pop_front();
+                let slice = std::mem::replace(&mut self.first, next).expect("it was just seen");
                 self.length -= slice.length;
                 head.append(slice.segment, slice.offset, slice.length);
             } else {
@@ -123,7 +162,7 @@ impl Aggregate {
     /// Reading a file segment failed, or the file ends before the slice does (`UnexpectedEof`).
     pub fn copy_to(&self, target: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
-        for slice in &self.slices {
+        for slice in self.slices() {
             if done == target.len() {
                 break;
             }

@@ -13,7 +13,7 @@ mod process;
 mod segment;
 mod shared;
 
-pub use aggregate::{Aggregate, Slice};
+pub use aggregate::{Aggregate, Slice, Slices};
 pub use lending::{Lending, Loan};
 pub use pool::{Pool, PoolBuffer};
 pub use process::{Region, read_process};

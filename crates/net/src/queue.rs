@@ -3,6 +3,7 @@
 use crate::in_place::InPlace;
 use crate::socket::Piece;
 use crate::{Counters, Link};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
@@ -197,7 +198,7 @@ impl SendQueue {
     }
 
     fn send_memory(&self, link: &Link, counters: &Counters) -> io::Result<u64> {
-        let mut pieces: Vec<Piece> = Vec::with_capacity(PIECES);
+        let mut pieces: SmallVec<[Piece; 8]> = SmallVec::new();
         let mut more = false;
         'messages: for message in &self.messages {
             for slice in message.rest.slices() {

@@ -226,8 +226,11 @@ impl Core {
             for event in events.drain(..) {
                 self.event(event, &mut scratch);
             }
-            for index in self.shm_lanes.clone() {
+            let mut place = 0;
+            while let Some(index) = self.shm_lanes.get(place).copied() {
                 self.receive(index, &mut scratch);
+                // It may have been closed, and is no more in the list then.
+                place += usize::from(self.shm_lanes.get(place) == Some(&index));
             }
             for index in std::mem::take(&mut self.resumable) {
                 self.resume(index, &mut scratch);
@@ -587,7 +590,7 @@ impl Core {
             data = Aggregate::new();
         }
         let bytes = send_reply(lane, header, &results, data, is_read);
-        served.session.slots.answer(slot, &bytes, remember);
+        served.session.slots.answer(slot, remember.then_some(bytes));
         self.dirty.extend(index);
     }
 
@@ -623,9 +626,12 @@ impl Core {
     }
 
     pub(crate) fn flush_dirty(&mut self) {
-        for index in std::mem::take(&mut self.dirty) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        for index in dirty.drain(..) {
             self.flush(index);
         }
+        let more = std::mem::replace(&mut self.dirty, dirty);
+        self.dirty.extend(more);
     }
 
     fn flush(&mut self, index: usize) {

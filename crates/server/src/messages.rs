@@ -14,14 +14,14 @@ fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
     data.len() <= limit as u64 && !file
 }
 
-/// Queues a reply on a lane; returns the bytes of header and results for the slot's memory.
+/// Queues a reply on a lane; returns header and results for the slot's memory.
 pub(crate) fn send_reply(
     lane: Option<&mut Lane>,
     mut header: Header,
     results: &[u8],
     mut data: Aggregate,
     is_read: bool,
-) -> Vec<u8> {
+) -> Arc<Vec<u8>> {
     let mut fragments = Vec::new();
     let mut offset = 0;
     while !fits_reply(&data, is_read) {
@@ -36,8 +36,7 @@ pub(crate) fn send_reply(
         header.offset = offset;
     }
     header.payload_bytes = data.len() as u32;
-    let mut bytes = header.to_bytes().to_vec();
-    bytes.extend_from_slice(results);
+    let bytes = Arc::new([&header.to_bytes()[..], results].concat());
     let Some(lane) = lane else { return bytes };
     for (head, mut fragment) in fragments {
         let head = head.to_bytes().to_vec();
@@ -45,7 +44,7 @@ pub(crate) fn send_reply(
         fragment.prepend(Segment::Host(Arc::new(head)), 0, length);
         lane.out.push(fragment, header.slot, header.sequence);
     }
-    let mut message = Aggregate::from_vec(bytes.clone());
+    let mut message = Aggregate::from_shared(bytes.clone());
     message.concatenate(data);
     lane.out.push(message, header.slot, header.sequence);
     bytes

@@ -65,7 +65,8 @@ impl Serving<'_> {
                     self.core.disk_grants.push_back((session, header.slot));
                 }
             }
-            Arrival::Replay(mut reply) => {
+            Arrival::Replay(reply) => {
+                let mut reply = (*reply).clone();
                 self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
                 reply[1] |= reply_flag::REPLAYED;
                 if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {

@@ -220,6 +220,7 @@ impl Compound {
                 Err(errno) => self.fail(errno),
             }
         };
+        drop(requests);
         self.body = body;
         step
     }

@@ -234,9 +234,9 @@ impl Record {
             0 => None,
             _ => Some(Intent::of_words(&std::array::from_fn(|i| long(INTENT_AT + 8 * i)))?),
         };
-        let results = bytes[RESULTS_AT..length].to_vec();
+        let results = &bytes[RESULTS_AT..length];
         let lost = flags & flag::LOST != 0;
-        let replies = towline_wire::reply::parse_results(&results).ok()?;
+        let replies = towline_wire::reply::parse_results(results).ok()?;
         // A failure is a result too, but its operation is not done.
         let failed = matches!(replies.last(), Some(Reply::Failed { .. }));
         if !lost && replies.len() != usize::from(index) + usize::from(failed) {
@@ -251,7 +251,7 @@ impl Record {
             complete: flags & flag::COMPLETE != 0,
             lost,
             intent,
-            results,
+            results: results.to_vec(),
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Slots: which request each one carries, and the reply remembered for when it is asked again.
 
+use std::sync::Arc;
 use towline_wire::limits::{REPLAY_BYTES_MAX, SLOTS_MAX};
 use towline_wire::{Header, ProtocolError};
 
@@ -10,7 +11,7 @@ enum State {
     /// Being executed.
     Running,
     /// Answered; the reply's bytes where they have to be remembered.
-    Answered(Option<Vec<u8>>),
+    Answered(Option<Arc<Vec<u8>>>),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -37,7 +38,7 @@ pub enum Arrival {
     /// It is new (or harmless to repeat): execute it.
     Execute,
     /// It was executed: send this reply again.
-    Replay(Vec<u8>),
+    Replay(Arc<Vec<u8>>),
     /// It is being executed: its reply will come.
     Running,
 }
@@ -71,9 +72,10 @@ impl Slots {
         Ok(Arrival::Execute)
     }
 
-    /// Notes the reply of a slot's request; `remember` when repeating the request would differ.
-    pub fn answer(&mut self, slot: u16, reply: &[u8], remember: bool) {
-        let kept = (remember && reply.len() <= REPLAY_BYTES_MAX).then(|| reply.to_vec());
+    /// Notes that a slot's request was answered, with the reply if repeating the request would
+    /// yield another one.
+    pub fn answer(&mut self, slot: u16, reply: Option<Arc<Vec<u8>>>) {
+        let kept = reply.filter(|reply| reply.len() <= REPLAY_BYTES_MAX);
         self.0[usize::from(slot)].state = State::Answered(kept);
     }
 
@@ -99,10 +101,11 @@ mod tests {
         let mut slots = Slots::default();
         assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Execute));
         assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Running));
-        slots.answer(3, b"reply", true);
-        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Replay(b"reply".to_vec())));
+        let reply = Arc::new(b"reply".to_vec());
+        slots.answer(3, Some(reply.clone()));
+        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Replay(reply)));
         assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
-        slots.answer(3, b"listing", false);
+        slots.answer(3, None);
         assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
     }
 
@@ -111,7 +114,7 @@ mod tests {
         let mut slots = Slots::default();
         assert!(slots.arrive(&request(1)).is_ok());
         assert!(slots.arrive(&request(2)).is_err(), "the slot is busy");
-        slots.answer(3, b"", true);
+        slots.answer(3, Some(Arc::default()));
         assert!(slots.arrive(&request(3)).is_err());
         assert!(slots.arrive(&request(2)).is_ok());
     }

@@ -5,6 +5,7 @@
 use crate::attr::{Attr, StatFs};
 use crate::codec::{Field, ProtocolError, Reader, messages};
 use crate::limits::COMPOUND_OPS_MAX;
+use smallvec::SmallVec;
 
 messages! {
     /// Result of one operation.
@@ -108,9 +109,9 @@ messages! {
 /// # Errors
 /// An unknown tag, a cut field, more results than a compound has operations, or a result after
 /// a failure.
-pub fn parse_results(body: &[u8]) -> Result<Vec<Reply<'_>>, ProtocolError> {
+pub fn parse_results(body: &[u8]) -> Result<SmallVec<[Reply<'_>; 4]>, ProtocolError> {
     let mut reader = Reader::new(body);
-    let mut replies = Vec::with_capacity(4);
+    let mut replies: SmallVec<[Reply<'_>; 4]> = SmallVec::new();
     while !reader.is_empty() {
         if replies.len() == COMPOUND_OPS_MAX {
             return Err(reader.error("too many results in one reply"));

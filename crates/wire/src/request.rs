@@ -7,6 +7,7 @@
 use crate::attr::Timestamp;
 use crate::codec::{Field, ProtocolError, Reader, messages};
 use crate::limits::{COMPOUND_OPS_MAX, PATH_BYTES_MAX};
+use smallvec::SmallVec;
 
 /// Handle that stands for the file opened last in the same compound.
 pub const CURRENT: u64 = u64::MAX;
@@ -689,9 +690,9 @@ impl Request<'_> {
 /// # Errors
 /// A tag that is unknown, a field that is cut, a path longer than [`PATH_BYTES_MAX`] or with a
 /// zero byte, more operations than [`COMPOUND_OPS_MAX`], or none.
-pub fn parse_compound(body: &[u8]) -> Result<Vec<Request<'_>>, ProtocolError> {
+pub fn parse_compound(body: &[u8]) -> Result<SmallVec<[Request<'_>; 4]>, ProtocolError> {
     let mut reader = Reader::new(body);
-    let mut requests = Vec::with_capacity(4);
+    let mut requests = SmallVec::new();
     while !reader.is_empty() {
         if requests.len() == COMPOUND_OPS_MAX {
             return Err(reader.error("too many operations in one request"));
@@ -730,8 +731,13 @@ pub fn parse_disk_request(body: &[u8]) -> Result<Request<'_>, ProtocolError> {
 #[must_use]
 pub fn encode_compound(requests: &[Request<'_>]) -> Vec<u8> {
     let mut body = Vec::with_capacity(64 * requests.len());
-    for request in requests {
-        request.encode(&mut body);
-    }
+    append_compound(requests, &mut body);
     body
+}
+
+/// Appends operations, encoded as a request's body.
+pub fn append_compound(requests: &[Request<'_>], body: &mut Vec<u8>) {
+    for request in requests {
+        request.encode(body);
+    }
 }

@@ -42,7 +42,7 @@ proptest! {
             Request::Symlink { base, path: &path, target: &path },
         ];
         let body = encode_compound(&requests);
-        prop_assert_eq!(parse_compound(&body).unwrap(), requests.to_vec());
+        prop_assert_eq!(&parse_compound(&body).unwrap()[..], &requests[..]);
     }
 
     #[test]
@@ -51,7 +51,7 @@ proptest! {
         let replies = [Reply::Opened { handle, attr }, Reply::Bytes { value: &value }, Reply::Failed { errno: 2 }];
         let mut body = Vec::new();
         replies.iter().for_each(|reply| reply.encode(&mut body));
-        prop_assert_eq!(parse_results(&body).unwrap(), replies.to_vec());
+        prop_assert_eq!(&parse_results(&body).unwrap()[..], &replies[..]);
     }
 
     #[test]

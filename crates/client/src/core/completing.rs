@@ -99,14 +99,14 @@ impl Sink for Completing<'_> {
                     let Some(borrowed) = self.borrow(&mut state, header, body)? else {
                         return Ok(());
                     };
-                    let results = body[..header.offset as usize].to_vec();
+                    let results = body[..header.offset as usize].into();
                     let payload = borrowed.len();
                     let (landed, checksums) = (payload as u64, Vec::new());
                     Outcome { results, payload, landed, checksums, borrowed: Some(borrowed) }
                 } else {
                     slot.land(header, u64::from(header.payload_bytes));
                     let (landed, checksums) = (slot.landed, std::mem::take(&mut slot.checksums));
-                    let (results, payload) = (body.to_vec(), received);
+                    let (results, payload) = (body.into(), received);
                     Outcome { results, payload, landed, checksums, borrowed: None }
                 };
                 let slot = &mut state.slots[number];

@@ -147,7 +147,7 @@ fn after_restart(
     if let [Request::Close { .. } | Request::DiskClose { .. }] = requests[..] {
         let mut results = Vec::new();
         Reply::Done {}.encode(&mut results);
-        return Some(Ok(Outcome { results, ..Outcome::default() }));
+        return Some(Ok(Outcome { results: results.into(), ..Outcome::default() }));
     }
     if let Some(error) = requests.first().and_then(|request| disks.failure(request)) {
         return Some(Err(error));

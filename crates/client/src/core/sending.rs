@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use towline_wire::header::request_flag;
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, TRANSFER_BYTES_MAX};
-use towline_wire::request::encode_compound;
+use towline_wire::request::append_compound;
 use towline_wire::{Errno, Header, Kind, Request};
 
 impl Core {
@@ -67,9 +67,7 @@ impl Core {
         slot.sequence = slot.sequence.wrapping_add(1);
         slot.stamps = Stamps::of(slot.sequence);
         let inline = source.len() <= INLINE_BYTES_MAX;
-        let body = encode_compound(requests);
         let mut header = Header::new(Kind::Request, number, slot.sequence);
-        header.body_bytes = body.len() as u32;
         (header.word_a, header.word_b) = self.identity;
         if state.memories.is_some() {
             header.flags = request_flag::BORROWS;
@@ -79,14 +77,20 @@ impl Core {
         } else {
             header.offset = source.len() as u64;
         }
-        let mut message =
-            Vec::with_capacity(HEADER_BYTES + body.len() + header.payload_bytes as usize);
-        message.extend_from_slice(&header.to_bytes());
-        message.extend_from_slice(&body);
-        if inline {
-            message.extend_from_slice(shared(source.bytes()));
+        // The memory of the slot's last message is used again, if that has left.
+        if Arc::get_mut(&mut slot.message).is_none() {
+            slot.message = Arc::default();
         }
-        slot.message = Arc::new(message);
+        if let Some(message) = Arc::get_mut(&mut slot.message) {
+            message.clear();
+            message.resize(HEADER_BYTES, 0);
+            append_compound(requests, message);
+            header.body_bytes = (message.len() - HEADER_BYTES) as u32;
+            message[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+            if inline {
+                message.extend_from_slice(shared(source.bytes()));
+            }
+        }
         slot.sending = 0;
         slot.source = source;
         slot.target = target;

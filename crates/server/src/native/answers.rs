@@ -105,7 +105,7 @@ impl Core {
         let Tag { session, slot, sequence, .. } = tag;
         let Some(served) = self.sessions.get_mut(&session) else { return };
         let Some(under) = served.disks.take(slot, sequence) else { return };
-        served.session.slots.answer(slot, &[], false);
+        served.session.slots.answer(slot, None);
         let index = served.lane.map(|lane| lane as usize);
         let mut results = Vec::with_capacity(16);
         Reply::Read { length: data.len() as u32, errno: 0 }.encode(&mut results);
@@ -196,13 +196,12 @@ impl Core {
         header.body_bytes = results.len() as u32;
         header.word_a = self.shared.boot_epoch;
         header.word_b = u32::try_from(elapsed_ns(arrived)).unwrap_or(u32::MAX);
-        let mut bytes = header.to_bytes().to_vec();
-        bytes.extend_from_slice(&results);
-        served.session.slots.answer(slot, &bytes, remember);
+        let bytes = Arc::new([&header.to_bytes()[..], &results].concat());
+        served.session.slots.answer(slot, remember.then(|| bytes.clone()));
         // The answer to a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);
         if let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) {
-            lane.out.push(Aggregate::from_vec(bytes), slot, sequence);
+            lane.out.push(Aggregate::from_shared(bytes), slot, sequence);
             self.dirty.extend(index);
         }
     }

@@ -139,7 +139,7 @@ impl Core {
             let Some(under) = place else { continue };
             match &mut under.kind {
                 Kind::Read(_) => {
-                    served.session.slots.answer(slot as u16, &[], false);
+                    served.session.slots.answer(slot as u16, None);
                     *place = None;
                 }
                 Kind::Write(Writing { key, grants, granted, filled, inline: None, .. }) => {

@@ -261,7 +261,7 @@ impl Core {
                 self.statistics.record(arrived.body[0], stages);
                 let Header { slot, sequence, .. } = *arrived.header;
                 if let Some(served) = self.sessions.get_mut(&arrived.session) {
-                    served.session.slots.answer(slot, &[], false);
+                    served.session.slots.answer(slot, None);
                 }
                 if let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) {
                     lane.out.push(Aggregate::from_vec(message), slot, sequence);

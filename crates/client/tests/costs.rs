@@ -1,0 +1,93 @@
+//! What a request costs that can be counted: allocations on either side. Not a measure of time.
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+use towline_client::{Client, Options};
+use towline_server::EngineWish;
+
+/// Counts what the thread of the client and what all other threads ask for.
+struct Counting;
+
+static OTHERS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static CLIENT: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+fn count() {
+    CLIENT.with(|client| match client.get() {
+        Some(count) => client.set(Some(count + 1)),
+        None => drop(OTHERS.fetch_add(1, Ordering::Relaxed)),
+    });
+}
+
+// SAFETY: everything is passed on to the system's allocator, with the same arguments.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        count();
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(at, layout, bytes) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const ROUNDS: u64 = 1000;
+
+/// Allocations of the client and of the server for each of many calls, rounded down: whatever else
+/// the process does now and then is no part of it.
+fn each(mut call: impl FnMut()) -> (u64, u64) {
+    for _ in 0..100 {
+        call();
+    }
+    let others = OTHERS.load(Ordering::Relaxed);
+    CLIENT.set(Some(0));
+    for _ in 0..ROUNDS {
+        call();
+    }
+    let own = CLIENT.replace(None).unwrap();
+    let others = OTHERS.load(Ordering::Relaxed) - others;
+    (own / ROUNDS, others / ROUNDS)
+}
+
+/// The figures stand in ARCHITECTURE.md. More than that has to be justified there.
+#[test]
+fn small_requests_allocate_little() {
+    let setup = common::setup(EngineWish::Automatic);
+    for transport in &setup.transports {
+        let client = Client::connect(transport, Options::default()).unwrap();
+        for (export, more) in [(&b"mem"[..], 0), (b"dir", 3)] {
+            let top = client.attach(export).unwrap();
+            let mut page = [7; 4096];
+            top.write_path(b"f", common::CREATE, 0o600, &page).unwrap();
+            let file = top.open(b"f", 0, 0).unwrap();
+            let stat = each(|| assert_eq!(top.stat_path(b"f", true).unwrap().size, 4096));
+            let read = each(|| assert_eq!(file.read_at(&mut page, 0).unwrap(), 4096));
+            let whole = each(|| assert_eq!(top.read_path(b"f", &mut page).unwrap(), 4096));
+            let seen = [("stat", stat, 5), ("read", read, 7), ("open, read, close", whole, 8)];
+            let export = export.escape_ascii();
+            eprintln!("{export} over {transport:?}: {seen:?}");
+            for (name, (client, server), most) in seen {
+                assert!(client == 0, "{export}, {name}: the client allocates {client} times");
+                assert!(server <= most + more, "{export}, {name}: the server, {server} times");
+            }
+        }
+    }
+}
