@@ -1,5 +1,5 @@
 # Each target does all its own set-up on a Debian machine with the Rust toolchain.
-.PHONY: demo test test-long test-vm check build fuzz bench goals install
+.PHONY: demo test test-long test-vm check build fuzz bench goals conformance install
 
 demo: ## build, then a guided tour with real timings
 	cargo run --release --quiet --bin towline -- demo
@@ -12,6 +12,9 @@ test-long: ## some hundred times as many random sequences and cuts, then a minut
 
 test-vm: ## attached disks in a virtual machine, see tests/vm/run
 	sh tests/vm/run
+
+conformance: ## pjdfstest and fsx on a remote directory under `towline run`; needs root
+	sh tests/conformance
 
 build:
 	cargo build --release

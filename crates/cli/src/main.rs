@@ -3,7 +3,7 @@
 //! Every command is a module with its `Args` and a `run` that gives the exit status: 0 when all
 //! went well, 1 when an operation failed, 2 for a wrong command line. An error about one argument
 //! is printed as `towline: COMMAND: OBJECT: MESSAGE` and the others are still worked on.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod attach;
 mod bench;

@@ -107,6 +107,12 @@ impl Client {
         self.core.times()
     }
 
+    /// Later requests are made on behalf of this user and group, as far as the server lets clients
+    /// choose; at first they are those of the process.
+    pub fn act_as(&self, user: u32, group: u32) {
+        self.core.act_as(user, group);
+    }
+
     /// Receives what has come, without waiting, and completes what it completes. For programs that
     /// wait for [`Client::fd`] in an event loop of their own.
     pub fn progress(&self) {
@@ -122,7 +128,7 @@ impl Client {
     pub fn fd(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         let link = self.core.link();
         let fd = link.fd().ok_or(std::io::ErrorKind::Unsupported)?;
-        fd.try_clone_to_owned()
+        Ok(rustix::io::fcntl_dupfd_cloexec(fd, self.core.descriptor_min())?)
     }
 
     /// Runs `work` with an open file of this family whose handle is known, and the `flags` it was

@@ -24,7 +24,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 use towline_net::{Counters, Input, Link};
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
@@ -256,7 +256,8 @@ pub(crate) struct Core {
     transport: Transport,
     options: Options,
     client: u64,
-    identity: (u32, u32),
+    /// User and group that requests name.
+    identity: [AtomicU32; 2],
     pub(crate) state: Mutex<State>,
     /// Held while sending, so that messages stay whole. Locked before the state, never after it.
     out: Mutex<VecDeque<Out>>,
@@ -323,7 +324,10 @@ impl Core {
             transport: transport.clone(),
             options,
             client,
-            identity: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+            identity: [
+                AtomicU32::new(rustix::process::geteuid().as_raw()),
+                AtomicU32::new(rustix::process::getegid().as_raw()),
+            ],
             state: Mutex::new(state),
             out: Mutex::default(),
             receiving: Mutex::new(Receiving {
@@ -468,6 +472,21 @@ impl Core {
     /// The descriptor that becomes readable when there is something to receive.
     pub(crate) fn link(&self) -> Arc<Link> {
         self.state.lock().link.clone()
+    }
+
+    fn identity(&self) -> (u32, u32) {
+        let [user, group] = &self.identity;
+        (user.load(Ordering::Relaxed), group.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn act_as(&self, user: u32, group: u32) {
+        self.identity[0].store(user, Ordering::Relaxed);
+        self.identity[1].store(group, Ordering::Relaxed);
+    }
+
+    /// Least number of its descriptors.
+    pub(crate) fn descriptor_min(&self) -> i32 {
+        self.options.descriptor_min
     }
 
     /// Where the time of its requests went so far.

@@ -357,6 +357,19 @@ impl File {
         Ok(())
     }
 
+    /// [`File::lock`] that waits, to be completed later; [`Operation::cancel`] gives it up. It is
+    /// not taken again after a restart of the server unless it is asked for once more by `lock`.
+    ///
+    /// # Errors
+    /// As `lock`.
+    pub fn start_lock(&self, lock: &Lock) -> Result<Operation<()>, Error> {
+        let Lock { family, kind, owner, start, length } = *lock;
+        let handle = self.handle;
+        let request = Request::Lock { handle, owner, family, kind, wait: 1, start, length };
+        let convert = |outcome: crate::core::Outcome, _| done(outcome.single()?);
+        self.core.start(&[request], Vec::new(), Vec::new(), convert)
+    }
+
     /// `fcntl` F_GETLK: the lock in the way, if there is one.
     ///
     /// # Errors

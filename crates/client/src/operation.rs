@@ -40,6 +40,14 @@ impl<T> Operation<T> {
         let finished = self.core.wait(&slot);
         self.convert(finished)
     }
+
+    /// Asks the server to give up a lock that is waited for. The operation then ends with `EINTR`,
+    /// or as it would have, if it was faster.
+    pub fn cancel(&self) {
+        if let Some(slot) = &self.slot {
+            self.core.cancel(slot);
+        }
+    }
 }
 
 impl<T: Unpin> Future for Operation<T> {

@@ -35,6 +35,10 @@ pub const COUNTED_MAX: usize = 512;
 pub const WORKING: &str = "cwd";
 /// Folder of the memory that stands for files mapped shared.
 pub const MAPPINGS: &str = "m";
+/// Folder of local copies of remote programs and libraries, by mount and path.
+pub const PROGRAMS: &str = "x";
+/// Folder of the sockets that stand for those bound to remote names.
+pub const SOCKETS: &str = "s";
 /// The mapped file.
 pub const STATE: &str = "state";
 /// Open file descriptions of one run.

@@ -140,7 +140,12 @@ struct Head {
     passed: AtomicU64,
     /// Bit set: taken.
     used: [AtomicU64; WORDS],
+    /// Processes with locks of their own that are about to execute a program; zero: free.
+    executing: [AtomicU32; EXECUTING],
 }
+
+/// Most processes with locks that execute a program at the same time.
+const EXECUTING: usize = 128;
 
 const CONFIG_AT: usize = size_of::<Head>();
 const _: () = assert!(CONFIG_AT < HEAD_BYTES / 2);
@@ -325,6 +330,25 @@ impl State {
         &self.head().passed
     }
 
+    /// Notes that a process has locks and is about to execute a program. False: there is no room.
+    #[must_use]
+    pub fn executes(&self, process: u32) -> bool {
+        let free = |place: &AtomicU32| {
+            place.load(Ordering::Relaxed) == process
+                || place.compare_exchange(0, process, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        self.head().executing.iter().any(free)
+    }
+
+    /// Takes such a note back. True: there was one.
+    #[must_use]
+    pub fn executed(&self, process: u32) -> bool {
+        let found = |place: &AtomicU32| {
+            place.compare_exchange(process, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        self.head().executing.iter().any(found)
+    }
+
     /// True while `towline run` learns of closed placeholders and gives entries back.
     #[must_use]
     pub fn is_kept(&self) -> bool {
@@ -395,5 +419,7 @@ mod tests {
         let again: Vec<usize> = (0..200).map(|_| first.take().unwrap()).collect();
         assert!(again.contains(&taken[3]));
         assert!(second.entry(ENTRIES).is_none());
+        assert!(first.executes(77) && first.executes(77) && first.executes(78));
+        assert!(second.executed(77) && !first.executed(77) && !first.executed(79));
     }
 }

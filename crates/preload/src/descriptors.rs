@@ -2,7 +2,7 @@
 
 use crate::guard::{checked, is_inside, system_call};
 use crate::{guard, remote, start};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use towline_instance::notes::Note;
 use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, State, Taken};
 
@@ -180,11 +180,24 @@ pub(crate) fn forget(fd: i32) {
     let was = COUNTS[open.number].fetch_sub(1, Ordering::AcqRel);
     let _ = guard::inside(|| {
         remote::drop_process_locks(open);
-        if was == 1 && open.entry.shared.load(Ordering::Relaxed) == 0 {
-            close_last(open);
+        if was == 1 {
+            if open.entry.shared.load(Ordering::Relaxed) == 0 {
+                close_last(open);
+            } else {
+                LEFT.store(true, Ordering::Relaxed);
+            }
         }
         Ok(())
     });
+}
+
+/// Set when this process has closed its last descriptor of a file that it shared: whether that was
+/// the last of all the keeper finds out, some moments later.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// Takes that note back.
+pub(crate) fn has_left() -> bool {
+    LEFT.swap(false, Ordering::Relaxed)
 }
 
 /// This process held the only descriptors of a file, and has closed the last one.

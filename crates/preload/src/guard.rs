@@ -2,7 +2,8 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
@@ -52,8 +53,11 @@ pub(crate) fn set_armed(armed: bool) {
 /// may call us. The others keep their effect, so that a program that waits can be ended.
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 
+/// Those of them that end a call that waits, as they were set without `SA_RESTART`.
+static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
+
 /// Notes that a signal got a handler, or lost it.
-pub(crate) fn handled(signal: i32, has_handler: bool) {
+pub(crate) fn handled(signal: i32, has_handler: bool, interrupts: bool) {
     // Those that a fault of the program raises cannot wait.
     const FAULTS: [i32; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
@@ -61,11 +65,42 @@ pub(crate) fn handled(signal: i32, has_handler: bool) {
         return;
     }
     let bit = 1 << (signal - 1);
-    if has_handler {
-        HANDLED.fetch_or(bit, Ordering::Relaxed);
-    } else {
-        HANDLED.fetch_and(!bit, Ordering::Relaxed);
-    }
+    let set = |word: &AtomicU64, on: bool| match on {
+        true => word.fetch_or(bit, Ordering::Relaxed),
+        false => word.fetch_and(!bit, Ordering::Relaxed),
+    };
+    set(&INTERRUPTING, has_handler && interrupts);
+    set(&HANDLED, has_handler);
+}
+
+/// Waits until `ready` gives a value; as long as it has none it gives a descriptor instead, which
+/// becomes readable when it is to be asked again. Handlers of signals run meanwhile. A signal that
+/// comes between the asking and the waiting ends the waiting, too.
+///
+/// # Errors
+/// `EINTR` when a handler ran that ends calls; that of `ready`.
+pub(crate) fn wait_readable<T>(
+    mut ready: impl FnMut() -> Result<Result<T, i32>, i32>,
+) -> Result<T, i32> {
+    let before = mask(libc::SIG_BLOCK, HANDLED.load(Ordering::Relaxed));
+    let before = crate::trap::masks::without(before);
+    let result = loop {
+        let fd = match ready() {
+            Ok(Ok(value)) => break Ok(value),
+            Err(error) => break Err(error),
+            Ok(Err(fd)) => fd,
+        };
+        let mut wait = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let arguments = [&raw mut wait as usize, 1, 0, &raw const before as usize, 8, 0];
+        // SAFETY: both structures outlive the call; the set is 8 bytes as the kernel's are.
+        let waited = unsafe { checked(libc::SYS_ppoll, arguments) };
+        // Which handler ran is not known; where all of them restart calls, this one goes on.
+        if waited == Err(libc::EINTR) && INTERRUPTING.load(Ordering::Relaxed) != 0 {
+            break Err(libc::EINTR);
+        }
+    };
+    mask(libc::SIG_SETMASK, before);
+    result
 }
 
 /// Signals that have a handler.
@@ -118,6 +153,52 @@ pub(crate) fn finish<T: Failed>(result: Result<T, i32>) -> T {
     })
 }
 
+/// Threads inside our own code, and whether one of them is about to fork.
+static GATE: AtomicU32 = AtomicU32::new(0);
+const FORKING: u32 = 1 << 31;
+/// Mask of signals of the thread that forks, from before.
+static FORKING_MASK: AtomicU64 = AtomicU64::new(0);
+/// How long a fork waits for other threads to come out: one that waits for a server that is gone
+/// would hold it up for long.
+const FORK_WAIT: Duration = Duration::from_secs(5);
+
+fn pause() {
+    let time = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
+    // SAFETY: the structure outlives the call; nothing is written back.
+    unsafe { system_call(libc::SYS_nanosleep, [&raw const time as usize, 0, 0, 0, 0, 0]) };
+}
+
+fn enter() {
+    while GATE.fetch_add(1, Ordering::Acquire) & FORKING != 0 {
+        GATE.fetch_sub(1, Ordering::Release);
+        while GATE.load(Ordering::Relaxed) & FORKING != 0 {
+            pause();
+        }
+    }
+}
+
+/// Waits until no other thread is inside: the child would find its locks taken for ever.
+pub(crate) fn before_fork() {
+    FORKING_MASK.store(mask(libc::SIG_BLOCK, HANDLED.load(Ordering::Relaxed)), Ordering::Relaxed);
+    GATE.fetch_or(FORKING, Ordering::AcqRel);
+    let own = u32::from(is_inside());
+    let start = Instant::now();
+    while GATE.load(Ordering::Acquire) & !FORKING > own && start.elapsed() < FORK_WAIT {
+        pause();
+    }
+}
+
+/// In the parent, and in the child, which has one thread.
+pub(crate) fn after_fork(is_child: bool) {
+    if is_child {
+        GATE.store(u32::from(is_inside()), Ordering::Release);
+    } else {
+        GATE.fetch_and(!FORKING, Ordering::AcqRel);
+    }
+    let before = FORKING_MASK.load(Ordering::Relaxed);
+    mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
+}
+
 /// Runs our own code: signals with handlers wait, panics become `EIO`, errno stays as it was.
 pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
     let errno = errno();
@@ -125,7 +206,13 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
     let before = (handled != 0).then(|| mask(libc::SIG_BLOCK, handled));
     let outer = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true);
     net_up();
+    if !outer {
+        enter();
+    }
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or(Err(libc::EIO));
+    if !outer {
+        GATE.fetch_sub(1, Ordering::Release);
+    }
     let _ = INSIDE.try_with(|inside| inside.set(outer));
     net_down();
     if let Some(before) = before {

@@ -9,9 +9,11 @@
 
 mod alloc;
 mod descriptors;
+mod elf;
 mod guard;
 mod hooks;
 mod known;
+mod mirror;
 mod opened;
 mod place;
 mod process;
@@ -21,6 +23,7 @@ mod start;
 mod stdio;
 mod table;
 mod trap;
+mod variadic;
 mod working;
 
 #[global_allocator]

@@ -30,10 +30,33 @@ impl At {
 
     /// Handle of the directory it is relative to.
     pub(crate) fn base(&self) -> Result<u64, i32> {
+        // The server takes the root of the export for the end, not that of a directory in it.
+        if self.climbs_out() {
+            return Err(libc::EXDEV);
+        }
         Ok(match self.directory {
             Some(open) => open.entry.handle.load(Ordering::Relaxed),
             None => start::mounts().get(self.mount).ok_or(libc::EIO)?.mount.handle,
         })
+    }
+
+    /// True when `..` in the path, taken by its letters, leads above a prefix that is not the root of
+    /// its export.
+    fn climbs_out(&self) -> bool {
+        if !self.path.windows(2).any(|two| two == b"..") {
+            return false;
+        }
+        let target = start::mounts().get(self.mount);
+        let mut depth = 0i32;
+        target.is_some_and(|target| !target.url.path.is_empty())
+            && self.below().split(|b| *b == b'/').any(|name| {
+                depth += match name {
+                    b"" | b"." => 0,
+                    b".." => -1,
+                    _ => 1,
+                };
+                depth < 0
+            })
     }
 
     /// The path from the prefix.
@@ -60,6 +83,9 @@ fn join(first: &[u8], second: &[u8]) -> Vec<u8> {
     if first.is_empty() || first == b"." {
         return second.to_vec();
     }
+    if second.is_empty() {
+        return first.to_vec();
+    }
     let mut path = first.to_vec();
     path.push(b'/');
     path.extend_from_slice(second);
@@ -72,17 +98,23 @@ fn join(first: &[u8], second: &[u8]) -> Vec<u8> {
 /// `path` is null or ends with a zero byte.
 #[inline]
 pub(crate) unsafe fn find(directory: i32, path: *const c_char) -> Option<At> {
-    if start::mounts().is_empty() || path.is_null() || guard::is_inside() {
+    if start::mounts().is_empty() || !is_address(path) || guard::is_inside() {
         return None;
     }
     // SAFETY: as the caller says.
     let text = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if !may_be_remote(directory, text) {
+    // The kernel says of longer ones what it says of any.
+    if !may_be_remote(directory, text) || text.len() >= libc::PATH_MAX as usize {
         return None;
     }
     // From here on memory is taken, which a signal handler must not find half done.
     // SAFETY: as the caller says.
     guard::inside(|| unsafe { search(directory, path) }.ok_or(libc::ENOENT)).ok()
+}
+
+/// False for an address that no program can have memory at: the kernel then says `EFAULT`.
+pub(crate) fn is_address(path: *const c_char) -> bool {
+    (4096..isize::MAX as usize).contains(&(path as usize))
 }
 
 /// False for nearly all local paths, without taking memory.
@@ -98,6 +130,52 @@ fn may_be_remote(directory: i32, path: &[u8]) -> bool {
         }
         Some(_) => working::is_remote() || working::is_above() || path.starts_with(b".."),
     }
+}
+
+/// What a path leads to that goes through the name of a descriptor, as `/proc/self/fd/N` and
+/// `/dev/fd/N/NAME`.
+///
+/// # Safety
+/// `path` is null or ends with a zero byte.
+pub(crate) unsafe fn through_descriptor(path: *const c_char, follow: bool) -> Option<At> {
+    if start::mounts().is_empty() || !is_address(path) || guard::is_inside() {
+        return None;
+    }
+    // SAFETY: as the caller says.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    if !path.starts_with(b"/dev/") && !path.starts_with(b"/proc/") {
+        return None;
+    }
+    guard::inside(|| {
+        let (fd, rest) = numbered(path).ok_or(libc::ENOENT)?;
+        let open = descriptors::find(fd).ok_or(libc::ENOENT)?;
+        // Without following, the name itself is meant.
+        if rest.is_none() && !follow {
+            return Err(libc::ENOENT);
+        }
+        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+        let rest = rest.unwrap_or_default();
+        let start = rest.iter().position(|b| *b != b'/').unwrap_or(rest.len());
+        Ok(At { mount, directory: Some(open), path: rest[start..].to_vec() })
+    })
+    .ok()
+}
+
+/// The number in the name of a descriptor, and what follows it.
+fn numbered(path: &[u8]) -> Option<(i32, Option<&[u8]>)> {
+    match path {
+        b"/dev/stdin" => return Some((0, None)),
+        b"/dev/stdout" => return Some((1, None)),
+        b"/dev/stderr" => return Some((2, None)),
+        _ => {}
+    }
+    let own = format!("/proc/{}/fd/", std::process::id());
+    let rest = [&b"/dev/fd/"[..], b"/proc/self/fd/", b"/proc/thread-self/fd/", own.as_bytes()]
+        .iter()
+        .find_map(|prefix| path.strip_prefix(*prefix))?;
+    let cut = rest.iter().position(|b| *b == b'/');
+    let number = std::str::from_utf8(&rest[..cut.unwrap_or(rest.len())]).ok()?.parse().ok()?;
+    Some((number, cut.map(|cut| &rest[cut + 1..])))
 }
 
 /// [`find`] of a path relative to the working directory, from inside of our own code.

@@ -8,7 +8,7 @@ use crate::start::{self, Target};
 use crate::{opened, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use towline_client::{Client, Error, File, Lock, Options};
+use towline_client::{Client, Error, File, Lock, Options, Transport};
 use towline_instance::MOUNTS_MAX;
 use towline_wire::Attr;
 use towline_wire::request::lock;
@@ -63,17 +63,61 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
         Some(session) => session.client.clone(),
         None => {
             std::panic::set_hook(Box::new(|_| {}));
-            let mut options = Options::default();
-            options.family = start::config().map_or(0, |config| config.family);
-            options.descriptor_min = descriptors::own_first();
-            options.changes = start::state().map(towline_instance::State::changes);
-            Client::connect(&target.url.transport, options).map_err(number)?
+            Client::connect(&target.url.transport, options()).map_err(number)?
         }
     };
+    let (user, group) = identity();
+    client.act_as(user, group);
     know(&client, mount, target);
     let session = Box::leak(Box::new(Session { process, client }));
     SESSIONS[mount].store(session, Ordering::Release);
     Ok(&session.client)
+}
+
+/// Effective user and group of this thread.
+fn identity() -> (u32, u32) {
+    // SAFETY: plain system calls.
+    unsafe {
+        let user = crate::guard::system_call(libc::SYS_geteuid, [0; 6]) as u32;
+        (user, crate::guard::system_call(libc::SYS_getegid, [0; 6]) as u32)
+    }
+}
+
+/// The process became another user or group.
+pub(crate) fn identity_changed() {
+    let (user, group) = identity();
+    let process = process::id();
+    for place in &SESSIONS {
+        // SAFETY: null or a leaked box.
+        if let Some(session) = unsafe { place.load(Ordering::Acquire).as_ref() }
+            && session.process == process
+        {
+            session.client.act_as(user, group);
+        }
+    }
+}
+
+/// A session for one request that waits long, over a socket: only those can be waited for together
+/// with signals.
+pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
+    let target = start::mounts().get(mount).ok_or(libc::EIO)?;
+    let transport = match &target.url.transport {
+        Transport::Shm(path) => Transport::Unix(path.clone()),
+        Transport::Nearest(host, port) => Transport::Tcp(host.clone(), *port),
+        other => other.clone(),
+    };
+    let client = Client::connect(&transport, options()).map_err(number)?;
+    let (user, group) = identity();
+    client.act_as(user, group);
+    Ok(client)
+}
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.family = start::config().map_or(0, |config| config.family);
+    options.descriptor_min = descriptors::own_first();
+    options.changes = start::state().map(towline_instance::State::changes);
+    options
 }
 
 /// Tells a new client what the process has open, so that it finds it again after a restart of the
@@ -229,8 +273,16 @@ pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i
     })
 }
 
+/// True for a descriptor that only names a file (`O_PATH`).
+pub(crate) fn is_path(open: Open) -> bool {
+    flags(open) & libc::O_PATH != 0
+}
+
 /// `lseek`.
 pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
+    if is_path(open) {
+        return Err(libc::EBADF);
+    }
     let entry = open.entry;
     let _lock = entry.lock();
     let at = match whence {
@@ -263,6 +315,33 @@ pub(crate) fn drop_process_locks(open: Open) {
         let all = Lock { family: lock::PROCESS, kind: lock::UNLOCK, owner, start: 0, length: 0 };
         // The file may have been opened in a way that it cannot be locked.
         let _ = with(open, |file| file.lock(&all, false));
+    }
+}
+
+/// This process is about to execute a program, which keeps its locks.
+pub(crate) fn will_execute() {
+    if HAS_PROCESS_LOCKS.load(Ordering::Relaxed)
+        && let Some(state) = start::state()
+    {
+        // Without room the locks end some seconds after the program has begun.
+        let _ = state.executes(process::id());
+    }
+}
+
+/// This process has just begun to execute a program: if it has locks, a session has to speak for it
+/// before the former one ends.
+pub(crate) fn has_executed() {
+    if start::state().is_none_or(|state| !state.executed(process::id())) {
+        return;
+    }
+    HAS_PROCESS_LOCKS.store(true, Ordering::Relaxed);
+    let (owner, kind) = (lock_owner(), lock::SHARED);
+    let probe = Lock { family: lock::PROCESS, kind, owner, start: 0, length: 1 };
+    for (_, open) in descriptors::all(0, u32::MAX) {
+        if !is_path(open) {
+            // What fails has no locks.
+            let _ = with(open, |file| file.test_lock(&probe));
+        }
     }
 }
 

@@ -99,6 +99,7 @@ extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const
         }
         working::inherit();
         descriptors::adopt_all();
+        remote::has_executed();
         // SAFETY: the lists that the program starts with.
         if working::is_remote() || unsafe { trap::is_mentioned([arguments, environment]) } {
             trap::arm();
@@ -120,15 +121,18 @@ extern "C" fn finish() {
 /// What has to be done before a fork, and after it in the parent and in the child.
 pub(crate) extern "C" fn before_fork() {
     descriptors::share();
+    guard::before_fork();
     crate::ALLOCATOR.lock();
 }
 
 pub(crate) extern "C" fn after_fork() {
     crate::ALLOCATOR.unlock();
+    guard::after_fork(false);
 }
 
 pub(crate) extern "C" fn in_child() {
     crate::ALLOCATOR.unlock();
+    guard::after_fork(true);
     crate::hooks::maps::disown();
     remote::disown();
     trap::arm_child();

@@ -5,8 +5,8 @@
 //! written with all that they may have: both calling conventions pass them alike.
 
 use crate::hooks::{
-    attributes, directories, exec, files, io, locks, maps, misc, names, numbers, status, streams,
-    trees, xattr,
+    aio, attributes, directories, exec, files, identity, io, locks, maps, misc, names, numbers,
+    sockets, spawn, status, streams, trees, walks, xattr,
 };
 use crate::trap::{masks, threads};
 use libc::{
@@ -96,6 +96,13 @@ fn look_up(at: &std::sync::atomic::AtomicPtr<c_void>, name: &str) -> *mut c_void
     }
     at.store(found, Ordering::Relaxed);
     found
+}
+
+/// libc's `dlopen`, which `variadic.rs` jumps to.
+pub(crate) fn real_dlopen() -> *const c_void {
+    static AT: std::sync::atomic::AtomicPtr<c_void> =
+        std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+    look_up(&AT, "dlopen\0")
 }
 
 extern "C" fn missing() -> isize {
@@ -255,6 +262,8 @@ hooks! {
     [scandir scandir64] (path: *const c_char, to: *mut *mut *mut dirent64, filter: Option<trees::Filter>, compare: Option<trees::Compare>) -> c_int => trees::scandir;
     [scandirat scandirat64] (at: c_int, path: *const c_char, to: *mut *mut *mut dirent64, filter: Option<trees::Filter>, compare: Option<trees::Compare>) -> c_int => trees::scandirat;
     [glob glob64] (pattern: *const c_char, flags: c_int, error: *mut c_void, to: *mut libc::glob64_t) -> c_int => trees::glob;
+    [ftw ftw64] (path: *const c_char, visit: *const c_void, room: c_int) -> c_int => walks::ftw;
+    [nftw nftw64] (path: *const c_char, visit: *const c_void, room: c_int, flags: c_int) -> c_int => walks::nftw;
     [getdents64] (fd: c_int, to: *mut c_void, room: size_t) -> ssize_t => directories::getdents64;
 
     // Streams
@@ -271,8 +280,29 @@ hooks! {
     [execvp] (path: *const c_char, arguments: *const *const c_char) -> c_int => exec::execvp;
     [execvpe] (path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::execvpe;
     [fexecve] (fd: c_int, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::fexecve;
-    [posix_spawn] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::posix_spawn;
-    [posix_spawnp] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::posix_spawnp;
+    [execveat] (at: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int => exec::execveat;
+    [posix_spawn] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => spawn::posix_spawn;
+    [posix_spawnp] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => spawn::posix_spawnp;
+    [_exit _Exit] (status: c_int) -> () => exec::end;
+    [setuid] (user: uid_t) -> c_int => identity::setuid;
+    [seteuid] (user: uid_t) -> c_int => identity::seteuid;
+    [setreuid] (user: uid_t, effective: uid_t) -> c_int => identity::setreuid;
+    [setresuid] (user: uid_t, effective: uid_t, saved: uid_t) -> c_int => identity::setresuid;
+    [setgid] (group: gid_t) -> c_int => identity::setgid;
+    [setegid] (group: gid_t) -> c_int => identity::setegid;
+    [setregid] (group: gid_t, effective: gid_t) -> c_int => identity::setregid;
+    [setresgid] (group: gid_t, effective: gid_t, saved: gid_t) -> c_int => identity::setresgid;
+
+    // Sockets
+    [bind] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::bind;
+    [connect] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::connect;
+
+    // Asynchronous I/O
+    [aio_read aio_read64] (block: *mut aio::Block) -> c_int => aio::aio_read;
+    [aio_write aio_write64] (block: *mut aio::Block) -> c_int => aio::aio_write;
+    [aio_fsync aio_fsync64] (how: c_int, block: *mut aio::Block) -> c_int => aio::aio_fsync;
+    [aio_cancel aio_cancel64] (fd: c_int, block: *mut aio::Block) -> c_int => aio::aio_cancel;
+    [lio_listio lio_listio64] (mode: c_int, list: *const *mut aio::Block, count: c_int, event: *mut libc::sigevent) -> c_int => aio::lio_listio;
 
     // The rest
     [sigaction] (signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int => misc::sigaction;

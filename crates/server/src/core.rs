@@ -533,8 +533,8 @@ impl Core {
                     }
                 }
                 Step::TestLock(file, owner, range) => {
-                    let conflict = self.shared.locks.lock().test(file, owner, &range);
-                    running.compound.tested(session, conflict);
+                    let tested = self.shared.locks.lock().test(session, file, owner, &range);
+                    running.compound.tested(owner.session, tested);
                     continue;
                 }
                 Step::ReleaseLocks(owner) => {

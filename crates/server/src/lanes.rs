@@ -15,7 +15,6 @@ use towline_mem::Aggregate;
 use towline_net::address::is_same_host;
 use towline_net::{Link, LinkKind};
 use towline_session::Session;
-use towline_session::locks::Owner;
 use towline_wire::hello::{VERSION, resumed, want};
 use towline_wire::limits::{CLIENT_STALL_SECONDS, FAMILY_LEASE_SECONDS, SESSION_LEASE_SECONDS};
 use towline_wire::{Errno, Hello, Welcome};
@@ -302,8 +301,7 @@ impl Core {
             self.end_disks(served.disks);
             // The last session of a family takes the locks of its open files along.
             let files = self.shared.families.leave(served.session.files);
-            let gone = |owner: &Owner| owner.session == id || Some(owner.session) == files;
-            let granted = self.shared.locks.lock().release(gone);
+            let granted = self.shared.locks.lock().leave(id, files);
             self.shared.notify(granted);
         }
     }

@@ -612,12 +612,17 @@ impl Compound {
         }
     }
 
-    /// Takes what [`Step::TestLock`] asked for; then run again.
-    pub fn tested(&mut self, session: u64, conflict: Option<(Owner, Range)>) {
+    /// Takes what [`Step::TestLock`] asked for; then run again. `family` owns the session's files:
+    /// a process of another one is not named.
+    pub fn tested(&mut self, family: u64, tested: Result<Option<(Owner, Range)>, Errno>) {
+        let conflict = match tested {
+            Ok(conflict) => conflict,
+            Err(errno) => return self.fail(errno),
+        };
         self.result(&match conflict {
             None => Reply::Conflict { kind: lock::UNLOCK, start: 0, length: 0, owner: 0 },
             Some((owner, range)) => {
-                let known = owner.session == session && owner.process;
+                let known = owner.session == family && owner.process;
                 let owner = if known { owner.id } else { 0 };
                 Reply::Conflict {
                     kind: range.kind,
@@ -654,11 +659,7 @@ impl Compound {
         let (device, inode) = opened.file.identity();
         Ok((
             (device, inode, family == lock::FLOCK),
-            Owner {
-                session: if process { context.session } else { context.files.owner },
-                id,
-                process,
-            },
+            Owner { session: context.files.owner, id, process },
             range,
         ))
     }

@@ -10,7 +10,8 @@ use towline_wire::request::lock;
 /// Who holds or wants a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    /// Session; of a lock of an open file, the owner of its table ([`crate::files::Files::owner`]).
+    /// The owner of the session's table of files ([`crate::files::Files::owner`]): the session, or
+    /// its family.
     pub session: u64,
     /// Process number for process locks, handle for the others.
     pub id: u64,
@@ -81,10 +82,16 @@ struct FileLocks {
     waiting: Vec<Waiter>,
 }
 
+/// Most processes that one session may speak for.
+const PROCESSES_MAX: usize = 1024;
+
 /// Every lock of a server.
 #[derive(Default)]
 pub struct Locks {
     files: HashMap<FileKey, FileLocks>,
+    /// Sessions that speak for a process: its locks go with the last of them. A process of a family
+    /// that executes a program goes on in another session.
+    processes: HashMap<Owner, Vec<u64>>,
 }
 
 /// Outcome of [`Locks::lock`].
@@ -100,8 +107,10 @@ impl Locks {
     /// Sets or releases a lock. With `wait`, a lock that is taken is waited for.
     ///
     /// # Errors
-    /// `EAGAIN` when taken and not to be waited for; `EDEADLK` when waiting would never end.
+    /// `EAGAIN` when taken and not to be waited for; `EDEADLK` when waiting would never end;
+    /// `ENOLCK` when the session speaks for too many processes.
     pub fn lock(&mut self, file: FileKey, waiter: Waiter, wait: bool) -> Result<Locked, Errno> {
+        self.speaks_for(waiter.session, waiter.owner)?;
         let locks = self.files.entry(file).or_default();
         if waiter.range.kind == lock::UNLOCK {
             locks.apply(waiter.owner, waiter.range);
@@ -125,10 +134,49 @@ impl Locks {
         Ok(Locked::Waiting)
     }
 
-    /// The first lock that is in the way of this one.
-    #[must_use]
-    pub fn test(&self, file: FileKey, owner: Owner, range: &Range) -> Option<(Owner, Range)> {
-        self.files.get(&file)?.conflict(owner, range)
+    /// The first lock that is in the way of this one. From then on `session` speaks for the
+    /// process that asks.
+    ///
+    /// # Errors
+    /// `ENOLCK` when it speaks for too many.
+    pub fn test(
+        &mut self,
+        session: u64,
+        file: FileKey,
+        owner: Owner,
+        range: &Range,
+    ) -> Result<Option<(Owner, Range)>, Errno> {
+        self.speaks_for(session, owner)?;
+        Ok(self.files.get(&file).and_then(|locks| locks.conflict(owner, range)))
+    }
+
+    fn speaks_for(&mut self, session: u64, owner: Owner) -> Result<(), Errno> {
+        if !owner.process || self.processes.get(&owner).is_some_and(|s| s.contains(&session)) {
+            return Ok(());
+        }
+        if self.processes.values().filter(|s| s.contains(&session)).count() >= PROCESSES_MAX {
+            return Err(Errno::ENOLCK);
+        }
+        self.processes.entry(owner).or_default().push(session);
+        Ok(())
+    }
+
+    /// A session ends: with it what its requests wait for, the locks of the processes that no other
+    /// session speaks for, and those of open files whose owner is `files`. Returns the waiters that
+    /// got their locks.
+    pub fn leave(&mut self, session: u64, files: Option<u64>) -> Vec<Waiter> {
+        let mut ended = Vec::new();
+        self.processes.retain(|owner, sessions| {
+            sessions.retain(|other| *other != session);
+            if sessions.is_empty() {
+                ended.push(*owner);
+            }
+            !sessions.is_empty()
+        });
+        for locks in self.files.values_mut() {
+            locks.waiting.retain(|waiter| waiter.session != session);
+        }
+        self.release(|owner| ended.contains(owner) || Some(owner.session) == files)
     }
 
     /// Releases everything of the owners that `gone` names, and forgets what they wait for; returns
@@ -283,8 +331,10 @@ mod tests {
         );
         assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 39, 1), false), Err(Errno::EAGAIN));
         assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 50, 0), false), Err(Errno::EAGAIN));
-        let (_, range) =
-            locks.test(FILE, owner(2), &Range::new(lock::SHARED, 60, 1).unwrap()).unwrap();
+        let (_, range) = locks
+            .test(1, FILE, owner(2), &Range::new(lock::SHARED, 60, 1).unwrap())
+            .unwrap()
+            .unwrap();
         assert_eq!((range.start, range.length()), (50, 50));
     }
 
@@ -301,5 +351,32 @@ mod tests {
         assert!(locks.cancel(1, 3, 1));
         assert!(locks.release(|o| *o == owner(2)).is_empty());
         assert!(locks.files.is_empty());
+    }
+
+    #[test]
+    fn a_process_keeps_its_locks_in_another_session() {
+        let mut locks = Locks::default();
+        let in_session = |session, id| Waiter { session, ..waiter(id, lock::EXCLUSIVE, 0, 10) };
+        locks.lock(FILE, in_session(1, 7), false).unwrap();
+        let range = Range::new(lock::EXCLUSIVE, 0, 1).unwrap();
+        assert_eq!(locks.test(2, FILE, owner(7), &range), Ok(None), "its own lock");
+        locks.leave(1, None);
+        assert_eq!(locks.lock(FILE, in_session(3, 8), false), Err(Errno::EAGAIN));
+        assert_eq!(locks.lock(FILE, in_session(3, 8), true), Ok(Locked::Waiting));
+        assert_eq!(locks.leave(2, None), vec![in_session(3, 8)], "nobody speaks for it any more");
+        assert!(locks.leave(3, None).is_empty());
+        assert!(locks.files.is_empty() && locks.processes.is_empty());
+    }
+
+    #[test]
+    fn a_session_cannot_speak_for_everybody() {
+        let mut locks = Locks::default();
+        let range = Range::new(lock::SHARED, 0, 1).unwrap();
+        for id in 0..PROCESSES_MAX as u64 {
+            locks.test(1, FILE, owner(id), &range).unwrap();
+        }
+        let more = owner(PROCESSES_MAX as u64);
+        assert_eq!(locks.test(1, FILE, more, &range), Err(Errno::ENOLCK));
+        assert_eq!(locks.test(2, FILE, more, &range), Ok(None));
     }
 }

@@ -5,7 +5,7 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use towline_instance::{MAPPINGS, PLACEHOLDERS, WORKING};
+use towline_instance::{MAPPINGS, PLACEHOLDERS, PROGRAMS, SOCKETS, WORKING};
 
 /// The library that is preloaded.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
@@ -24,7 +24,7 @@ impl RunDirectory {
             let path = parent.join(format!("run-{}-{number}", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {
-                    for name in [PLACEHOLDERS, WORKING, MAPPINGS] {
+                    for name in [PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS] {
                         DirBuilder::new().mode(0o700).create(path.join(name))?;
                     }
                     return Ok(Self(path));
@@ -69,6 +69,12 @@ fn home() -> Outcome<PathBuf> {
     let mut last = Failure::new("no folder for the run");
     for parent in parents.filter(|parent| parent.is_absolute()) {
         let path = parent.join(&name);
+        // Neither the library nor copies of programs could be mapped there.
+        let flags = rustix::fs::statvfs(&parent).map(|found| found.f_flag);
+        if flags.is_ok_and(|flags| flags.contains(rustix::fs::StatVfsMountFlags::NOEXEC)) {
+            last = Failure::new("nothing there can be executed").about(parent.display());
+            continue;
+        }
         match DirBuilder::new().mode(0o700).create(&path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 last = Failure::from(error).about(path.display());

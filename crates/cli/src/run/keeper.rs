@@ -5,7 +5,7 @@
 
 use super::directory::RunDirectory;
 use super::reach::Notices;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use std::ffi::CStr;
 use std::io;
@@ -20,6 +20,10 @@ use towline_instance::{State, Taken};
 
 /// How long to let events gather: a program that opens and closes much would wake us for each.
 const GATHER: Duration = Duration::from_millis(2);
+
+/// How often, and how many times after the last event, the answers of servers are looked for.
+const SETTLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+const SETTLING: u32 = 50;
 
 /// The thread that does it.
 pub(super) struct Keeper {
@@ -63,12 +67,14 @@ impl Keeper {
 
 fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client], mut notices: Notices) {
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
+    let mut settling = 0;
     loop {
         let mut wait = [
             PollFd::from_borrowed_fd(events.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
         ];
-        match poll(&mut wait, None) {
+        let limit = (settling > 0).then_some(&SETTLE);
+        match poll(&mut wait, limit) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return log::warn!("cannot wait for closed files: {error}"),
         }
@@ -78,6 +84,7 @@ fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client], mut
             let number = event.file_name().and_then(number);
             if let Some(number) = number {
                 close(state, clients, number);
+                settling = SETTLING;
             } else if event.file_name().is_some() {
                 notices.print();
             } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
@@ -88,6 +95,12 @@ fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client], mut
         }
         if over {
             return state.unkept();
+        }
+        // Takes the answers, so that what waits for a slot is closed, too.
+        clients.iter().for_each(Client::progress);
+        if wait.iter().all(|one| one.revents().is_empty()) {
+            settling = u32::saturating_sub(settling, 1);
+            continue;
         }
         std::thread::sleep(GATHER);
     }

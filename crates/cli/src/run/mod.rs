@@ -5,6 +5,7 @@
 //! the program and its children leave open.
 
 mod directory;
+mod fork;
 mod keeper;
 mod reach;
 mod summary;
@@ -15,7 +16,7 @@ use directory::RunDirectory;
 use keeper::Keeper;
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Component, Path, PathBuf};
@@ -78,6 +79,26 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn start(args: &Args) -> Outcome<u8> {
+    match fork::apart()? {
+        fork::Side::Waits { child, status } => {
+            wait_beside_the_terminal()?;
+            forward(child)?;
+            Ok(fork::told(status).unwrap_or(STATUS_OURS))
+        }
+        fork::Side::Runs(tell) => {
+            let report = Report::new("run");
+            let status = stay(args, tell).unwrap_or_else(|failure| {
+                report.check("cannot start", Err::<(), _>(failure));
+                STATUS_OURS
+            });
+            std::process::exit(i32::from(status));
+        }
+    }
+}
+
+/// Runs the command, and stays until nothing of it is left. The exit status is told when the
+/// command has ended; nothing is told when it cannot be run.
+fn stay(args: &Args, tell: std::io::PipeWriter) -> Outcome<u8> {
     let directory = RunDirectory::new()?;
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
@@ -113,11 +134,19 @@ fn start(args: &Args) -> Outcome<u8> {
     } else {
         Ok(STATUS_NOT_EXECUTABLE)
     };
-    if let Ok(keeper) = keeper {
-        keeper.stop();
-    }
+    // What programs in the background still do is not in it: nobody reads it then.
     if let Some(format) = args.report {
         summary::print(directory.path(), format);
+    }
+    let mut tell = Some(tell);
+    if let Ok(status) = status
+        && fork::has_others()
+        && let Some(tell) = tell.take()
+    {
+        fork::in_background(status, tell)?;
+    }
+    if let Ok(keeper) = keeper {
+        keeper.stop();
     }
     for Met { client, root, .. } in met {
         drop(root);
@@ -126,7 +155,21 @@ fn start(args: &Args) -> Outcome<u8> {
     if let Some(server) = server {
         server.stop();
     }
+    drop(directory);
+    if let (Ok(status), Some(mut tell)) = (&status, tell) {
+        // Fails only when nobody waits any more.
+        let _ = tell.write_all(&[*status]);
+    }
     status
+}
+
+/// The terminal sends these to the program, too, which decides; we wait for what it does.
+fn wait_beside_the_terminal() -> io::Result<()> {
+    let ignored = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGQUIT] {
+        signal_hook::flag::register(signal, ignored.clone())?;
+    }
+    Ok(())
 }
 
 /// A server of this run's own.
@@ -249,17 +292,13 @@ fn execute(command: &[OsString], library: &Path, directory: &RunDirectory) -> Ou
         preload.push(":");
         preload.push(others);
     }
-    // The terminal sends these to the program, too, which decides; we wait for what it does.
-    let ignored = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGQUIT] {
-        signal_hook::flag::register(signal, ignored.clone())?;
-    }
+    wait_beside_the_terminal()?;
     let child = Command::new(&command[0])
         .args(&command[1..])
         .env("LD_PRELOAD", preload)
         .env(VARIABLE, directory.path())
         .spawn();
-    let mut child = match child {
+    let child = match child {
         Ok(child) => child,
         Err(error) => {
             let status = match error.kind() {
@@ -271,8 +310,10 @@ fn execute(command: &[OsString], library: &Path, directory: &RunDirectory) -> Ou
             return Ok(status);
         }
     };
-    forward(child.id())?;
-    let status = child.wait()?;
+    if let Some(pid) = Pid::from_raw(child.id() as i32) {
+        forward(pid)?;
+    }
+    let status = fork::until_end_of(&child)?;
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, signal) => 128 + signal.unwrap_or(0) as u8,
@@ -280,10 +321,9 @@ fn execute(command: &[OsString], library: &Path, directory: &RunDirectory) -> Ou
 }
 
 /// Passes on what others send to us: ending us is meant for the program.
-fn forward(child: u32) -> io::Result<()> {
+fn forward(child: Pid) -> io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGTERM, SIGUSR1, SIGUSR2};
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGUSR1, SIGUSR2])?;
-    let Some(child) = Pid::from_raw(child as i32) else { return Ok(()) };
     std::thread::spawn(move || {
         for signal in &mut signals {
             if let Some(signal) = Signal::from_named_raw(signal) {

@@ -85,7 +85,7 @@ impl Core {
             // The last slot is kept for this.
             let mut lane = FirstUse {
                 link: &link,
-                identity: self.identity,
+                identity: self.identity(),
                 slot: state.slots.len() as u16,
                 sequence: 0,
             };

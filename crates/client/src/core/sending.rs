@@ -68,7 +68,7 @@ impl Core {
         slot.stamps = Stamps::of(slot.sequence);
         let inline = source.len() <= INLINE_BYTES_MAX;
         let mut header = Header::new(Kind::Request, number, slot.sequence);
-        (header.word_a, header.word_b) = self.identity;
+        (header.word_a, header.word_b) = self.identity();
         if state.memories.is_some() {
             header.flags = request_flag::BORROWS;
         }

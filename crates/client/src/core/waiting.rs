@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Incoming, Link};
+use towline_wire::{Header, Kind};
 
 impl Core {
     /// Tells who waits that a request is over, or gives its slot back when nobody does.
@@ -87,6 +88,12 @@ impl Core {
         if !state.leader {
             self.hand_over(&self.lead(state, Wait::No));
         }
+    }
+
+    /// Asks the server to give up a request that waits for a lock.
+    pub(crate) fn cancel(&self, slot: &SlotRef) {
+        let header = Header::new(Kind::Cancel, slot.slot, slot.sequence);
+        self.send(Out::Message { bytes: Arc::new(header.to_bytes().to_vec()), done: 0 });
     }
 
     pub(crate) fn abandon(&self, slot: &SlotRef) {

@@ -26,7 +26,12 @@ unsafe fn set(
 /// Sets attributes of a remote open file; `None`: it is local.
 fn set_open(fd: c_int, set: &SetAttr) -> Option<c_int> {
     let open = descriptors::find(fd)?;
-    Some(ours(|| remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0)))
+    Some(ours(|| {
+        if remote::is_path(open) {
+            return Err(libc::EBADF);
+        }
+        remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0)
+    }))
 }
 
 fn mode_of(mode: mode_t) -> SetAttr {
@@ -117,9 +122,10 @@ pub(crate) unsafe fn fchownat(
     if flags & libc::AT_EMPTY_PATH != 0
         // SAFETY: not null, and then a string.
         && (path.is_null() || unsafe { *path } == 0)
-        && let Some(done) = set_open(at, &owner_of(uid, gid))
+        && let Some(open) = descriptors::find(at)
     {
-        return done;
+        let set = owner_of(uid, gid);
+        return ours(|| remote::with(open, |file| file.set_attr(b"", true, &set)).map(|_| 0));
     }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     // SAFETY: as the program says.

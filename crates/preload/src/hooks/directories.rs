@@ -13,13 +13,12 @@ use towline_client::DirEntry;
 
 /// Goes to a remote directory.
 fn go(at: &At) -> Result<c_int, i32> {
-    let attr = at.with(|base, path| {
-        let attr = base.stat_path(path, true)?;
-        base.access(path, libc::X_OK as u32).map(|()| attr)
+    at.with(|base, path| {
+        if !base.stat_path(path, true)?.is_directory() {
+            return Err(towline_wire::Errno::ENOTDIR.into());
+        }
+        base.access(path, libc::X_OK as u32)
     })?;
-    if !attr.is_directory() {
-        return Err(libc::ENOTDIR);
-    }
     working::go(at.mount, &at.below()).map(|()| 0)
 }
 

@@ -3,23 +3,23 @@
 
 use super::reach;
 use crate::descriptors;
-use crate::guard::{checked, finish, inside, system_call};
-use crate::place;
-use crate::start;
+use crate::guard::{finish, inside, system_call};
+use crate::place::{self, At, Led};
 use crate::table::real;
-use libc::{FILE, c_char, c_int, c_void, pid_t};
+use crate::{mirror, start};
+use libc::{FILE, c_char, c_int, pid_t};
 use std::ffi::CStr;
 use towline_instance::VARIABLE;
 use towline_instance::program::FIRST_BYTES;
 
-type Strings = *const *const c_char;
+pub(super) type Strings = *const *const c_char;
 
 unsafe extern "C" {
-    static environ: Strings;
+    pub(super) static environ: Strings;
 }
 
 /// The strings of a list that ends with null.
-unsafe fn list(strings: Strings) -> Vec<*const c_char> {
+pub(super) unsafe fn list(strings: Strings) -> Vec<*const c_char> {
     let mut all = Vec::new();
     if !strings.is_null() {
         // SAFETY: a list that ends with null, as the program says.
@@ -35,144 +35,157 @@ unsafe fn list(strings: Strings) -> Vec<*const c_char> {
 }
 
 /// An environment with what a program needs to belong to the run; keeps its own strings alive.
-struct Environment {
+pub(crate) struct Environment {
     strings: Vec<*const c_char>,
-    _own: [Vec<u8>; 2],
+    own: Vec<Vec<u8>>,
+}
+
+/// The value of a variable, if this string sets it.
+unsafe fn value_of<'a>(string: *const c_char, name: &[u8]) -> Option<&'a [u8]> {
+    // SAFETY: a string of an environment.
+    let string = unsafe { CStr::from_ptr(string) }.to_bytes();
+    string.strip_prefix(name)?.strip_prefix(b"=")
 }
 
 impl Environment {
-    /// `None` when the given one has it already, or there is no run.
-    unsafe fn of(given: Strings) -> Option<Self> {
+    /// The environment for a `program` of this local path, which may be a copy and ends with a zero
+    /// byte; `None` when the given one is good as it is.
+    pub(crate) unsafe fn of(given: Strings, program: Option<&[u8]>) -> Option<Self> {
         let library = &start::config()?.library;
-        let run = [VARIABLE.as_bytes(), b"=", start::directory(), b"\0"].concat();
         // SAFETY: as the program says.
-        let mut strings = unsafe { list(given) };
-        let starts = |string: &*const c_char, name: &[u8]| {
-            // SAFETY: a string of the environment.
-            unsafe { CStr::from_ptr(*string) }.to_bytes_with_nul().starts_with(name)
+        let mut new = Self { strings: unsafe { list(given) }, own: Vec::new() };
+        let find = |new: &Self, name: &[u8]| {
+            // SAFETY: strings of the environment.
+            new.strings.iter().find_map(|string| unsafe { value_of(*string, name) })
         };
-        let preload = strings.iter().position(|string| starts(string, b"LD_PRELOAD="));
-        let others = preload.map_or(&b""[..], |at| {
-            // SAFETY: a string of the environment.
-            &unsafe { CStr::from_ptr(strings[at]) }.to_bytes()[11..]
-        });
-        let has_library = others.split(|b| matches!(b, b':' | b' ')).any(|one| one == *library);
-        let has_run = strings.iter().any(|string| starts(string, &run));
-        if has_library && has_run {
+        let others = find(&new, b"LD_PRELOAD").unwrap_or_default();
+        if !others.split(|b| matches!(b, b':' | b' ')).any(|one| one == *library) {
+            let colon: &[u8] = if others.is_empty() { b"" } else { b":" };
+            new.set(b"LD_PRELOAD", &[library, colon, others].concat());
+        }
+        if find(&new, VARIABLE.as_bytes()) != Some(start::directory()) {
+            new.set(VARIABLE.as_bytes(), start::directory());
+        }
+        let search = find(&new, b"LD_LIBRARY_PATH").unwrap_or_default();
+        let copies = mirror::search_path(search);
+        if let Some(program) = program
+            && (copies.is_some() || mirror::is_copy(program))
+        {
+            let unknown = mirror::gather(program, search);
+            if copies.is_some() || !unknown.is_empty() {
+                let mut folders = vec![copies.unwrap_or_else(|| search.to_vec())];
+                folders.extend(unknown);
+                folders.retain(|folder| !folder.is_empty());
+                new.set(b"LD_LIBRARY_PATH", &folders.join(&b':'));
+            }
+        }
+        if new.own.is_empty() {
             return None;
         }
-        let mut line = [b"LD_PRELOAD=", library.as_slice()].concat();
-        if !has_library && !others.is_empty() {
-            line.push(b':');
-            line.extend_from_slice(others);
-        }
-        line.push(0);
-        if !has_library {
-            strings.retain(|string| !starts(string, b"LD_PRELOAD="));
-            strings.push(line.as_ptr().cast());
-        }
-        let name = [VARIABLE.as_bytes(), b"="].concat();
-        strings.retain(|string| !starts(string, &name));
-        strings.push(run.as_ptr().cast());
-        strings.push(std::ptr::null());
-        Some(Self { strings, _own: [line, run] })
+        new.strings.push(std::ptr::null());
+        Some(new)
     }
 
-    fn as_ptr(&self) -> Strings {
+    fn set(&mut self, name: &[u8], value: &[u8]) {
+        // SAFETY: strings of the environment.
+        self.strings.retain(|string| unsafe { value_of(*string, name) }.is_none());
+        let line = [name, b"=", value, b"\0"].concat();
+        self.strings.push(line.as_ptr().cast());
+        self.own.push(line);
+    }
+
+    pub(crate) fn as_ptr(&self) -> Strings {
         self.strings.as_ptr()
     }
 }
 
 /// Runs `work` with the environment that a new program gets.
-unsafe fn with_environment<T>(given: Strings, work: impl FnOnce(Strings) -> T) -> T {
+pub(crate) unsafe fn with_environment<T>(
+    given: Strings,
+    program: Option<&[u8]>,
+    work: impl FnOnce(Strings) -> T,
+) -> T {
     // SAFETY: as the program says.
-    match inside(|| Ok(unsafe { Environment::of(given) })) {
+    match inside(|| Ok(unsafe { Environment::of(given, program) })) {
         Ok(Some(own)) => work(own.as_ptr()),
         _ => work(given),
     }
 }
 
-/// A local copy of a remote program, as a descriptor.
-fn fetch(fd: c_int) -> Result<c_int, i32> {
-    let open = descriptors::find(fd).ok_or(libc::EBADF)?;
-    let name = c"towline-program".as_ptr() as usize;
-    // SAFETY: a constant name.
-    let copy = unsafe { checked(libc::SYS_memfd_create, [name, 1, 0, 0, 0, 0]) }?;
-    let mut buffer = vec![0u8; 1 << 20];
-    let mut at = 0i64;
-    loop {
-        let count = crate::remote::read_at(open, &mut buffer, at)?;
-        if count == 0 {
-            return Ok(copy as c_int);
-        }
-        let mut done = 0;
-        while done < count {
-            let arguments = [copy, buffer[done..].as_ptr() as usize, count - done, 0, 0, 0];
-            // SAFETY: the buffer holds these bytes.
-            done += unsafe { checked(libc::SYS_write, arguments) }?;
-        }
-        at += count as i64;
-    }
+/// The bytes of a script at its beginning that say what runs it, as in Linux.
+const LINE_BYTES: usize = 256;
+/// Most interpreters that are scripts themselves, one inside the other.
+const DEPTH_MAX: u32 = 5;
+
+/// A path with its zero byte, for what wants to know where a program is.
+unsafe fn local_path<'a>(path: *const c_char) -> Option<&'a [u8]> {
+    // SAFETY: as the program says.
+    place::is_address(path).then(|| unsafe { CStr::from_ptr(path) }.to_bytes_with_nul())
 }
 
-/// Executes a remote program, or the interpreter of a remote script.
-unsafe fn execute_remote(path: *const c_char, arguments: Strings, environment: Strings) -> i32 {
+/// Executes a remote program from its local copy, or the interpreter of a remote script, which
+/// gets the script's `name`.
+unsafe fn execute_remote(
+    at: &At,
+    name: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    depth: u32,
+) -> i32 {
+    let mut first = [0u8; FIRST_BYTES];
+    let read = inside(|| {
+        at.with(|base, path| base.access(path, libc::X_OK as u32))?;
+        let file = at.with(|base, path| base.open(path, libc::O_RDONLY as u32, 0))?;
+        if file.attr().mode & libc::S_IFMT != libc::S_IFREG {
+            return Err(libc::EACCES);
+        }
+        file.read_at(&mut first, 0).map_err(crate::remote::number)
+    });
+    let first = match read {
+        Ok(count) => &first[..count],
+        Err(libc::EISDIR) => return libc::EACCES,
+        Err(error) => return error,
+    };
     // SAFETY: as the program says.
     unsafe {
-        if super::status::access(path, libc::X_OK) != 0 {
-            return crate::guard::errno();
+        if let Err(error) = reach::check_first(CStr::from_ptr(name).to_bytes(), first, arguments) {
+            return error;
         }
-        let fd = super::files::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0);
-        if fd < 0 {
-            return crate::guard::errno();
+        if let Some(line) = first.strip_prefix(b"#!") {
+            return script(line, name, arguments, environment, depth);
         }
-        let mut first = [0u8; FIRST_BYTES];
-        let count = super::io::pread(fd, first.as_mut_ptr().cast(), FIRST_BYTES, 0);
-        let first = &first[..count.max(0) as usize];
-        let name = CStr::from_ptr(path).to_bytes();
-        let reached = reach::check_first(name, first, arguments);
-        let error = if let Err(error) = reached {
-            error
-        } else if let Some(line) = first.strip_prefix(b"#!") {
-            script(line, path, arguments, environment)
-        } else {
-            match inside(|| fetch(fd)) {
-                Ok(copy) => with_environment(environment, |environment| {
-                    let path = c"".as_ptr() as usize;
-                    let call = [
-                        copy as usize,
-                        path,
-                        arguments as usize,
-                        environment as usize,
-                        libc::AT_EMPTY_PATH as usize,
-                        0,
-                    ];
-                    let result = system_call(libc::SYS_execveat, call);
-                    system_call(libc::SYS_close, [copy as usize, 0, 0, 0, 0, 0]);
-                    -result as i32
-                }),
-                Err(error) => error,
-            }
-        };
-        super::files::close(fd);
-        error
+        match inside(|| mirror::copy(at)) {
+            Ok(copy) => with_environment(environment, Some(&copy), |own| {
+                let call = [copy.as_ptr() as usize, arguments as usize, own as usize, 0, 0, 0];
+                -system_call(libc::SYS_execve, call) as i32
+            }),
+            Err(error) => error,
+        }
     }
 }
 
 /// Executes the interpreter that the first line of a script names, with the script as argument.
 unsafe fn script(
     line: &[u8],
-    path: *const c_char,
+    name: *const c_char,
     arguments: Strings,
     environment: Strings,
+    depth: u32,
 ) -> i32 {
-    let Some(end) = line.iter().position(|b| *b == b'\n') else { return libc::ENOEXEC };
+    // A short file may end without a new line.
+    let line = &line[..line.len().min(LINE_BYTES - 2)];
+    let end = line.iter().position(|b| matches!(b, b'\n' | 0));
+    let end = end.or((line.len() < LINE_BYTES - 2).then_some(line.len()));
+    let Some(end) = end else { return libc::ENOEXEC };
     let line = line[..end].trim_ascii();
-    let cut = line.iter().position(u8::is_ascii_whitespace).unwrap_or(line.len());
+    let cut = line.iter().position(|b| matches!(b, b' ' | b'\t')).unwrap_or(line.len());
     let interpreter = [&line[..cut], b"\0"].concat();
     let option = [line[cut..].trim_ascii(), b"\0"].concat();
     if cut == 0 {
         return libc::ENOEXEC;
+    }
+    if depth == DEPTH_MAX {
+        return libc::ELOOP;
     }
     // SAFETY: as the program says.
     let mut rest = unsafe { list(arguments) };
@@ -180,12 +193,65 @@ unsafe fn script(
     if option.len() > 1 {
         all.push(option.as_ptr().cast());
     }
-    all.push(path);
+    all.push(name);
     all.extend(rest.drain(..).skip(1));
     all.push(std::ptr::null());
     // SAFETY: strings that end with zero bytes, in a list that ends with null.
-    unsafe { execve(interpreter.as_ptr().cast(), all.as_ptr(), environment) };
+    unsafe { execute(interpreter.as_ptr().cast(), all.as_ptr(), environment, depth + 1) };
     crate::guard::errno()
+}
+
+/// `execve`, from an interpreter of so many others.
+unsafe fn execute(
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    depth: u32,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        let found = place::find(libc::AT_FDCWD, path)
+            .or_else(|| place::through_descriptor(path, true).filter(|at| !at.path.is_empty()));
+        if let Some(at) = found {
+            let error = execute_remote(&at, path, arguments, environment, depth);
+            if error != libc::EXDEV {
+                return finish(Err(error));
+            }
+            // By a link into another tree.
+            return match inside(|| place::follow(&at.absolute(), true)) {
+                Ok(Led::Remote(at)) => {
+                    finish(Err(execute_remote(&at, path, arguments, environment, depth)))
+                }
+                Ok(Led::Local(path)) => with_environment(environment, Some(&path), |own| {
+                    real::execve(path.as_ptr().cast(), arguments, own)
+                }),
+                Err(error) => finish(Err(error)),
+            };
+        }
+        if place::is_address(path)
+            && let Err(error) = reach::check(path, arguments)
+        {
+            return finish(Err(error));
+        }
+        let result = with_environment(environment, local_path(path), |own| {
+            real::execve(path, arguments, own)
+        });
+        if crate::guard::errno() == libc::ENOENT
+            && let Some(at) = super::led_in(libc::AT_FDCWD, path, true)
+        {
+            return finish(Err(execute_remote(&at, path, arguments, environment, depth)));
+        }
+        result
+    }
+}
+
+/// What has to be done before this process becomes another program.
+fn before() {
+    super::maps::write_back_all();
+    let _ = inside(|| {
+        crate::remote::will_execute();
+        Ok(())
+    });
 }
 
 pub(crate) unsafe fn execve(
@@ -193,24 +259,63 @@ pub(crate) unsafe fn execve(
     arguments: Strings,
     environment: Strings,
 ) -> c_int {
+    before();
+    // SAFETY: as the program says.
+    unsafe { execute(path, arguments, environment, 0) }
+}
+
+pub(crate) unsafe extern "C" fn execl(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { execve(path, arguments, environ) }
+}
+
+pub(crate) unsafe extern "C" fn execlp(file: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { execvpe(file, arguments, environ) }
+}
+
+/// The environment comes behind the end of the arguments.
+pub(crate) unsafe extern "C" fn execle(path: *const c_char, arguments: Strings) -> c_int {
+    // SAFETY: a list that ends with null, and one more, as the program says.
+    unsafe {
+        let mut at = arguments;
+        while !(*at).is_null() {
+            at = at.add(1);
+        }
+        execve(path, arguments, (*at.add(1)).cast())
+    }
+}
+
+pub(crate) unsafe fn execveat(
+    at: c_int,
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    flags: c_int,
+) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        super::maps::write_back_all();
-        if place::find(libc::AT_FDCWD, path).is_some() {
-            let error = execute_remote(path, arguments, environment);
-            return finish(Err(error));
+        if start::state().is_none() || !place::is_address(path) {
+            return real::execveat(at, path, arguments, environment, flags);
         }
-        if let Err(error) = reach::check(path, arguments) {
-            return finish(Err(error));
+        if *path == 0 && flags & libc::AT_EMPTY_PATH != 0 {
+            return fexecve(at, arguments, environment);
         }
-        let result = with_environment(environment, |own| real::execve(path, arguments, own));
-        if crate::guard::errno() == libc::ENOENT
-            && super::led_in(libc::AT_FDCWD, path, true).is_some()
-        {
-            let error = execute_remote(path, arguments, environment);
-            return finish(Err(error));
+        let found = place::find(at, path);
+        if at == libc::AT_FDCWD && flags == 0 {
+            return execve(path, arguments, environment);
         }
-        result
+        before();
+        match found {
+            None => with_environment(environment, None, |own| {
+                real::execveat(at, path, arguments, own, flags)
+            }),
+            Some(found) => {
+                let name = [&found.absolute()[..], b"\0"].concat();
+                let name = name.as_ptr().cast();
+                finish(Err(execute_remote(&found, name, arguments, environment, 0)))
+            }
+        }
     }
 }
 
@@ -225,7 +330,7 @@ pub(crate) unsafe fn execvp(file: *const c_char, arguments: Strings) -> c_int {
 }
 
 /// True when a search for a program can come upon remote folders.
-unsafe fn searches_remote(path: &[u8]) -> bool {
+pub(super) unsafe fn searches_remote(path: &[u8]) -> bool {
     path.split(|b| *b == b':').any(|folder| {
         let name = [if folder.is_empty() { b"." } else { folder }, b"/x\0"].concat();
         // SAFETY: it ends with a zero byte.
@@ -233,8 +338,18 @@ unsafe fn searches_remote(path: &[u8]) -> bool {
     })
 }
 
+/// True when the loader of a new program would look for libraries in remote folders.
+unsafe fn has_remote_libraries(environment: Strings) -> bool {
+    // SAFETY: as the program says.
+    let strings = unsafe { list(environment) };
+    // SAFETY: strings of the environment.
+    let search = strings.iter().find_map(|s| unsafe { value_of(*s, b"LD_LIBRARY_PATH") });
+    let Some(search) = search else { return false };
+    inside(|| Ok(mirror::search_path(search).is_some())).unwrap_or(false)
+}
+
 /// The folders of `PATH`.
-unsafe fn search_path() -> Vec<u8> {
+pub(super) unsafe fn search_path() -> Vec<u8> {
     // SAFETY: a constant name; the value is copied at once.
     unsafe {
         let path = libc::getenv(c"PATH".as_ptr());
@@ -253,25 +368,50 @@ pub(crate) unsafe fn execvpe(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if start::state().is_none() || file.is_null() {
+        if start::state().is_none() || !place::is_address(file) {
             return real::execvpe(file, arguments, environment);
         }
         let name = CStr::from_ptr(file).to_bytes();
-        if name.contains(&b'/') {
+        let path = search_path();
+        let local = !name.contains(&b'/') && !name.is_empty() && !searches_remote(&path);
+        if local && !has_remote_libraries(environment) {
+            before();
+            if let Err(error) = reach::check_found(file, arguments, &path) {
+                return finish(Err(error));
+            }
+            return with_environment(environment, None, |own| real::execvpe(file, arguments, own));
+        }
+        find_and_execute(file, arguments, environment, true)
+    }
+}
+
+/// [`execvpe`] without the shell for files that nobody claims, as `posix_spawnp` does it.
+pub(super) unsafe fn search(
+    file: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { find_and_execute(file, arguments, environment, false) }
+}
+
+unsafe fn find_and_execute(
+    file: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    has_shell: bool,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        let name = CStr::from_ptr(file).to_bytes();
+        if name.contains(&b'/') || name.is_empty() {
             let result = execve(file, arguments, environment);
-            if crate::guard::errno() == libc::ENOEXEC {
+            if has_shell && crate::guard::errno() == libc::ENOEXEC {
                 return by_shell(file, arguments, environment);
             }
             return result;
         }
-        super::maps::write_back_all();
         let path = search_path();
-        if !searches_remote(&path) {
-            if let Err(error) = reach::check_found(file, arguments, &path) {
-                return finish(Err(error));
-            }
-            return with_environment(environment, |own| real::execvpe(file, arguments, own));
-        }
         let mut error = libc::ENOENT;
         for folder in path.split(|b| *b == b':') {
             let folder = if folder.is_empty() { b"." } else { folder };
@@ -279,7 +419,9 @@ pub(crate) unsafe fn execvpe(
             execve(full.as_ptr().cast(), arguments, environment);
             match crate::guard::errno() {
                 libc::ENOENT | libc::ENOTDIR | libc::ESTALE => {}
-                libc::ENOEXEC => return by_shell(full.as_ptr().cast(), arguments, environment),
+                libc::ENOEXEC if has_shell => {
+                    return by_shell(full.as_ptr().cast(), arguments, environment);
+                }
                 libc::EACCES => error = libc::EACCES,
                 other => return finish(Err(other)),
             }
@@ -300,109 +442,17 @@ unsafe fn by_shell(path: *const c_char, arguments: Strings, environment: Strings
 }
 
 pub(crate) unsafe fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
+    before();
     // SAFETY: as the program says.
     unsafe {
-        if let Some(open) = descriptors::find(fd) {
-            let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
-            let mut path = place::absolute(mount, &open.entry.path());
-            path.push(0);
-            return finish(Err(execute_remote(path.as_ptr().cast(), arguments, environment)));
-        }
-        with_environment(environment, |own| real::fexecve(fd, arguments, own))
-    }
-}
-
-pub(crate) unsafe fn posix_spawn(
-    pid: *mut pid_t,
-    path: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    arguments: Strings,
-    environment: Strings,
-) -> c_int {
-    descriptors::share();
-    // SAFETY: as the program says.
-    unsafe {
-        if place::find(libc::AT_FDCWD, path).is_none() {
-            if let Err(error) = reach::check(path, arguments) {
-                return error;
-            }
-            return with_environment(environment, |own| {
-                real::posix_spawn(pid, path, actions, attributes, arguments, own)
-            });
-        }
-        spawn_remote(pid, path, actions, attributes, arguments, environment)
-    }
-}
-
-/// Spawns a remote program: from a local copy of it, or as argument of its interpreter.
-unsafe fn spawn_remote(
-    pid: *mut pid_t,
-    path: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    arguments: Strings,
-    environment: Strings,
-) -> c_int {
-    // SAFETY: as the program says.
-    unsafe {
-        if super::status::access(path, libc::X_OK) != 0 {
-            return crate::guard::errno();
-        }
-        let fd = super::files::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0);
-        if fd < 0 {
-            return crate::guard::errno();
-        }
-        let copied = inside(|| fetch(fd));
-        super::files::close(fd);
-        let copy = match copied {
-            Ok(copy) => copy,
-            Err(error) => return error,
+        let Some(open) = descriptors::find(fd) else {
+            return with_environment(environment, None, |own| real::fexecve(fd, arguments, own));
         };
-        let name = format!("/proc/self/fd/{copy}\0");
-        let result = with_environment(environment, |own| {
-            real::posix_spawn(pid, name.as_ptr().cast(), actions, attributes, arguments, own)
-        });
-        system_call(libc::SYS_close, [copy as usize, 0, 0, 0, 0, 0]);
-        result
-    }
-}
-
-pub(crate) unsafe fn posix_spawnp(
-    pid: *mut pid_t,
-    file: *const c_char,
-    actions: *const c_void,
-    attributes: *const c_void,
-    arguments: Strings,
-    environment: Strings,
-) -> c_int {
-    // SAFETY: as the program says.
-    unsafe {
-        if start::state().is_some() && !file.is_null() {
-            let name = CStr::from_ptr(file).to_bytes();
-            if name.contains(&b'/') {
-                return posix_spawn(pid, file, actions, attributes, arguments, environment);
-            }
-            let path = search_path();
-            if searches_remote(&path) {
-                for folder in path.split(|b| *b == b':') {
-                    let folder = if folder.is_empty() { b"." } else { folder };
-                    let full = [folder, b"/", name, b"\0"].concat();
-                    if super::status::access(full.as_ptr().cast(), libc::X_OK) == 0 {
-                        let full = full.as_ptr().cast();
-                        return posix_spawn(pid, full, actions, attributes, arguments, environment);
-                    }
-                }
-                return libc::ENOENT;
-            }
-            if let Err(error) = reach::check_found(file, arguments, &path) {
-                return error;
-            }
-        }
-        descriptors::share();
-        with_environment(environment, |own| {
-            real::posix_spawnp(pid, file, actions, attributes, arguments, own)
-        })
+        let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
+        let at = At { mount, directory: Some(open), path: Vec::new() };
+        // As the kernel names a script that has no other name.
+        let name = format!("/dev/fd/{fd}\0");
+        finish(Err(execute_remote(&at, name.as_ptr().cast(), arguments, environment, 0)))
     }
 }
 
@@ -410,6 +460,18 @@ pub(crate) unsafe fn system(command: *const c_char) -> c_int {
     descriptors::share();
     // SAFETY: as the program says.
     unsafe { real::system(command) }
+}
+
+/// The end of a process: what `exit` does for us. Handlers of signals and children of `fork` end
+/// this way.
+pub(crate) unsafe fn end(status: c_int) {
+    super::maps::write_back_all();
+    let _ = inside(|| {
+        crate::remote::goodbye();
+        Ok(())
+    });
+    // SAFETY: a plain system call, which does not return.
+    unsafe { system_call(libc::SYS_exit_group, [status as usize, 0, 0, 0, 0, 0]) };
 }
 
 pub(crate) unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {

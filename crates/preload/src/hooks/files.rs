@@ -82,43 +82,11 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     made
 }
 
-/// A descriptor named as `/dev/fd/N`, `/proc/self/fd/N`, `/dev/stdin` and the like.
+/// A remote descriptor named as `/dev/fd/N`, `/proc/self/fd/N`, `/dev/stdin` and the like.
 pub(crate) unsafe fn named_descriptor(path: *const c_char) -> Option<Open> {
-    if path.is_null() {
-        return None;
-    }
-    // Most paths are sorted out by their first two bytes.
-    // SAFETY: not null, and a C string as the program says; the second byte is there if the first
-    // is not the zero at the end.
-    if unsafe { *path != b'/' as c_char || !matches!(*path.add(1) as u8, b'd' | b'p') } {
-        return None;
-    }
-    // SAFETY: as above.
-    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if !path.starts_with(b"/dev/") && !path.starts_with(b"/proc/") {
-        return None;
-    }
-    let fd = match path {
-        b"/dev/stdin" => 0,
-        b"/dev/stdout" => 1,
-        b"/dev/stderr" => 2,
-        _ => {
-            let own = format!("/proc/{}/fd/", std::process::id());
-            let number =
-                [&b"/dev/fd/"[..], b"/proc/self/fd/", b"/proc/thread-self/fd/", own.as_bytes()]
-                    .iter()
-                    .find_map(|prefix| path.strip_prefix(*prefix))?;
-            std::str::from_utf8(number).ok()?.parse().ok()?
-        }
-    };
-    descriptors::find(fd)
-}
-
-/// Opens an open file once more, with an offset of its own.
-fn open_again(open: Open, flags: c_int) -> Result<c_int, i32> {
-    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    let at = At { mount, directory: None, path: open.entry.path() };
-    open_remote(&at, flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW), 0)
+    // SAFETY: as the program says.
+    let at = unsafe { place::through_descriptor(path, true) }?;
+    at.directory.filter(|_| at.path.is_empty())
 }
 
 pub(crate) unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
@@ -129,10 +97,10 @@ pub(crate) unsafe fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_
 pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if start::state().is_some()
-            && let Some(open) = named_descriptor(path)
-        {
-            return ours(|| open_again(open, flags));
+        // Once more, with an offset of its own.
+        if let Some(at) = place::through_descriptor(path, flags & libc::O_NOFOLLOW == 0) {
+            let again = if at.path.is_empty() { libc::O_CREAT | libc::O_EXCL } else { 0 };
+            return ours(|| open_remote(&at, flags & !again, mode));
         }
         let follow = flags & libc::O_NOFOLLOW == 0 && flags & libc::O_EXCL == 0;
         by_path(

@@ -10,6 +10,8 @@ use towline_wire::request::sync_kind;
 
 /// Bytes moved at once between a remote file and something else.
 const PIECE_BYTES: usize = 256 * 1024;
+/// Most bytes that one `splice` moves: what a pipe holds by default.
+const SPLICE_BYTES: usize = 64 * 1024;
 /// Most bytes of one call, as on Linux.
 const CALL_BYTES_MAX: usize = 0x7fff_f000;
 
@@ -263,6 +265,9 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
         Some(open) => ours(|| {
             let size = u64::try_from(length).map_err(|_| libc::EINVAL)?;
             let flags = open.entry.flags.load(std::sync::atomic::Ordering::Relaxed) as c_int;
+            if flags & libc::O_PATH != 0 {
+                return Err(libc::EBADF);
+            }
             if flags & libc::O_ACCMODE == libc::O_RDONLY {
                 return Err(libc::EINVAL);
             }
@@ -381,6 +386,18 @@ unsafe fn copy(
     to_at: *mut off64_t,
     count: size_t,
 ) -> ssize_t {
+    let access = |fd| {
+        descriptors::find(fd).map(|open: Open| {
+            let flags = open.entry.flags.load(std::sync::atomic::Ordering::Relaxed) as c_int;
+            if flags & libc::O_PATH != 0 { libc::O_ACCMODE } else { flags & libc::O_ACCMODE }
+        })
+    };
+    // Before anything is read.
+    if matches!(access(from), Some(libc::O_WRONLY | libc::O_ACCMODE))
+        || matches!(access(to), Some(libc::O_RDONLY | libc::O_ACCMODE))
+    {
+        return finish(Err(libc::EBADF));
+    }
     let mut buffer = vec![0u8; PIECE_BYTES.min(count.max(1))];
     let mut done = 0usize;
     while done < count {
@@ -415,7 +432,7 @@ unsafe fn copy(
             advance(to_at, moved);
         }
         done += moved;
-        if put < got {
+        if put < got || got < length as isize {
             return if done > 0 { done as isize } else { put };
         }
     }
@@ -498,7 +515,7 @@ pub(crate) unsafe fn splice(
         // SAFETY: as the program says.
         return unsafe { real::splice(from, from_at, to, to_at, count, flags) };
     }
-    // One side is a pipe, which gives and takes what fits.
+    // One side is a pipe, which gives what it has: one piece, or an empty pipe would be waited for.
     // SAFETY: as the program says.
-    unsafe { copy(from, from_at, to, to_at, count.min(65536)) }
+    unsafe { copy(from, from_at, to, to_at, count.min(SPLICE_BYTES)) }
 }

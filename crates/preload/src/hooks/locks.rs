@@ -1,38 +1,96 @@
 //! Locks of files and ranges.
 //!
-//! A lock that has to be waited for is asked for again and again, so that a signal can end the
-//! waiting and other threads can use the session meanwhile.
+//! A lock that has to be waited for is asked for in a session of its own, over a socket, so that
+//! signals can end the waiting, other threads go on meanwhile, and the server sees cycles of
+//! processes that wait for each other.
 
 use crate::descriptors::{self, Open};
-use crate::guard::{finish, inside, ours};
+use crate::guard::{finish, inside, ours, wait_readable};
 use crate::remote;
 use crate::table::real;
 use libc::{c_int, off64_t};
+use std::future::Future;
+use std::os::fd::AsRawFd;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 use towline_client::Lock;
 use towline_wire::request::lock;
 
-/// First and longest pause between two tries, in nanoseconds.
-const PAUSES_NS: (i64, i64) = (200_000, 20_000_000);
+/// Times that a wait is begun again when the server was lost meanwhile.
+const TRIES: u32 = 5;
+
+/// How long the keeper may take to see that a file, and a lock with it, was given up by the last
+/// process that had it open.
+const KEEPER: Duration = Duration::from_secs(1);
 
 fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
-    let mut pause = PAUSES_NS.0;
+    let mut tries = 0;
+    let mut patience = None;
     loop {
-        // The server knows who would wait for whom only when it may let us wait; a cycle of
-        // processes that poll is not found.
+        // In the process's own session also after the waiting, which then remembers the lock.
         match inside(|| remote::with(open, |file| file.lock(wanted, false))) {
             Ok(()) => return 0,
             Err(libc::EAGAIN) if wait => {}
+            Err(libc::EAGAIN) if patience.is_some() || descriptors::has_left() => {
+                let until = *patience.get_or_insert_with(|| Instant::now() + KEEPER);
+                if Instant::now() >= until {
+                    return finish(Err(libc::EAGAIN));
+                }
+                std::thread::sleep(KEEPER / 200);
+                continue;
+            }
             Err(error) => return finish(Err(error)),
         }
-        let time = libc::timespec { tv_sec: 0, tv_nsec: pause };
-        let arguments = [&raw const time as usize, 0, 0, 0, 0, 0];
-        // SAFETY: the structure outlives the call.
-        if let Err(error) = unsafe { crate::guard::checked(libc::SYS_nanosleep, arguments) } {
-            return finish(Err(error));
+        match wait_for(open, wanted) {
+            Ok(()) => {}
+            Err(error @ (libc::EINTR | libc::EDEADLK | libc::ENOLCK)) => return finish(Err(error)),
+            Err(error) if tries == TRIES => return finish(Err(error)),
+            Err(_) => tries += 1,
         }
-        pause = (pause * 2).min(PAUSES_NS.1);
     }
+}
+
+/// Waits until the lock is ours.
+fn wait_for(open: Open, wanted: &Lock) -> Result<(), i32> {
+    let (client, operation) = inside(|| {
+        let client = remote::waiter(open.entry.mount.load(Ordering::Relaxed) as usize)?;
+        let handle = open.entry.handle.load(Ordering::Relaxed);
+        let operation = client.with_handle(handle, 0, |file| file.start_lock(wanted));
+        Ok((client, operation.map_err(remote::number)?))
+    })?;
+    let mut operation = Some(operation);
+    let mut fd = None;
+    let mut context = Context::from_waker(Waker::noop());
+    let waited = wait_readable(|| {
+        inside(|| {
+            let Some(under_way) = operation.as_mut() else { return Err(libc::EIO) };
+            match Pin::new(under_way).poll(&mut context) {
+                Poll::Pending => {
+                    // Another one after a lost connection.
+                    let now = client.fd().map_err(|_| libc::ENOLCK)?;
+                    Ok(Err(fd.insert(now).as_raw_fd()))
+                }
+                Poll::Ready(result) => {
+                    operation = None;
+                    result.map(Ok).map_err(remote::number)
+                }
+            }
+        })
+    });
+    inside(|| {
+        let result = match (waited, operation.take()) {
+            (Err(libc::EINTR), Some(operation)) => {
+                operation.cancel();
+                operation.wait().map_err(remote::number)
+            }
+            (waited, _) => waited,
+        };
+        drop(fd);
+        client.close();
+        result
+    })
 }
 
 pub(crate) unsafe fn flock(fd: c_int, operation: c_int) -> c_int {
@@ -59,7 +117,10 @@ fn range(open: Open, whence: c_int, start: i64, length: i64) -> Result<(u64, u64
         _ => return Err(libc::EINVAL),
     };
     let start = base.checked_add(start).ok_or(libc::EOVERFLOW)?;
-    let (start, length) = if length < 0 { (start + length, -length) } else { (start, length) };
+    let (start, length) = match length.checked_neg() {
+        Some(before) if before > 0 => (start.checked_add(length).ok_or(libc::EINVAL)?, before),
+        _ => (start, length),
+    };
     match (u64::try_from(start), u64::try_from(length)) {
         (Ok(start), Ok(length)) => Ok((start, length)),
         _ => Err(libc::EINVAL),

@@ -168,8 +168,9 @@ impl Shared {
                 continue;
             }
             let from = page * PAGE;
-            let count = (run * PAGE).min(length - from);
-            // SAFETY: within the mapping.
+            // Whole pages: what is behind the end of the file reads as zeros.
+            let count = run * PAGE;
+            // SAFETY: within the mapping, which ends with a page.
             let target = unsafe { std::slice::from_raw_parts_mut(bytes.add(from), count) };
             let read = remote::read_at(open, target, offset + from as i64);
             match read {
@@ -252,10 +253,9 @@ unsafe fn map(
     };
     if writes {
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        let path = open.entry.path();
-        let root = crate::start::mounts().get(mount).ok_or(libc::EIO)?.mount.handle;
-        let again = remote::with_handle(mount, root, |root| {
-            root.open(&path, libc::O_RDWR as u32, 0).map(towline_client::File::into_handle)
+        // By the open file itself, which may have no name any more.
+        let again = remote::with(open, |file| {
+            file.open(b"", libc::O_RDWR as u32, 0).map(towline_client::File::into_handle)
         })?;
         let inode = open.entry.inode.load(Ordering::Relaxed);
         // SAFETY: just mapped, readable.

@@ -93,6 +93,10 @@ pub(crate) fn is_handler(handler: usize) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN && handler != libc::SIG_ERR
 }
 
+fn interrupts(action: &libc::sigaction) -> bool {
+    action.sa_flags & libc::SA_RESTART == 0
+}
+
 pub(crate) unsafe fn sigaction(
     signal: c_int,
     new: *const libc::sigaction,
@@ -106,7 +110,7 @@ pub(crate) unsafe fn sigaction(
     if let Some(new) = unsafe { new.as_ref() }
         && is_handler(new.sa_sigaction)
     {
-        guard::handled(signal, true);
+        guard::handled(signal, true, interrupts(new));
     }
     // SAFETY: null or a structure, as the program says.
     let result = match unsafe { new.as_ref() } {
@@ -125,7 +129,7 @@ pub(crate) unsafe fn sigaction(
         // SAFETY: as the program says.
         && let Some(new) = unsafe { new.as_ref() }
     {
-        guard::handled(signal, is_handler(new.sa_sigaction));
+        guard::handled(signal, is_handler(new.sa_sigaction), interrupts(new));
     }
     result
 }
@@ -135,12 +139,12 @@ pub(crate) unsafe fn signal(signal: c_int, handler: usize) -> usize {
         return before;
     }
     if is_handler(handler) {
-        guard::handled(signal, true);
+        guard::handled(signal, true, false);
     }
     // SAFETY: as the program says.
     let before = unsafe { real::signal(signal, handler) };
     if before != libc::SIG_ERR {
-        guard::handled(signal, is_handler(handler));
+        guard::handled(signal, is_handler(handler), false);
     }
     before
 }

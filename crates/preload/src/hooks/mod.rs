@@ -1,19 +1,25 @@
 //! What the hooks do, by subject.
 
+pub(crate) mod aio;
 pub(crate) mod attributes;
 pub(crate) mod directories;
 pub(crate) mod exec;
 pub(crate) mod files;
+pub(crate) mod identity;
 pub(crate) mod io;
+pub(crate) mod libraries;
 pub(crate) mod locks;
 pub(crate) mod maps;
 pub(crate) mod misc;
 pub(crate) mod names;
 pub(crate) mod numbers;
 pub(crate) mod reach;
+pub(crate) mod sockets;
+pub(crate) mod spawn;
 pub(crate) mod status;
 pub(crate) mod streams;
 pub(crate) mod trees;
+pub(crate) mod walks;
 pub(crate) mod xattr;
 
 use crate::guard::{self, Failed, finish};
@@ -36,7 +42,9 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
     remote: impl Fn(&At) -> Result<T, i32>,
 ) -> T {
     // SAFETY: as the caller says.
-    let Some(found) = (unsafe { place::find(at, path) }) else {
+    let found =
+        unsafe { place::find(at, path).or_else(|| place::through_descriptor(path, follow)) };
+    let Some(found) = found else {
         let errno = guard::errno();
         let result = local(at, path);
         // SAFETY: as the caller says.
@@ -73,7 +81,7 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
 /// # Safety
 /// `path` is null or ends with a zero byte.
 unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<At> {
-    if crate::start::mounts().is_empty() || path.is_null() || guard::is_inside() {
+    if crate::start::mounts().is_empty() || !place::is_address(path) || guard::is_inside() {
         return None;
     }
     // SAFETY: as the caller says.

@@ -11,10 +11,10 @@ use std::ffi::CStr;
 
 /// A path of the program; `EFAULT` where there is none.
 unsafe fn text<'a>(path: *const c_char) -> Result<&'a [u8], i32> {
-    if path.is_null() {
+    if !place::is_address(path) {
         return Err(libc::EFAULT);
     }
-    // SAFETY: not null, so a C string as the program says.
+    // SAFETY: an address, so a C string as the program says.
     Ok(unsafe { CStr::from_ptr(path) }.to_bytes())
 }
 
@@ -130,16 +130,114 @@ unsafe fn two(
     to_at: c_int,
     to: *const c_char,
 ) -> Option<Result<(At, At), i32>> {
+    // Of these the kernel says what it says of any.
+    // SAFETY: as the program says.
+    let is_odd = |path: *const c_char| unsafe {
+        !place::is_address(path) || CStr::from_ptr(path).count_bytes() >= libc::PATH_MAX as usize
+    };
+    if start::mounts().is_empty() || is_odd(from) || is_odd(to) {
+        return None;
+    }
     // SAFETY: as the program says.
     match unsafe { (place::find(from_at, from), place::find(to_at, to)) } {
         (None, None) => None,
-        (Some(from), Some(to)) => {
-            let server =
-                |at: &At| start::mounts().get(at.mount).map(|t| (&t.url.transport, &t.url.export));
-            Some(if server(&from) == server(&to) { Ok((from, to)) } else { Err(libc::EXDEV) })
-        }
-        _ => Some(Err(libc::EXDEV)),
+        // SAFETY: as the program says.
+        (old, new) => Some(unsafe { both((from_at, from, old), (to_at, to, new)) }),
     }
+}
+
+/// The places of two names of which one at least is remote; a local one may lead to us by a link.
+unsafe fn both(
+    (from_at, from, old): (c_int, *const c_char, Option<At>),
+    (to_at, to, new): (c_int, *const c_char, Option<At>),
+) -> Result<(At, At), i32> {
+    // SAFETY: as the program says.
+    let (old, new) = unsafe {
+        (
+            old.or_else(|| super::led_in(from_at, from, false)),
+            new.or_else(|| super::led_in(to_at, to, false)),
+        )
+    };
+    let (Some(old), Some(new)) = (old, new) else { return Err(libc::EXDEV) };
+    let server = |at: &At| start::mounts().get(at.mount).map(|t| (&t.url.transport, &t.url.export));
+    if server(&old) == server(&new) { Ok((old, new)) } else { Err(libc::EXDEV) }
+}
+
+/// The places of two names that seemed local and were not found, if a link leads to us.
+unsafe fn both_led(
+    from: (c_int, *const c_char),
+    to: (c_int, *const c_char),
+) -> Option<Result<(At, At), i32>> {
+    if crate::guard::errno() != libc::ENOENT || start::mounts().is_empty() {
+        return None;
+    }
+    // SAFETY: as the program says.
+    unsafe {
+        let old = super::led_in(from.0, from.1, false);
+        let new = super::led_in(to.0, to.1, false);
+        if old.is_none() && new.is_none() {
+            return None;
+        }
+        Some(both((from.0, from.1, old), (to.0, to.1, new)))
+    }
+}
+
+/// Why a call fails whose two names are not in one tree: `EXDEV` comes behind what is wrong with
+/// the names themselves.
+unsafe fn apart(
+    (from_at, from): (c_int, *const c_char),
+    (to_at, to): (c_int, *const c_char),
+    link: bool,
+) -> i32 {
+    // SAFETY: strings, as the program says; the structure is ours.
+    unsafe {
+        let mut status: libc::stat64 = std::mem::zeroed();
+        let mut look = |at: c_int, path: *const c_char, flags: c_int| match super::status::fstatat(
+            at,
+            path,
+            &raw mut status,
+            flags,
+        ) {
+            0 => Ok(()),
+            _ => Err(crate::guard::errno()),
+        };
+        let mut parent = |at: c_int, path: *const c_char| {
+            let path = CStr::from_ptr(path).to_bytes();
+            let end = path.len() - path.iter().rev().take_while(|b| **b == b'/').count();
+            let Some(cut) = path[..end].iter().rposition(|b| *b == b'/') else { return Ok(()) };
+            let folder = [&path[..=cut], b".\0"].concat();
+            look(at, folder.as_ptr().cast(), 0)
+        };
+        let wrong = if link {
+            parent(to_at, to)
+        } else {
+            parent(from_at, from).and_then(|()| parent(to_at, to))
+        };
+        if link {
+            if let Err(error) = look(from_at, from, libc::AT_SYMLINK_NOFOLLOW) {
+                return error;
+            }
+            if look(to_at, to, libc::AT_SYMLINK_NOFOLLOW).is_ok() {
+                return libc::EEXIST;
+            }
+        }
+        wrong.err().unwrap_or(libc::EXDEV)
+    }
+}
+
+/// Replaces `EXDEV`, the result of a call with two names, by what is wrong with them.
+unsafe fn explained(
+    result: c_int,
+    from: (c_int, *const c_char),
+    to: (c_int, *const c_char),
+    link: bool,
+) -> c_int {
+    if result != 0 && crate::guard::errno() == libc::EXDEV {
+        // SAFETY: as the program says.
+        let error = unsafe { apart(from, to, link) };
+        crate::guard::set_errno(error);
+    }
+    result
 }
 
 /// Runs a call with two remote names of one export; follows what leads out of it.
@@ -177,21 +275,34 @@ pub(crate) unsafe fn renameat2(
     flags: c_uint,
 ) -> c_int {
     // SAFETY: as the program says.
-    match unsafe { two(from_at, from, to_at, to) } {
-        // SAFETY: as the program says.
-        None if flags == 0 => unsafe { real::renameat(from_at, from, to_at, to) },
-        // SAFETY: as the program says.
-        None => unsafe { real::renameat2(from_at, from, to_at, to, flags) },
-        Some(places) => ours(|| {
+    unsafe {
+        let places = match two(from_at, from, to_at, to) {
+            Some(places) => places,
+            None => {
+                let errno = crate::guard::errno();
+                let result = match flags {
+                    0 => real::renameat(from_at, from, to_at, to),
+                    _ => real::renameat2(from_at, from, to_at, to, flags),
+                };
+                if result == 0 {
+                    return 0;
+                }
+                let Some(places) = both_led((from_at, from), (to_at, to)) else { return result };
+                crate::guard::set_errno(errno);
+                places
+            }
+        };
+        let result = ours(|| {
             pair(places?, |from, to| {
                 from.with(|base, path| {
                     let renamed =
                         to.with(|new_base, new| Ok(base.rename(path, new_base, new, flags)));
-                    renamed.unwrap_or(Err(towline_wire::Errno::EIO.into()))
+                    renamed.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
                 })
                 .map(|()| 0)
             })
-        }),
+        });
+        explained(result, (from_at, from), (to_at, to), false)
     }
 }
 
@@ -222,24 +333,35 @@ pub(crate) unsafe fn linkat(
             return ours(|| {
                 crate::remote::with(open, |file| {
                     let linked = to.with(|base, path| Ok(file.link(b"", false, base, path)));
-                    linked.unwrap_or(Err(towline_wire::Errno::EIO.into()))
+                    linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
                 })
                 .map(|_| 0)
             });
         }
-        match two(from_at, from, to_at, to) {
-            None => real::linkat(from_at, from, to_at, to, flags),
-            Some(places) => ours(|| {
-                pair(places?, |from, to| {
-                    from.with(|base, path| {
-                        let linked =
-                            to.with(|new_base, new| Ok(base.link(path, follow, new_base, new)));
-                        linked.unwrap_or(Err(towline_wire::Errno::EIO.into()))
-                    })
-                    .map(|_| 0)
+        let places = match two(from_at, from, to_at, to) {
+            Some(places) => places,
+            None => {
+                let errno = crate::guard::errno();
+                let result = real::linkat(from_at, from, to_at, to, flags);
+                if result == 0 {
+                    return 0;
+                }
+                let Some(places) = both_led((from_at, from), (to_at, to)) else { return result };
+                crate::guard::set_errno(errno);
+                places
+            }
+        };
+        let result = ours(|| {
+            pair(places?, |from, to| {
+                from.with(|base, path| {
+                    let linked =
+                        to.with(|new_base, new| Ok(base.link(path, follow, new_base, new)));
+                    linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
                 })
-            }),
-        }
+                .map(|_| 0)
+            })
+        });
+        explained(result, (from_at, from), (to_at, to), true)
     }
 }
 
@@ -281,11 +403,26 @@ pub(crate) unsafe fn readlinkat(
         {
             return ours(|| {
                 let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
-                let path = place::absolute(mount, &open.entry.path());
+                let mut path = place::absolute(mount, &open.entry.path());
+                if crate::remote::stat(open)?.links == 0 {
+                    path.extend_from_slice(b" (deleted)");
+                }
                 Ok(copy_out(&path, to.cast(), room) as isize)
             });
         }
-        let local = |at, path| real::readlinkat(at, path, to, room);
+        if !path.is_null()
+            && *path == 0
+            && let Some(open) = crate::descriptors::find(at)
+        {
+            return ours(|| {
+                let target = crate::remote::with(open, |file| file.read_link(b""))?;
+                Ok(copy_out(&target, to.cast(), room) as isize)
+            });
+        }
+        let local = |at, path| match program_of(at, path) {
+            Some(name) if room > 0 => copy_out(&name, to.cast(), room) as ssize_t,
+            _ => real::readlinkat(at, path, to, room),
+        };
         let remote = |at: &At| {
             if room == 0 {
                 return Err(libc::EINVAL);
@@ -294,6 +431,24 @@ pub(crate) unsafe fn readlinkat(
             Ok(copy_out(&target, to.cast(), room) as isize)
         };
         by_path(at, path, false, local, remote)
+    }
+}
+
+/// The remote program of a process, which runs from a local copy, by its name in `/proc`.
+unsafe fn program_of(at: c_int, path: *const c_char) -> Option<Vec<u8>> {
+    if start::mounts().is_empty() || !place::is_address(path) {
+        return None;
+    }
+    // SAFETY: as the program says; the target is as long as said.
+    unsafe {
+        let name = CStr::from_ptr(path).to_bytes();
+        if !name.starts_with(b"/proc/") || !name.ends_with(b"/exe") {
+            return None;
+        }
+        let mut copy = [0u8; libc::PATH_MAX as usize];
+        let length = real::readlinkat(at, path, copy.as_mut_ptr().cast(), copy.len());
+        let copy = copy.get(..usize::try_from(length).ok()?)?;
+        inside(|| crate::mirror::original(copy).ok_or(libc::ENOENT)).ok()
     }
 }
 

@@ -212,8 +212,9 @@ calls! {
     SYS_getdents64 => Subject::Fd(a), directories::getdents64(a as _, b as _, c);
 
     // New programs
+    SYS_exit_group => Subject::Always, end(a as c_int);
     SYS_execve => Subject::Always, exec::execve(a as _, b as _, c as _);
-    SYS_execveat => Subject::Always, execveat(a as _, b as _, c as _, d as _, e as _);
+    SYS_execveat => Subject::Always, exec::execveat(a as _, b as _, c as _, d as _, e as _);
 }
 
 /// A mapping of a file is decided by its descriptor.
@@ -366,35 +367,9 @@ unsafe fn getcwd(to: *mut c_char, room: usize) -> c_long {
     }
 }
 
-type Strings = *const *const c_char;
-
-unsafe fn execveat(
-    at: c_int,
-    path: *const c_char,
-    arguments: Strings,
-    environment: Strings,
-    flags: c_int,
-) -> c_int {
+/// Does not return.
+unsafe fn end(status: c_int) -> c_int {
     // SAFETY: as the program says.
-    unsafe {
-        if path.is_null() {
-            return finish(Err(libc::EFAULT));
-        }
-        if *path == 0 && flags & libc::AT_EMPTY_PATH != 0 {
-            return exec::fexecve(at, arguments, environment);
-        }
-        if at == AT_FDCWD || *path as u8 == b'/' {
-            return exec::execve(path, arguments, environment);
-        }
-        // By a descriptor, which the new program gets only while this call lasts.
-        let fd = files::openat(at, path, libc::O_PATH | libc::O_CLOEXEC, 0);
-        if fd < 0 {
-            return -1;
-        }
-        let result = exec::fexecve(fd, arguments, environment);
-        let error = errno();
-        files::close(fd);
-        set_errno(error);
-        result
-    }
+    unsafe { exec::end(status) };
+    0
 }

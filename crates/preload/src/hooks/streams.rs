@@ -105,6 +105,10 @@ pub(crate) unsafe fn freopen(
 ) -> *mut FILE {
     // SAFETY: as the program says.
     unsafe {
+        // Without a path the same file is opened anew, in another mode.
+        let again = descriptors::find(libc::fileno(stream)).filter(|_| path.is_null());
+        let name = again.map(|_| format!("/proc/self/fd/{}\0", libc::fileno(stream)));
+        let path = name.as_ref().map_or(path, |name| name.as_ptr().cast());
         let ours = !path.is_null() && is_ours(path);
         if !ours {
             let before = libc::fileno(stream);
@@ -117,6 +121,8 @@ pub(crate) unsafe fn freopen(
             return result;
         }
         let Some(flags) = flags_of(mode) else { return finish(Err(libc::EINVAL)) };
+        // The stream may be on the file that is about to be truncated.
+        libc::fflush(stream);
         let fd = files::openat(libc::AT_FDCWD, path, flags, 0o666);
         if fd < 0 {
             libc::fclose(stream);

@@ -143,6 +143,7 @@ pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Argument
                 crate::guard::handled(
                     signal as c_int,
                     crate::hooks::misc::is_handler(asked.handler),
+                    asked.flags & libc::SA_RESTART as u64 == 0,
                 );
             }
             done

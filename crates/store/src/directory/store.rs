@@ -267,7 +267,14 @@ impl FileStore for DirectoryStore {
         let new_base = self.file(new_base)?;
         let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
-        let place = self.tree.place(acting.as_ref(), new_base, new_path)?;
+        let place = match self.tree.place(acting.as_ref(), new_base, new_path) {
+            Ok(place) => place,
+            // What is wrong with the old name is told first.
+            Err(error) => {
+                self.tree.find(acting.as_ref(), base, path, follow)?;
+                return Err(error);
+            }
+        };
         if is_name(path) && !follow {
             let to = &place.directory;
             rustix::fs::linkat(&base.fd, path, to, place.name, AtFlags::empty()).map_err(errno)?;

@@ -1,0 +1,583 @@
+/* Descriptors: their numbers, duplicates, inheritance, passing on, limits, and threads. */
+#include "case.h"
+#include <poll.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/uio.h>
+
+static void duplicates_share_the_offset(void) {
+    make("f", "abcdefghijklmnop");
+    int a = SAY(open("f", O_RDWR));
+    int b = SAY(dup(a));
+    peek(a, 3);
+    peek(b, 3);
+    int c = SAY(dup2(a, 20));
+    int d = SAY(dup3(b, 21, O_CLOEXEC));
+    int e = SAY(fcntl(a, F_DUPFD, 30));
+    int g = SAY(fcntl(a, F_DUPFD_CLOEXEC, 30));
+    SAY(fcntl(c, F_GETFD));
+    SAY(fcntl(d, F_GETFD));
+    SAY(fcntl(e, F_GETFD));
+    SAY(fcntl(g, F_GETFD));
+    SAY(close(a));
+    peek(e, 2);
+    SAY(lseek(g, 1, SEEK_SET));
+    peek(b, 2);
+    int other = SAY(open("f", O_RDONLY));
+    peek(other, 2);
+    SAY(dup2(other, other));
+    SAY(dup3(other, other, 0));
+    SAY(dup2(99, 5));
+    SAY(dup(99));
+    SAY(close(99));
+    SAY(dup2(other, b));
+    peek(b, 2);
+    SAY(close(b));
+    peek(other, 2);
+}
+
+static void duplicates_share_status_flags(void) {
+    make("f", "0123456789");
+    int a = MUST(open("f", O_RDWR));
+    int b = MUST(dup(a));
+    int c = MUST(open("f", O_WRONLY | O_APPEND | O_NONBLOCK));
+    say("%x %x %x", fcntl(a, F_GETFL), fcntl(b, F_GETFL), fcntl(c, F_GETFL));
+    SAY(fcntl(a, F_SETFL, O_APPEND));
+    say("%x %x", fcntl(a, F_GETFL), fcntl(b, F_GETFL));
+    SAY(write(b, "+", 1));
+    SAY(lseek(b, 0, SEEK_CUR));
+    SAY(fcntl(b, F_SETFL, 0));
+    SAY(lseek(a, 2, SEEK_SET));
+    SAY(write(a, "-", 1));
+    SAY(read(c, (char[4]){0}, 4));
+    SAY(write(open("f", O_RDONLY), "x", 1));
+    SAY(fcntl(99, F_GETFL));
+    show("f");
+}
+
+static void children_share_the_offset(void) {
+    make("f", "abcdefghijklmnop");
+    int fd = MUST(open("f", O_RDWR));
+    peek(fd, 2);
+    IN_CHILD(peek(fd, 2); lseek(fd, 10, SEEK_SET));
+    peek(fd, 2);
+    IN_CHILD(close(fd));
+    peek(fd, 2);
+    IN_CHILD(IN_CHILD(SAY(write(fd, "XY", 2))));
+    show("f");
+}
+
+static void onto_the_standard_descriptors(void) {
+    make("in", "first\nsecond\n");
+    IN_CHILD({
+        int in = MUST(open("in", O_RDONLY)), out = MUST(open("out", O_WRONLY | O_CREAT, 0644));
+        int err = MUST(open("err", O_WRONLY | O_CREAT, 0644));
+        MUST(dup2(in, 0));
+        MUST(dup2(out, 1));
+        MUST(dup2(err, 2));
+        MUST(close_range(3, 100, 0));
+        char line[64];
+        if (fgets(line, sizeof line, stdin)) printf("stdio got %s", line);
+        fprintf(stderr, "complaint\n");
+        fflush(stdout);
+        lseek(0, 6, SEEK_SET);
+        system("cat; echo from a shell; echo shell complains >&2");
+        write(1, "end\n", 4);
+    });
+    show("out");
+    show("err");
+    IN_CHILD({
+        MUST(close(0));
+        SAY(open("in", O_RDONLY));
+        char line[64];
+        say("%s", fgets(line, sizeof line, stdin) ? line : "nothing");
+        MUST(close(1));
+        SAY(open("out", O_WRONLY | O_APPEND));
+        puts("by number one");
+        fflush(stdout);
+    });
+    show("out");
+}
+
+static void numbers_are_the_lowest_free(void) {
+    int fds[6];
+    for (int i = 0; i < 6; i++) fds[i] = SAY(open("f", O_RDWR | O_CREAT, 0644));
+    SAY(close(fds[1]));
+    SAY(close(fds[4]));
+    SAY(open("f", O_RDONLY));
+    SAY(open("/dev/null", O_RDONLY));
+    SAY(open("f", O_RDONLY));
+    SAY(close(fds[0]));
+    int ends[2];
+    SAY(pipe(ends));
+    say("%d %d", ends[0], ends[1]);
+    SAY(close(fds[2]));
+    SAY(open(".", O_RDONLY | O_DIRECTORY));
+}
+
+static void limits(void) {
+    struct rlimit limit = {24, 24};
+    MUST(setrlimit(RLIMIT_NOFILE, &limit));
+    int count = 0, last = -1, fd;
+    while ((fd = open("f", O_RDWR | O_CREAT, 0644)) >= 0) last = fd, count++;
+    say("%d opened, the last is %d, then %s", count, last, strerrorname_np(errno));
+    SAY(dup(last));
+    SAY(close(last));
+    SAY(open("f", O_RDONLY));
+    SAY(open("/dev/null", O_RDONLY));
+    SAY(dup2(last, 24));
+    for (int i = 3; i < 24; i++) close(i);
+    SAY(open("f", O_RDONLY));
+    struct stat status;
+    SAY(stat("f", &status));
+}
+
+static void many_are_open(void) {
+    struct rlimit limit = {1024, 1024};
+    MUST(setrlimit(RLIMIT_NOFILE, &limit));
+    make("f", "many");
+    int good = 0;
+    for (int i = 0; i < 800; i++) good += open("f", O_RDONLY) >= 0;
+    say("%d open", good);
+    peek(700, 4);
+    SAY(close_range(3, ~0u, 0));
+    MUST(dup2(1, transcript));
+    SAY(open("f", O_RDONLY));
+}
+
+static void all_are_closed(void) {
+    make("f", "text");
+    int fd = MUST(open("f", O_RDONLY));
+    IN_CHILD(for (int i = 3; i < 1024; i++) if (i != transcript) close(i); SAY(open("f", O_RDONLY)));
+    IN_CHILD(close_range(3, transcript - 1, 0); close_range(transcript + 1, ~0u, 0); peek(fd, 1); show("f"));
+    IN_CHILD(closefrom(transcript + 1); peek(fd, 1));
+    IN_CHILD({
+        SAY(close_range(3, 100, CLOSE_RANGE_CLOEXEC));
+        peek(fd, 1);
+        again("peek", "3");
+    });
+    IN_CHILD(SAY(close_range(3, 50, CLOSE_RANGE_UNSHARE)); peek(fd, 1));
+    IN_CHILD(SAY(close_range(50, 3, 0)));
+    peek(fd, 3);
+    IN_CHILD({
+        DIR *list = opendir("/proc/self/fd");
+        int own = dirfd(list), closed = 0;
+        for (struct dirent *entry; (entry = readdir(list));) {
+            int number = atoi(entry->d_name);
+            if (entry->d_name[0] != '.' && number > 2 && number != own && number != transcript)
+                closed += close(number) == 0;
+        }
+        closedir(list);
+        show("f");
+    });
+}
+
+static void close_on_exec(void) {
+    make("f", "abcdefghijklmnop");
+    int stays = MUST(open("f", O_RDONLY)), goes = MUST(open("f", O_RDONLY | O_CLOEXEC));
+    say("%d %d", stays, goes);
+    IN_CHILD(again("peek", "3"));
+    IN_CHILD(again("peek", "4"));
+    SAY(fcntl(stays, F_SETFD, FD_CLOEXEC));
+    SAY(fcntl(goes, F_SETFD, 0));
+    IN_CHILD(again("peek", "3"));
+    IN_CHILD(again("peek", "4"));
+    SAY(ioctl(goes, FIOCLEX));
+    SAY(ioctl(stays, FIONCLEX));
+    IN_CHILD(again("peek", "3"));
+    IN_CHILD(again("peek", "4"));
+    int copy = MUST(dup(goes));
+    say("%d %d", copy, fcntl(copy, F_GETFD));
+    IN_CHILD(again("peek", "5"));
+    peek(stays, 2);
+    peek(goes, 2);
+}
+
+static int pass(int socket, int fd) {
+    char byte = 'x', control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
+                             .msg_controllen = sizeof control};
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(head), &fd, sizeof fd);
+    return sendmsg(socket, &message, 0);
+}
+
+static int receive(int socket, int flags) {
+    char byte, control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control,
+                             .msg_controllen = sizeof control};
+    int fd = -1;
+    if (recvmsg(socket, &message, flags) == 1) memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof fd);
+    return fd;
+}
+
+static void passed_over_a_socket(void) {
+    make("f", "abcdefghijklmnop");
+    int ends[2];
+    MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
+    pid_t child = fork();
+    if (child == 0) {
+        close(ends[0]);
+        int fd = receive(ends[1], 0);
+        say("received %d", fd);
+        peek(fd, 3);
+        SAY(write(fd, "W", 1));
+        int sealed = receive(ends[1], MSG_CMSG_CLOEXEC);
+        say("received %d, flags %d", sealed, fcntl(sealed, F_GETFD));
+        peek(sealed, 4);
+        SAY(pass(ends[1], sealed));
+        _exit(0);
+    }
+    int fd = MUST(open("f", O_RDWR));
+    MUST(pass(ends[0], fd));
+    MUST(close(fd));
+    int gone = MUST(open("gone", O_RDWR | O_CREAT, 0600));
+    MUST(write(gone, "unlinked", 8));
+    MUST(lseek(gone, 2, SEEK_SET));
+    MUST(unlink("gone"));
+    MUST(pass(ends[0], gone));
+    MUST(close(gone));
+    reap(child);
+    int back = receive(ends[0], 0);
+    peek(back, 10);
+    struct stat status;
+    MUST(fstat(back, &status));
+    say("links %ld, size %ld", (long)status.st_nlink, (long)status.st_size);
+    show("f");
+    int two[2];
+    MUST(socketpair(AF_UNIX, SOCK_DGRAM, 0, two));
+    int held = MUST(open("f", O_RDONLY));
+    for (int i = 0; i < 5; i++) MUST(pass(two[0], held));
+    close(held);
+    for (int i = 0; i < 5; i++) peek(receive(two[1], 0), 2);
+}
+
+static void readiness(void) {
+    make("f", "text");
+    int fd = MUST(open("f", O_RDWR));
+    struct pollfd wait[2] = {{fd, POLLIN | POLLOUT | POLLPRI, 0}, {99, POLLIN, 0}};
+    SAY(poll(wait, 2, 1000));
+    say("%x %x", wait[0].revents, wait[1].revents);
+    fd_set in, out;
+    FD_ZERO(&in);
+    FD_ZERO(&out);
+    FD_SET(fd, &in);
+    FD_SET(fd, &out);
+    struct timeval second = {1, 0};
+    SAY(select(fd + 1, &in, &out, NULL, &second));
+    int set = MUST(epoll_create1(0));
+    struct epoll_event event = {EPOLLIN, {.fd = fd}};
+    SAY(epoll_ctl(set, EPOLL_CTL_ADD, fd, &event));
+    SAY(isatty(fd));
+    say("%s", strerrorname_np(errno));
+    int rest = -1;
+    SAY(ioctl(fd, FIONREAD, &rest));
+    say("%d to be read", rest);
+    SAY(ioctl(fd, TIOCGWINSZ, &rest));
+}
+
+static void by_their_names(void) {
+    make("f", "abcdefghijklmnop");
+    int fd = MUST(open("f", O_RDWR));
+    peek(fd, 4);
+    char path[64], link[PATH_MAX] = {0};
+    for (int form = 0; form < 3; form++) {
+        const char *forms[] = {"/proc/self/fd/%d", "/dev/fd/%d", "/proc/%2$d/fd/%1$d"};
+        if (form < 2) snprintf(path, sizeof path, forms[form], fd);
+        else snprintf(path, sizeof path, "/proc/%d/fd/%d", getpid(), fd);
+        int other = open(path, O_RDONLY);
+        peek(other, 2);
+        memset(link, 0, sizeof link);
+        ssize_t length = readlink(path, link, sizeof link - 1);
+        say("%zd: %s", length < 0 ? length : (ssize_t)(length - (ssize_t)strlen(top)), link);
+        struct stat status;
+        SAY(stat(path, &status));
+        say("size %ld", (long)status.st_size);
+        SAY(access(path, R_OK));
+        close(other);
+    }
+    peek(fd, 2);
+    MUST(dup2(fd, 0));
+    int in = SAY(open("/dev/stdin", O_RDONLY));
+    peek(in, 2);
+    SAY(truncate("/proc/self/fd/0", 6));
+    SAY(lseek(fd, 0, SEEK_END));
+    MUST(unlink("f"));
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    memset(link, 0, sizeof link);
+    MUST(readlink(path, link, sizeof link - 1));
+    say("%s", link);
+    in = SAY(open(path, O_RDONLY));
+    peek(in, 3);
+    SAY(open("/proc/self/fd/99", O_RDONLY));
+    SAY(open("/dev/fd/99", O_RDONLY));
+}
+
+static void unnamed_files(void) {
+    int fd = SAY(open(".", O_TMPFILE | O_RDWR, 0600));
+    SAY(write(fd, "hidden", 6));
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    SAY(linkat(AT_FDCWD, path, AT_FDCWD, "shown", AT_SYMLINK_FOLLOW));
+    show("shown");
+    int other = SAY(open(".", O_TMPFILE | O_RDWR | O_EXCL, 0600));
+    snprintf(path, sizeof path, "/proc/self/fd/%d", other);
+    SAY(linkat(AT_FDCWD, path, AT_FDCWD, "never", AT_SYMLINK_FOLLOW));
+    FILE *stream = tmpfile();
+    say("%d", fputs("x", stream) >= 0);
+    char name[] = "tXXXXXX", folder[] = "dXXXXXX", suffixed[] = "sXXXXXX.c";
+    say("%d", mkstemp(name) >= 0 && access(name, F_OK) == 0);
+    say("%d", mkdtemp(folder) && access(folder, F_OK) == 0);
+    say("%d", mkstemps(suffixed, 2) >= 0 && access(suffixed, F_OK) == 0);
+    unlink(name);
+    rmdir(folder);
+    unlink(suffixed);
+}
+
+static void unlinked_and_replaced(void) {
+    make("f", "old file");
+    make("g", "new");
+    int fd = MUST(open("f", O_RDWR));
+    SAY(rename("g", "f"));
+    peek(fd, 8);
+    show("f");
+    struct stat status;
+    MUST(fstat(fd, &status));
+    say("links %ld size %ld", (long)status.st_nlink, (long)status.st_size);
+    SAY(pwrite(fd, "OLD", 3, 0));
+    IN_CHILD(lseek(fd, 0, SEEK_SET); peek(fd, 8));
+    IN_CHILD(lseek(fd, 0, SEEK_SET); again("peek", "3"));
+    SAY(ftruncate(fd, 100));
+    SAY(lseek(fd, 0, SEEK_END));
+    SAY(fchmod(fd, 0600));
+    SAY(rename("f", "renamed"));
+    int named = MUST(open("renamed", O_RDWR));
+    SAY(rename("renamed", "again"));
+    SAY(write(named, "NEW", 3));
+    show("again");
+    SAY(unlink("again"));
+    SAY(write(named, "more", 4));
+    SAY(lseek(named, 0, SEEK_SET));
+    peek(named, 10);
+    SAY(mkdir("d", 0755));
+    int folder = MUST(open("d", O_RDONLY | O_DIRECTORY));
+    SAY(rmdir("d"));
+    SAY(openat(folder, "x", O_CREAT | O_WRONLY, 0644));
+    MUST(fstat(folder, &status));
+    say("links %ld", (long)status.st_nlink);
+}
+
+static void path_descriptors(void) {
+    make("f", "text");
+    int fd = SAY(open("f", O_PATH));
+    SAY(read(fd, (char[4]){0}, 4));
+    SAY(write(fd, "x", 1));
+    SAY(lseek(fd, 0, SEEK_SET));
+    SAY(fchmod(fd, 0600));
+    SAY(ftruncate(fd, 0));
+    struct stat status;
+    SAY(fstat(fd, &status));
+    say("%x", fcntl(fd, F_GETFL));
+    symlink("f", "link");
+    int link = SAY(open("link", O_PATH | O_NOFOLLOW));
+    MUST(fstat(link, &status));
+    say("%d", S_ISLNK(status.st_mode));
+    char text[16] = {0};
+    SAY(readlinkat(link, "", text, sizeof text));
+    say("%s", text);
+    SAY(open("link", O_RDONLY | O_NOFOLLOW));
+    SAY(fstatat(fd, "", &status, AT_EMPTY_PATH));
+    SAY(fchdir(fd));
+    int folder = SAY(open(".", O_PATH | O_DIRECTORY));
+    SAY(openat(folder, "f", O_RDONLY));
+    SAY(fchdir(folder));
+}
+
+static void moved_without_buffers(void) {
+    make("f", "abcdefghijklmnop");
+    int in = MUST(open("f", O_RDONLY)), out = MUST(open("g", O_RDWR | O_CREAT, 0644)), ends[2];
+    MUST(pipe(ends));
+    off_t at = 4;
+    SAY(sendfile(out, in, &at, 3));
+    say("%ld", (long)at);
+    SAY(sendfile(ends[1], in, NULL, 4));
+    peek(ends[0], 4);
+    SAY(copy_file_range(in, NULL, out, NULL, 100, 0));
+    SAY(lseek(in, 0, SEEK_CUR));
+    show("g");
+    MUST(write(ends[1], "pipe", 4));
+    SAY(splice(ends[0], NULL, out, NULL, 10, 0));
+    loff_t from = 1;
+    SAY(splice(in, &from, ends[1], NULL, 5, 0));
+    peek(ends[0], 10);
+    show("g");
+    SAY(sendfile(in, out, NULL, 3));
+    struct iovec parts[2] = {{"ab", 2}, {"cd", 2}};
+    SAY(pwritev(out, parts, 2, 2));
+    SAY(writev(out, parts, 2));
+    SAY(pwritev2(out, parts, 2, -1, RWF_DSYNC));
+    SAY(preadv(out, (struct iovec[]){{(char[8]){0}, 8}}, 1, 3));
+    volatile int negative = -1;
+    SAY(readv(out, parts, negative));
+    SAY(readv(out, parts, 0));
+    SAY(pread(out, (char[2]){0}, 2, -1));
+    SAY(lseek(out, -1, SEEK_SET));
+    SAY(lseek(out, 0, 77));
+    show("g");
+}
+
+/* Threads */
+
+static int shared_offset;
+
+static void *reads(void *counted) {
+    char piece[7];
+    ssize_t got;
+    while ((got = read(shared_offset, piece, sizeof piece)) > 0) *(long *)counted += got;
+    return NULL;
+}
+
+static void *opens(void *counted) {
+    for (int i = 0; i < 60; i++) {
+        char text[8] = {0};
+        int fd = open("f", O_RDONLY);
+        *(long *)counted += fd >= 0 && pread(fd, text, 4, 3) == 4 && memcmp(text, "3456", 4) == 0;
+        int copy = dup(fd);
+        close(fd);
+        close(copy);
+    }
+    return NULL;
+}
+
+static void threads(void) {
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    for (int i = 0; i < 500; i++) MUST(write(fd, "0123456789", 10));
+    MUST(lseek(fd, 0, SEEK_SET));
+    shared_offset = fd;
+    pthread_t all[8];
+    long counts[8] = {0}, sum = 0;
+    for (int i = 0; i < 8; i++) pthread_create(&all[i], NULL, reads, &counts[i]);
+    for (int i = 0; i < 8; i++) pthread_join(all[i], NULL), sum += counts[i];
+    say("read once: %ld", sum);
+    memset(counts, sum = 0, sizeof counts);
+    for (int i = 0; i < 8; i++) pthread_create(&all[i], NULL, opens, &counts[i]);
+    IN_CHILD(show("/dev/null"); long one = 0; opens(&one); say("child %ld", one));
+    for (int i = 0; i < 8; i++) pthread_join(all[i], NULL), sum += counts[i];
+    say("opened: %ld", sum);
+    SAY(open("f", O_RDONLY));
+}
+
+/* Signals */
+
+static volatile sig_atomic_t signals;
+static int signalled_fd;
+
+static void writes(int signal) {
+    (void)signal;
+    int error = errno;
+    signals += write(signalled_fd, "s", 1) == 1;
+    errno = error;
+}
+
+static void handlers_use_files(void) {
+    signalled_fd = MUST(open("log", O_WRONLY | O_CREAT | O_APPEND, 0644));
+    struct sigaction action = {.sa_handler = writes, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &action, NULL);
+    pid_t parent = getpid(), child = fork();
+    if (child == 0) {
+        for (int i = 0; i < 50; i++) kill(parent, SIGUSR1), usleep(500);
+        _exit(0);
+    }
+    int status, bad = 0, count = 0, fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    while (waitpid(child, &status, WNOHANG) == 0 || count < 50) {
+        bad += pwrite(fd, "0123456789", 10, 10 * (count % 50)) != 10;
+        count++;
+    }
+    struct stat log;
+    MUST(fstat(signalled_fd, &log));
+    say("%d failures, every signal written: %d", bad, log.st_size == signals && signals > 0);
+    sigset_t set;
+    sigprocmask(SIG_SETMASK, NULL, &set);
+    say("mask empty: %d", sigisemptyset(&set));
+    sigaction(SIGUSR1, NULL, &action);
+    say("handler kept: %d", action.sa_handler == writes);
+    MUST(unlink("log"));
+    SAY(fstat(fd, &log));
+    say("size %ld", (long)log.st_size);
+}
+
+static void errno_stays(void) {
+    make("f", "text");
+    errno = EXDEV;
+    int fd = open("f", O_RDONLY);
+    char byte;
+    struct stat status;
+    int all = read(fd, &byte, 1) == 1 && stat("f", &status) == 0 && close(fd) == 0;
+    say("%d %s", all, strerrorname_np(errno));
+    DIR *list = opendir(".");
+    while (readdir(list)) {}
+    closedir(list);
+    say("%s", strerrorname_np(errno));
+}
+
+static void *appends(void *unused) {
+    (void)unused;
+    int fd = open("log", O_WRONLY | O_APPEND);
+    for (int i = 0; i < 40; i++) {
+        char line[32];
+        snprintf(line, sizeof line, "%08d-%08d-%08d\n", getpid(), i, i);
+        if (write(fd, line, 27) != 27) _exit(9);
+    }
+    return NULL;
+}
+
+static void many_append(void) {
+    close(MUST(open("log", O_WRONLY | O_CREAT, 0644)));
+    pid_t children[5];
+    for (int i = 0; i < 5; i++)
+        if ((children[i] = fork()) == 0) appends(NULL), _exit(0);
+    for (int i = 0; i < 5; i++) reap(children[i]);
+    FILE *stream = fopen("log", "r");
+    char line[64];
+    int whole = 0, odd = 0;
+    while (fgets(line, sizeof line, stream))
+        if (strlen(line) == 27 && line[8] == '-' && memcmp(line + 9, line + 18, 8) == 0) whole++;
+        else odd++;
+    say("%d whole lines, %d torn", whole, odd);
+    MUST(unlink("log"));
+}
+
+static const struct test tests[] = {
+    {"duplicates", duplicates_share_the_offset},
+    {"status-flags", duplicates_share_status_flags},
+    {"children", children_share_the_offset},
+    {"standard", onto_the_standard_descriptors},
+    {"numbers", numbers_are_the_lowest_free},
+    {"limits", limits},
+    {"many", many_are_open},
+    {"close-all", all_are_closed},
+    {"close-on-exec", close_on_exec},
+    {"passed", passed_over_a_socket},
+    {"readiness", readiness},
+    {"names", by_their_names},
+    {"unnamed", unnamed_files},
+    {"replaced", unlinked_and_replaced},
+    {"path", path_descriptors},
+    {"moved", moved_without_buffers},
+    {"threads", threads},
+    {"handlers", handlers_use_files},
+    {"errno", errno_stays},
+    {"append", many_append},
+    {NULL, NULL},
+};
+
+int main(int count, char **arguments) { return run(count, arguments, tests); }

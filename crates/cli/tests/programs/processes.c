@@ -1,0 +1,402 @@
+/* New programs and processes: every way to start one, what it inherits, locks, working directory. */
+#include "case.h"
+#include <spawn.h>
+#include <sys/file.h>
+#include <sys/time.h>
+
+extern char **environ;
+
+static void copy_program(const char *from, const char *to) {
+    char command[PATH_MAX * 2];
+    snprintf(command, sizeof command, "cp %s %s && chmod +x %s", from, to, to);
+    if (system(command) != 0) _exit(90);
+}
+
+static void script(const char *path, const char *text) {
+    make(path, text);
+    MUST(chmod(path, 0755));
+}
+
+/* Every way to execute: what it says goes to the transcript as descriptor 1. */
+static void every_exec(void) {
+    copy_program("/bin/echo", "e");
+    script("s", "#!/bin/sh\necho script $0 $1 $2\n");
+    script("o", "#!/bin/sh -e\nfalse\necho not reached\n");
+    script("n", "echo nobody claims $1\n");
+    script("i", "#!./s option\nthe interpreter is a script\n");
+    make("p", "#!/bin/sh\n");
+    script("w", "#!/no/such/interpreter\n");
+    make("m", "\177ELFnot a program");
+    chmod("m", 0755);
+    MUST(dup2(transcript, 1));
+    char *list[] = {"zero", "one", "two", NULL}, *own[] = {"PATH=/bin", "OWN=yes", NULL};
+    const char *names[] = {"./e", "./s", "./o", "./n", "./i", "./p", "./w", "./m", "./none", ".", "e"};
+    for (int i = 0; i < 11; i++) {
+        const char *name = names[i];
+        say("-- %s", name);
+        IN_CHILD(SAY(execv(name, list)));
+        IN_CHILD(SAY(execve(name, list, own)));
+        IN_CHILD(SAY(execl(name, "zero", "one", "two", NULL)));
+        IN_CHILD(SAY(execlp(name, "zero", "one", "two", NULL)));
+        IN_CHILD(SAY(execle(name, "zero", "one", "two", NULL, own)));
+        IN_CHILD(SAY(execvp(name, list)));
+        IN_CHILD(SAY(execvpe(name, list, own)));
+        IN_CHILD(setenv("PATH", ".:/bin", 1); SAY(execvp(name, list)));
+        IN_CHILD(setenv("PATH", top, 1); SAY(execlp(name, "zero", "one", NULL)));
+        IN_CHILD({
+            int fd = open(name, O_RDONLY);
+            SAY(fexecve(fd, list, own));
+        });
+        IN_CHILD(SAY(execveat(AT_FDCWD, name, list, own, 0)));
+        pid_t pid = 0;
+        int result = posix_spawn(&pid, name, NULL, NULL, list, own);
+        if (result == 0) reap(pid);
+        say("posix_spawn %s", result ? strerrorname_np(result) : "good");
+        result = posix_spawnp(&pid, name, NULL, NULL, list, environ);
+        if (result == 0) reap(pid);
+        say("posix_spawnp %s", result ? strerrorname_np(result) : "good");
+    }
+    char path[PATH_MAX + 8];
+    snprintf(path, sizeof path, "%s/s", top);
+    IN_CHILD(SAY(execl(path, "zero", "absolute", NULL)));
+}
+
+static void environments(void) {
+    make("f", "abcdefgh");
+    MUST(open("f", O_RDONLY));
+    char *none[] = {NULL};
+    char *odd[] = {"LD_PRELOAD=", "LD_LIBRARY_PATH=/nowhere", NULL};
+    char *list[] = {self, "--job", "peek", "3", top, NULL};
+    IN_CHILD(execve(self, list, none));
+    IN_CHILD(execve(self, list, odd));
+    IN_CHILD(clearenv(); execv(self, list));
+    IN_CHILD(unsetenv("LD_PRELOAD"); execv(self, list));
+    IN_CHILD(setenv("LD_PRELOAD", "", 1); setenv("TOWLINE_RUN", "/nowhere", 1); execvp(self, list));
+    IN_CHILD(environ = none; execlp(self, self, "--job", "say", "no environment", top, NULL));
+    MUST(dup2(transcript, 1));
+    IN_CHILD(execle("/usr/bin/env", "env", "-i", "/bin/cat", "f", NULL, none));
+    IN_CHILD(execl("/bin/sh", "sh", "-c", "exec env -i sh -c 'cat f; echo; cat < f'", NULL));
+}
+
+static void forks(void) {
+    make("f", "abcdefghij");
+    int fd = MUST(open("f", O_RDWR));
+    pid_t child = vfork();
+    if (child == 0) {
+        execl(self, self, "--job", "peek", "3", top, NULL);
+        _exit(1);
+    }
+    reap(child);
+    peek(fd, 2);
+    child = vfork();
+    if (child == 0) _exit(7);
+    reap(child);
+    child = vfork();
+    if (child == 0) {
+        execl("./none", "none", NULL);
+        _exit(errno == ENOENT ? 4 : 5);
+    }
+    reap(child);
+    IN_CHILD(IN_CHILD(IN_CHILD(lseek(fd, 1, SEEK_SET)); peek(fd, 1)); peek(fd, 1));
+    child = fork();
+    if (child == 0) pause();
+    SAY(kill(child, SIGKILL));
+    reap(child);
+    peek(fd, 1);
+    for (int i = 0; i < 30; i++) {
+        child = fork();
+        if (child == 0) _exit(pread(fd, (char[1]){0}, 1, i % 10) == 1 ? 0 : 1);
+        int status;
+        waitpid(child, &status, 0);
+        if (status) say("child %d failed", i);
+    }
+    SAY(close(fd));
+}
+
+static void spawned(void) {
+    make("f", "abcdefghij");
+    mkdir("d", 0755);
+    make("d/inside", "inside");
+    int fd = MUST(open("f", O_RDONLY | O_CLOEXEC));
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, fd, 5);
+    posix_spawn_file_actions_addopen(&actions, 6, "f", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, 7, "made", O_WRONLY | O_CREAT | O_TRUNC, 0640);
+    posix_spawn_file_actions_addclose(&actions, 5);
+    posix_spawn_file_actions_adddup2(&actions, 6, 8);
+    char *list[] = {"sh", "-c", "head -c 3 <&6 >&7; head -c 2 <&8 >&7; echo >&7; cat <&5 2>&7 || echo closed >&7", NULL};
+    pid_t pid = 0;
+    say("%d", posix_spawn(&pid, "/bin/sh", &actions, NULL, list, environ));
+    reap(pid);
+    show("made");
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 6, "none", O_RDONLY, 0);
+    say("%s", strerrorname_np(posix_spawn(&pid, "/bin/sh", &actions, NULL, list, environ)));
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addchdir_np(&actions, "d");
+    posix_spawn_file_actions_addopen(&actions, 1, "out", O_WRONLY | O_CREAT, 0644);
+    char *cat[] = {"sh", "-c", "cat inside; pwd | tail -c 3; ls", NULL};
+    say("%d", posix_spawnp(&pid, "sh", &actions, NULL, cat, environ));
+    reap(pid);
+    show("d/out");
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_t attributes;
+    posix_spawnattr_init(&attributes);
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    sigset_t set;
+    sigemptyset(&set);
+    posix_spawnattr_setsigmask(&attributes, &set);
+    sigaddset(&set, SIGPIPE);
+    posix_spawnattr_setsigdefault(&attributes, &set);
+    script("s", "#!/bin/sh\ntest \"$(ps -o pgid= -p $$ 2>/dev/null || echo $$)\" -eq $$ && echo own group > group\n");
+    char *own[] = {"s", NULL};
+    say("%d", posix_spawn(&pid, "./s", NULL, &attributes, own, environ));
+    reap(pid);
+    show("group");
+    int before = MUST(open("f", O_RDONLY));
+    MUST(close(before));
+    for (int i = 0; i < 10; i++) {
+        char *none[] = {"true", NULL};
+        if (posix_spawnp(&pid, "true", NULL, NULL, none, environ) == 0) waitpid(pid, NULL, 0);
+    }
+    say("nothing left open: %d", before == open("f", O_RDONLY));
+}
+
+static void working_directory(void) {
+    MUST(mkdir("a", 0755));
+    MUST(mkdir("a/b", 0755));
+    make("a/f", "in a");
+    make("a/b/f", "in b");
+    char here[PATH_MAX];
+    SAY(chdir("a/b"));
+    say("%s", getcwd(here, sizeof here));
+    IN_CHILD(again("cwd", "f"));
+    IN_CHILD(again("cwd", "../f"));
+    SAY(chdir(".."));
+    show("f");
+    int fd = MUST(open("b", O_RDONLY | O_DIRECTORY));
+    IN_CHILD(SAY(fchdir(fd)); again("cwd", "f"));
+    show("b/../f");
+    int up = SAY(openat(fd, "../f", O_RDONLY));
+    peek(up, 4);
+    SAY(chdir("f"));
+    SAY(chdir("none"));
+    SAY(chdir("/"));
+    IN_CHILD(again("cwd", "none"));
+    SAY(fchdir(fd));
+    say("%s", getcwd(here, sizeof here));
+    errno = 0;
+    say("%d %s", getcwd(here, 3) == NULL, strerrorname_np(errno));
+    symlink("b", "../link");
+    SAY(chdir("../link"));
+    say("%s", getcwd(here, sizeof here));
+    make("g", "made here");
+    show("../b/g");
+    SAY(chdir(top));
+    SAY(chmod("a", 0));
+    SAY(chmod("a", 0755));
+    char *allocated = getcwd(NULL, 0);
+    say("%s", allocated);
+    say("%s", get_current_dir_name());
+    say("%s", realpath("a/./../a/b", here) ? here : strerrorname_np(errno));
+    MUST(dup2(transcript, 1));
+    system("cd a/b && pwd && cat ../f && cd / && cat $OLDPWD/f");
+}
+
+static void process_locks(void) {
+    make("f", "0123456789");
+    int fd = MUST(open("f", O_RDWR)), other = MUST(open("f", O_RDWR));
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 2, .l_len = 3};
+    SAY(fcntl(fd, F_SETLK, &lock));
+    IN_CHILD({
+        struct flock wanted = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 4, .l_len = 1};
+        SAY(fcntl(fd, F_SETLK, &wanted));
+        wanted.l_type = F_WRLCK;
+        SAY(fcntl(fd, F_GETLK, &wanted));
+        say("type %d start %ld length %ld mine %d", wanted.l_type, (long)wanted.l_start,
+            (long)wanted.l_len, wanted.l_pid == getppid());
+        wanted = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 5, .l_len = 1};
+        SAY(fcntl(fd, F_SETLK, &wanted));
+    });
+    IN_CHILD(SAY(lockf(fd, F_TEST, 10)); lseek(fd, 2, SEEK_SET); SAY(lockf(fd, F_TLOCK, 1)));
+    /* Any close of the file by this process gives its locks up. */
+    MUST(close(other));
+    IN_CHILD(again("lock", "f"));
+    lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    SAY(fcntl(fd, F_SETLK, &lock));
+    IN_CHILD(again("lock", "f"));
+    lock.l_type = F_UNLCK;
+    SAY(fcntl(fd, F_SETLK, &lock));
+    IN_CHILD(again("lock", "f"));
+    int reader = MUST(open("f", O_RDONLY));
+    lock.l_type = F_WRLCK;
+    SAY(fcntl(reader, F_SETLK, &lock));
+    lock.l_type = 77;
+    SAY(fcntl(fd, F_SETLK, &lock));
+    lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = -1};
+    SAY(fcntl(fd, F_SETLK, &lock));
+    lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_END, .l_start = -2, .l_len = -3};
+    SAY(fcntl(fd, F_SETLK, &lock));
+    IN_CHILD({
+        struct flock wanted = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        SAY(fcntl(fd, F_GETLK, &wanted));
+        say("start %ld length %ld", (long)wanted.l_start, (long)wanted.l_len);
+    });
+}
+
+/* A lock is held across exec, and given up when the process ends, however it ends. */
+static void locks_and_new_programs(void) {
+    make("f", "x");
+    make("ready", "");
+    int told[2], go[2];
+    MUST(pipe(told));
+    MUST(pipe(go));
+    pid_t child = fork();
+    if (child == 0) {
+        int fd = MUST(open("f", O_RDWR));
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        MUST(fcntl(fd, F_SETLK, &lock));
+        MUST(dup2(told[1], 8));
+        MUST(dup2(go[0], 9));
+        execl("/bin/sh", "sh", "-c", "echo >&8; read x <&9; exec sh -c 'echo >&8; read x <&9'", NULL);
+        _exit(1);
+    }
+    read(told[0], (char[1]){0}, 1);
+    IN_CHILD(again("lock", "f"));
+    write(go[1], "\n", 1);
+    read(told[0], (char[1]){0}, 1);
+    IN_CHILD(again("lock", "f"));
+    kill(child, SIGKILL);
+    reap(child);
+    int taken = 0;
+    for (int i = 0; i < 300 && !taken; i++) {
+        int fd = MUST(open("f", O_RDWR));
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        taken = fcntl(fd, F_SETLK, &lock) == 0;
+        close(fd);
+        if (!taken) usleep(50000);
+    }
+    say("taken after its death: %d", taken);
+}
+
+static void file_locks(void) {
+    make("f", "0123456789");
+    int fd = MUST(open("f", O_RDWR)), other = MUST(open("f", O_RDWR));
+    SAY(flock(fd, LOCK_EX));
+    SAY(flock(other, LOCK_SH | LOCK_NB));
+    int copy = MUST(dup(fd));
+    SAY(flock(copy, LOCK_SH));
+    SAY(flock(other, LOCK_SH | LOCK_NB));
+    SAY(flock(other, LOCK_EX | LOCK_NB));
+    IN_CHILD(SAY(flock(fd, LOCK_UN)));
+    SAY(flock(other, LOCK_EX | LOCK_NB));
+    SAY(flock(fd, 0));
+    MUST(close(other));
+    SAY(flock(fd, LOCK_EX | LOCK_NB));
+    MUST(close(fd));
+    other = MUST(open("f", O_RDWR));
+    SAY(flock(other, LOCK_EX | LOCK_NB));
+    MUST(close(copy));
+    SAY(flock(other, LOCK_EX | LOCK_NB));
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 4};
+    int third = MUST(open("f", O_RDWR));
+    SAY(fcntl(other, F_OFD_SETLK, &lock));
+    SAY(fcntl(third, F_OFD_SETLK, &lock));
+    IN_CHILD(lock.l_type = F_UNLCK; SAY(fcntl(other, F_OFD_SETLK, &lock)));
+    SAY(fcntl(third, F_OFD_SETLK, &lock));
+    lock.l_pid = 1;
+    SAY(fcntl(third, F_OFD_SETLK, &lock));
+}
+
+static void rings(int signal) { (void)signal; }
+
+static void waiting_for_locks(void) {
+    make("f", "0123456789");
+    int fd = MUST(open("f", O_RDWR)), told[2];
+    MUST(pipe(told));
+    pid_t child = fork();
+    if (child == 0) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 5};
+        MUST(fcntl(fd, F_SETLK, &lock));
+        write(told[1], "x", 1);
+        usleep(2000000);
+        pwrite(fd, "BEFORE", 6, 0);
+        _exit(0);
+    }
+    read(told[0], (char[1]){0}, 1);
+    struct sigaction action = {.sa_handler = rings};
+    sigaction(SIGALRM, &action, NULL);
+    struct itimerval soon = {{0, 100000}, {0, 100000}}, never = {{0, 0}, {0, 0}};
+    setitimer(ITIMER_REAL, &soon, NULL);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 5};
+    SAY(fcntl(fd, F_SETLKW, &lock));
+    setitimer(ITIMER_REAL, &never, NULL);
+    SAY(fcntl(fd, F_SETLKW, &lock));
+    show("f");
+    reap(child);
+    /* A cycle. The locks of the parent went with the close in show. */
+    fd = MUST(open("f", O_RDWR));
+    lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+    MUST(fcntl(fd, F_SETLK, &lock));
+    child = fork();
+    if (child == 0) {
+        lock.l_start = 1;
+        MUST(fcntl(fd, F_SETLK, &lock));
+        write(told[1], "x", 1);
+        lock.l_start = 0;
+        _exit(fcntl(fd, F_SETLKW, &lock) == 0 ? 0 : 1);
+    }
+    read(told[0], (char[1]){0}, 1);
+    usleep(300000);
+    lock.l_start = 1;
+    SAY(fcntl(fd, F_SETLKW, &lock));
+    lock = (struct flock){.l_type = F_UNLCK, .l_whence = SEEK_SET};
+    SAY(fcntl(fd, F_SETLK, &lock));
+    reap(child);
+    /* flock waits, too. */
+    SAY(flock(fd, LOCK_EX));
+    child = fork();
+    if (child == 0) {
+        int own = MUST(open("f", O_RDWR));
+        write(told[1], "x", 1);
+        _exit(flock(own, LOCK_EX) == 0 ? 0 : 1);
+    }
+    read(told[0], (char[1]){0}, 1);
+    usleep(100000);
+    SAY(flock(fd, LOCK_UN));
+    reap(child);
+}
+
+static void masks(void) {
+    umask(027);
+    close(MUST(open("a", O_CREAT | O_WRONLY, 0666)));
+    mkdir("d", 0777);
+    IN_CHILD(again("umask", ""));
+    IN_CHILD(umask(0); close(MUST(open("b", O_CREAT | O_WRONLY, 0666))));
+    IN_CHILD(execl("/bin/sh", "sh", "-c", "echo > c; umask 077; echo > e", NULL));
+    const char *names[] = {"a", "d", "b", "c", "e"};
+    for (int i = 0; i < 5; i++) {
+        struct stat status = {0};
+        stat(names[i], &status);
+        say("%s %o", names[i], status.st_mode);
+    }
+}
+
+static const struct test tests[] = {
+    {"exec", every_exec},
+    {"environments", environments},
+    {"forks", forks},
+    {"spawn", spawned},
+    {"working-directory", working_directory},
+    {"process-locks", process_locks},
+    {"locks-exec", locks_and_new_programs},
+    {"file-locks", file_locks},
+    {"lock-waits", waiting_for_locks},
+    {"masks", masks},
+    {NULL, NULL},
+};
+
+int main(int count, char **arguments) { return run(count, arguments, tests); }

@@ -1,0 +1,144 @@
+//! Other users and groups: requests are then made on their behalf, and the run's files are opened to
+//! them, since the kernel asks who opens a placeholder.
+
+use crate::guard::{checked, inside};
+use crate::table::real;
+use crate::{remote, start};
+use libc::{c_int, gid_t, uid_t};
+use towline_instance::{MAPPINGS, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
+
+const NAME: &std::ffi::CStr = c"system.posix_acl_access";
+/// Entries of an access control list, in the order in which the kernel wants them.
+const OWNER: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP: u16 = 0x04;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+const NOBODY: u32 = u32::MAX;
+const BYTES_MAX: usize = 4 + 8 * 64;
+
+/// Lets a user use the run's files, who is about to be the one of this process.
+fn admit(user: uid_t) {
+    if start::state().is_none() || user == NOBODY {
+        return;
+    }
+    let _ = inside(|| {
+        for part in ["", PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS, STATE] {
+            let path = [start::directory(), b"/", part.as_bytes(), b"\0"].concat();
+            let permissions = if part == STATE { 6 } else { 7 };
+            // Where it cannot be, opening fails later, and says so.
+            let _ = permit(&path, user, permissions);
+        }
+        if let Some(config) = start::config() {
+            let _ = permit(&[&config.library[..], b"\0"].concat(), user, 5);
+        }
+        // The folders above, as far as not everybody may pass.
+        let directory = start::directory();
+        for end in (1..directory.len()).filter(|end| directory[*end] == b'/') {
+            let path = [&directory[..end], b"\0"].concat();
+            // SAFETY: all zero is a valid `stat`.
+            let mut found: libc::stat = unsafe { std::mem::zeroed() };
+            let (at, to) = (path.as_ptr() as usize, &raw mut found as usize);
+            let arguments = [libc::AT_FDCWD as usize, at, to, 0, 0, 0];
+            // SAFETY: the path ends with a zero byte; the structure outlives the call.
+            let known = unsafe { checked(libc::SYS_newfstatat, arguments) }.is_ok();
+            if known && found.st_mode & 1 == 0 {
+                let _ = permit(&path, user, 1);
+            }
+        }
+        Ok(())
+    });
+}
+
+fn permit(path: &[u8], user: uid_t, permissions: u16) -> Result<(), i32> {
+    let mut list = [0u8; BYTES_MAX];
+    let (path, name) = (path.as_ptr() as usize, NAME.as_ptr() as usize);
+    let arguments = [path, name, list.as_mut_ptr() as usize, list.len(), 0, 0];
+    // SAFETY: strings that end with zero bytes; the target is as long as said.
+    let known = unsafe { checked(libc::SYS_getxattr, arguments) }.unwrap_or(0);
+    let mut entries: Vec<(u16, u16, u32)> = list[..known]
+        .get(4..)
+        .unwrap_or_default()
+        .chunks_exact(8)
+        .map(|entry| {
+            let half = |at: usize| u16::from_le_bytes([entry[at], entry[at + 1]]);
+            (half(0), half(2), u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]))
+        })
+        .collect();
+    if entries.is_empty() {
+        // What its owner may do today: all that these files and folders are made with.
+        let own = if permissions & 1 == 0 { 6 } else { 7 };
+        entries = vec![(OWNER, own, NOBODY), (GROUP, 0, NOBODY), (OTHER, 0, NOBODY)];
+    }
+    if entries.iter().any(|(tag, _, id)| *tag == USER && *id == user) {
+        return Ok(());
+    }
+    entries.retain(|(tag, _, _)| *tag != MASK);
+    entries.push((USER, permissions, user));
+    let mask = entries.iter().filter(|(tag, ..)| *tag == USER).fold(0, |all, entry| all | entry.1);
+    entries.push((MASK, mask, NOBODY));
+    entries.sort_unstable_by_key(|(tag, _, id)| (*tag, *id));
+    let mut bytes = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        bytes.extend_from_slice(&tag.to_le_bytes());
+        bytes.extend_from_slice(&permissions.to_le_bytes());
+        bytes.extend_from_slice(&id.to_le_bytes());
+    }
+    let arguments = [path, name, bytes.as_ptr() as usize, bytes.len(), 0, 0];
+    // SAFETY: strings that end with zero bytes; the value is as long as said.
+    unsafe { checked(libc::SYS_setxattr, arguments) }.map(drop)
+}
+
+fn changed(result: c_int) -> c_int {
+    if result == 0 && start::state().is_some() {
+        let _ = inside(|| {
+            remote::identity_changed();
+            Ok(())
+        });
+    }
+    result
+}
+
+pub(crate) unsafe fn setuid(user: uid_t) -> c_int {
+    admit(user);
+    // SAFETY: as the program says.
+    changed(unsafe { real::setuid(user) })
+}
+
+pub(crate) unsafe fn seteuid(user: uid_t) -> c_int {
+    admit(user);
+    // SAFETY: as the program says.
+    changed(unsafe { real::seteuid(user) })
+}
+
+pub(crate) unsafe fn setreuid(user: uid_t, effective: uid_t) -> c_int {
+    admit(effective);
+    // SAFETY: as the program says.
+    changed(unsafe { real::setreuid(user, effective) })
+}
+
+pub(crate) unsafe fn setresuid(user: uid_t, effective: uid_t, saved: uid_t) -> c_int {
+    admit(effective);
+    // SAFETY: as the program says.
+    changed(unsafe { real::setresuid(user, effective, saved) })
+}
+
+pub(crate) unsafe fn setgid(group: gid_t) -> c_int {
+    // SAFETY: as the program says.
+    changed(unsafe { real::setgid(group) })
+}
+
+pub(crate) unsafe fn setegid(group: gid_t) -> c_int {
+    // SAFETY: as the program says.
+    changed(unsafe { real::setegid(group) })
+}
+
+pub(crate) unsafe fn setregid(group: gid_t, effective: gid_t) -> c_int {
+    // SAFETY: as the program says.
+    changed(unsafe { real::setregid(group, effective) })
+}
+
+pub(crate) unsafe fn setresgid(group: gid_t, effective: gid_t, saved: gid_t) -> c_int {
+    // SAFETY: as the program says.
+    changed(unsafe { real::setresgid(group, effective, saved) })
+}

@@ -1,0 +1,331 @@
+//! `posix_spawn`. libc's does everything with system calls of its own, in a child that shares our
+//! memory. So where a remote path is involved (of the program, or of a file or directory that the
+//! child is to open or go to), the same is done in a child of `fork`, by the hooked functions.
+
+use super::exec::{self, Strings};
+use super::{directories, files, reach};
+use crate::guard::{errno, set_errno, system_call};
+use crate::table::real;
+use crate::{descriptors, place, start};
+use libc::{c_char, c_int, c_short, c_void, mode_t, pid_t};
+use std::ffi::CStr;
+
+/// What a child does before it executes the program, as glibc keeps it.
+#[repr(C)]
+struct Actions {
+    allocated: c_int,
+    used: c_int,
+    list: *const Action,
+}
+
+#[repr(C)]
+struct Action {
+    kind: c_int,
+    about: About,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+union About {
+    fd: c_int,
+    dup: [c_int; 2],
+    open: Open,
+    path: *const c_char,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Open {
+    fd: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: mode_t,
+}
+
+const CLOSE: c_int = 0;
+const DUP: c_int = 1;
+const OPEN: c_int = 2;
+const CHDIR: c_int = 3;
+const FCHDIR: c_int = 4;
+const CLOSE_FROM: c_int = 5;
+const TERMINAL_GROUP: c_int = 6;
+
+/// The actions of a child; none for null.
+unsafe fn actions<'a>(actions: *const c_void) -> &'a [Action] {
+    // SAFETY: null or what libc's functions made, as the program says.
+    unsafe {
+        match actions.cast::<Actions>().as_ref() {
+            Some(actions) if actions.used > 0 && !actions.list.is_null() => {
+                std::slice::from_raw_parts(actions.list, actions.used as usize)
+            }
+            _ => &[],
+        }
+    }
+}
+
+/// True when the child has to do with remote paths before the program runs, or the program is one.
+unsafe fn is_remote(program: *const c_char, list: &[Action]) -> bool {
+    let mut moved = false;
+    // SAFETY: strings, as the program says; each action has the part that its kind says.
+    unsafe {
+        for action in list {
+            let found = match action.kind {
+                OPEN => leads_there(action.about.open.path, moved),
+                CHDIR => leads_there(action.about.path, moved),
+                FCHDIR => descriptors::find(action.about.fd).is_some(),
+                _ => false,
+            };
+            if found {
+                return true;
+            }
+            moved |= matches!(action.kind, CHDIR | FCHDIR);
+        }
+        leads_there(program, moved)
+    }
+}
+
+/// True for a remote path, or one relative to a directory that the child will have gone to.
+unsafe fn leads_there(path: *const c_char, moved: bool) -> bool {
+    // SAFETY: as the program says.
+    unsafe {
+        place::find(libc::AT_FDCWD, path).is_some()
+            || (moved && place::is_address(path) && *path.cast::<u8>() != b'/')
+    }
+}
+
+type Spawn =
+    unsafe fn(*mut pid_t, *const c_char, *const c_void, *const c_void, Strings, Strings) -> c_int;
+
+/// How the child executes the program.
+type Execute = unsafe fn(*const c_char, Strings, Strings) -> c_int;
+
+pub(crate) unsafe fn posix_spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    file_actions: *const c_void,
+    attributes: *const c_void,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if start::state().is_none() {
+            return real::posix_spawn(pid, path, file_actions, attributes, arguments, environment);
+        }
+        let list = actions(file_actions);
+        if is_remote(path, list) {
+            return by_fork(pid, path, list, attributes, (arguments, environment), exec::execve);
+        }
+        if place::is_address(path)
+            && let Err(error) = reach::check(path, arguments)
+        {
+            return error;
+        }
+        let local = real::posix_spawn as Spawn;
+        let result = plain(local, pid, path, file_actions, attributes, arguments, environment);
+        if result == libc::ENOENT && super::led_in(libc::AT_FDCWD, path, true).is_some() {
+            return by_fork(pid, path, list, attributes, (arguments, environment), exec::execve);
+        }
+        result
+    }
+}
+
+pub(crate) unsafe fn posix_spawnp(
+    pid: *mut pid_t,
+    file: *const c_char,
+    file_actions: *const c_void,
+    attributes: *const c_void,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if start::state().is_none() || !place::is_address(file) {
+            return real::posix_spawnp(pid, file, file_actions, attributes, arguments, environment);
+        }
+        let list = actions(file_actions);
+        let has_folder = CStr::from_ptr(file).to_bytes().contains(&b'/');
+        let remote = is_remote(if has_folder { file } else { c"/".as_ptr() }, list)
+            || (!has_folder && exec::searches_remote(&exec::search_path()));
+        if remote {
+            return by_fork(pid, file, list, attributes, (arguments, environment), exec::search);
+        }
+        let reached = if has_folder {
+            reach::check(file, arguments)
+        } else {
+            reach::check_found(file, arguments, &exec::search_path())
+        };
+        if let Err(error) = reached {
+            return error;
+        }
+        let local = real::posix_spawnp as Spawn;
+        plain(local, pid, file, file_actions, attributes, arguments, environment)
+    }
+}
+
+/// libc's own, with the environment that makes the child part of the run.
+unsafe fn plain(
+    spawn: Spawn,
+    pid: *mut pid_t,
+    path: *const c_char,
+    file_actions: *const c_void,
+    attributes: *const c_void,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
+    descriptors::share();
+    // SAFETY: as the program says.
+    unsafe {
+        let program = place::is_address(path).then(|| CStr::from_ptr(path).to_bytes_with_nul());
+        exec::with_environment(environment, program, |own| {
+            spawn(pid, path, file_actions, attributes, arguments, own)
+        })
+    }
+}
+
+/// Spawns by `fork`; the child's failure comes through a pipe.
+unsafe fn by_fork(
+    pid: *mut pid_t,
+    path: *const c_char,
+    list: &[Action],
+    attributes: *const c_void,
+    (arguments, environment): (Strings, Strings),
+    execute: Execute,
+) -> c_int {
+    let close = |fd: usize| {
+        // SAFETY: descriptors of our own.
+        unsafe { system_call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) }
+    };
+    // SAFETY: the arguments are the program's; addresses outlive the calls.
+    unsafe {
+        let mut ends = [0i32; 2];
+        let flags = libc::O_CLOEXEC as usize;
+        let made = system_call(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, flags, 0, 0, 0, 0]);
+        if made < 0 {
+            return -made as c_int;
+        }
+        let [listen, tell] = ends.map(|fd| fd as usize);
+        let before = errno();
+        let child = libc::fork();
+        if child == 0 {
+            close(listen);
+            // Out of the way of what the child opens.
+            let first = descriptors::own_first() as usize;
+            let dup = [tell, libc::F_DUPFD_CLOEXEC as usize, first, 0, 0, 0];
+            let moved = system_call(libc::SYS_fcntl, dup);
+            let tell = if moved < 0 { tell } else { moved as usize };
+            if moved >= 0 {
+                close(ends[1] as usize);
+            }
+            let mut error = prepare(list, attributes).err().unwrap_or(0);
+            if error == 0 {
+                execute(path, arguments, environment);
+                error = errno();
+            }
+            system_call(libc::SYS_write, [tell, &raw const error as usize, 4, 0, 0, 0]);
+            system_call(libc::SYS_exit_group, [127, 0, 0, 0, 0, 0]);
+        }
+        close(tell);
+        let mut error = if child < 0 { errno() } else { 0 };
+        set_errno(before);
+        if child > 0 {
+            let read = [listen, &raw mut error as usize, 4, 0, 0, 0];
+            while system_call(libc::SYS_read, read) == -(libc::EINTR as isize) {}
+            if error != 0 {
+                system_call(libc::SYS_wait4, [child as usize, 0, 0, 0, 0, 0]);
+            }
+        }
+        close(listen);
+        if error == 0 && !pid.is_null() {
+            *pid = child;
+        }
+        error
+    }
+}
+
+/// Does in the child what its attributes and actions say.
+unsafe fn prepare(list: &[Action], attributes: *const c_void) -> Result<(), c_int> {
+    let good = |result: c_int| if result < 0 { Err(errno()) } else { Ok(()) };
+    // SAFETY: attributes and actions are libc's; each action has the part that its kind says.
+    unsafe {
+        if !attributes.is_null() {
+            become_as(attributes.cast(), good)?;
+        }
+        for action in list {
+            let about = action.about;
+            match action.kind {
+                // As libc's: what was not open is closed already.
+                CLOSE => drop(files::close(about.fd)),
+                DUP if about.dup[0] == about.dup[1] => {
+                    good(files::fcntl(about.dup[0], libc::F_SETFD, 0))?;
+                }
+                DUP => good(files::dup2(about.dup[0], about.dup[1]))?,
+                OPEN => {
+                    let Open { fd, path, flags, mode } = about.open;
+                    let opened = files::open(path, flags, mode);
+                    good(opened)?;
+                    if opened != fd {
+                        good(files::dup2(opened, fd))?;
+                        files::close(opened);
+                    }
+                }
+                CHDIR => good(directories::chdir(about.path))?,
+                FCHDIR => good(directories::fchdir(about.fd))?,
+                CLOSE_FROM => files::closefrom(about.fd),
+                TERMINAL_GROUP => good(libc::tcsetpgrp(about.fd, libc::getpgrp()))?,
+                _ => return Err(libc::EINVAL),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes on what the attributes say.
+unsafe fn become_as(
+    attributes: *const libc::posix_spawnattr_t,
+    good: impl Fn(c_int) -> Result<(), c_int>,
+) -> Result<(), c_int> {
+    const SET_SESSION: c_int = 0x80;
+    // SAFETY: attributes that libc made; the structures outlive the calls.
+    unsafe {
+        let mut flags: c_short = 0;
+        libc::posix_spawnattr_getflags(attributes, &raw mut flags);
+        let flags = c_int::from(flags);
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        if flags & libc::POSIX_SPAWN_SETSIGDEF != 0 {
+            libc::posix_spawnattr_getsigdefault(attributes, &raw mut set);
+            for signal in 1..=64 {
+                if libc::sigismember(&raw const set, signal) == 1 {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
+            }
+        }
+        if flags & libc::POSIX_SPAWN_SETSCHEDULER != 0 {
+            let (mut policy, mut parameters) = (0, std::mem::zeroed());
+            libc::posix_spawnattr_getschedpolicy(attributes, &raw mut policy);
+            libc::posix_spawnattr_getschedparam(attributes, &raw mut parameters);
+            good(libc::sched_setscheduler(0, policy, &raw const parameters))?;
+        } else if flags & libc::POSIX_SPAWN_SETSCHEDPARAM != 0 {
+            let mut parameters = std::mem::zeroed();
+            libc::posix_spawnattr_getschedparam(attributes, &raw mut parameters);
+            good(libc::sched_setparam(0, &raw const parameters))?;
+        }
+        if flags & SET_SESSION != 0 {
+            good(libc::setsid())?;
+        }
+        if flags & libc::POSIX_SPAWN_SETPGROUP != 0 {
+            let mut group = 0;
+            libc::posix_spawnattr_getpgroup(attributes, &raw mut group);
+            good(libc::setpgid(0, group))?;
+        }
+        if flags & libc::POSIX_SPAWN_RESETIDS != 0 {
+            good(libc::setegid(libc::getgid()))?;
+            good(libc::seteuid(libc::getuid()))?;
+        }
+        if flags & libc::POSIX_SPAWN_SETSIGMASK != 0 {
+            libc::posix_spawnattr_getsigmask(attributes, &raw mut set);
+            good(libc::sigprocmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()))?;
+        }
+    }
+    Ok(())
+}

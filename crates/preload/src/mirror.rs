@@ -1,0 +1,217 @@
+//! Local copies of remote programs and libraries.
+//!
+//! The kernel and the loader open files by themselves, so what they are to open has to be local. A
+//! copy lies in the run's directory under its mount and path: so `$ORIGIN` leads from a copy to the
+//! copies beside it, and the path of a copy leads back to the remote path. A copy is made anew when
+//! size or time of change are others.
+
+use crate::guard::checked;
+use crate::place::{self, At};
+use crate::{elf, start};
+use std::sync::atomic::{AtomicU32, Ordering};
+use towline_instance::PROGRAMS;
+
+/// Most libraries copied for one program.
+const LIBRARIES_MAX: usize = 512;
+const PIECE_BYTES: usize = 1 << 20;
+
+fn folder() -> Vec<u8> {
+    [start::directory(), b"/", PROGRAMS.as_bytes(), b"/"].concat()
+}
+
+/// Where the copy of a remote file is, or would be.
+fn place_of(mount: usize, below: &[u8]) -> Vec<u8> {
+    let below = place::normal(below);
+    [&folder(), format!("{mount}").as_bytes(), &below].concat()
+}
+
+/// The remote path of which a local one is a copy.
+pub(crate) fn original(copy: &[u8]) -> Option<Vec<u8>> {
+    let rest = copy.strip_prefix(folder().as_slice())?;
+    let cut = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
+    let mount = std::str::from_utf8(&rest[..cut]).ok()?.parse().ok()?;
+    Some(place::absolute(mount, rest.get(cut + 1..).unwrap_or_default()))
+}
+
+/// True for the path of a copy.
+pub(crate) fn is_copy(path: &[u8]) -> bool {
+    path.starts_with(&folder())
+}
+
+fn with_end(path: &[u8]) -> Vec<u8> {
+    [path, b"\0"].concat()
+}
+
+fn call(number: i64, arguments: [usize; 6]) -> Result<usize, i32> {
+    // SAFETY: all callers pass addresses of memory that outlives the call, and texts that end with
+    // a zero byte.
+    unsafe { checked(number, arguments) }
+}
+
+const AT: usize = libc::AT_FDCWD as usize;
+
+/// Makes the folders above a path.
+fn make_folders(path: &[u8]) -> Result<(), i32> {
+    let start = folder().len();
+    for at in (start..path.len()).filter(|at| path[*at] == b'/') {
+        let folder = with_end(&path[..at]);
+        match call(libc::SYS_mkdirat, [AT, folder.as_ptr() as usize, 0o711, 0, 0, 0]) {
+            Ok(_) | Err(libc::EEXIST) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The local copy of a remote file, made now unless it is there already. Ends with a zero byte.
+///
+/// # Errors
+/// What reading the one and writing the other say; `EACCES` for what is no file.
+pub(crate) fn copy(at: &At) -> Result<Vec<u8>, i32> {
+    let file = at.with(|base, path| base.open(path, libc::O_RDONLY as u32, 0))?;
+    let attr = *file.attr();
+    if attr.mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(libc::EACCES);
+    }
+    let path = place_of(at.mount, &at.below());
+    let name = with_end(&path);
+    // SAFETY: all zero is a valid `stat`.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    let stat = [AT, name.as_ptr() as usize, &raw mut found as usize, 0, 0, 0];
+    let same = call(libc::SYS_newfstatat, stat).is_ok()
+        && found.st_size == attr.size as i64
+        && found.st_mtime == attr.modified.seconds
+        && found.st_mtime_nsec == i64::from(attr.modified.nanoseconds);
+    if same {
+        return Ok(name);
+    }
+    make_folders(&path)?;
+    // Beside it, and then in its place at once: others may be executing the former one.
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let new = [&path[..], format!(".{}.{}\0", number.0, number.1).as_bytes()].concat();
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
+    let fd = call(libc::SYS_openat, [AT, new.as_ptr() as usize, flags as usize, 0o755, 0, 0])?;
+    let copied = (|| {
+        let mut buffer = vec![0; PIECE_BYTES];
+        let mut offset = 0;
+        loop {
+            let count = file.read_at(&mut buffer, offset).map_err(crate::remote::number)?;
+            if count == 0 {
+                break;
+            }
+            let mut done = 0;
+            while done < count {
+                let rest = &buffer[done..count];
+                done += call(libc::SYS_write, [fd, rest.as_ptr() as usize, rest.len(), 0, 0, 0])?;
+            }
+            offset += count as u64;
+        }
+        call(libc::SYS_fchmod, [fd, 0o755, 0, 0, 0, 0])?;
+        let time = libc::timespec {
+            tv_sec: attr.modified.seconds,
+            tv_nsec: i64::from(attr.modified.nanoseconds),
+        };
+        let times = [time, time];
+        call(libc::SYS_utimensat, [fd, 0, times.as_ptr() as usize, 0, 0, 0])
+    })();
+    // The kernel does not execute what is open for writing.
+    let _ = call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
+    copied?;
+    call(libc::SYS_renameat2, [AT, new.as_ptr() as usize, AT, name.as_ptr() as usize, 0, 0])?;
+    Ok(name)
+}
+
+fn read_all(path: &[u8]) -> Option<Vec<u8>> {
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+    let fd = call(libc::SYS_openat, [AT, path.as_ptr() as usize, flags, 0, 0, 0]).ok()?;
+    let mut all = Vec::new();
+    loop {
+        let at = all.len();
+        all.resize(at + PIECE_BYTES, 0);
+        let room = &mut all[at..];
+        let got = call(libc::SYS_read, [fd, room.as_mut_ptr() as usize, room.len(), 0, 0, 0]);
+        all.truncate(at + *got.as_ref().unwrap_or(&0));
+        if got.is_err() || got == Ok(0) {
+            break;
+        }
+    }
+    let _ = call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
+    Some(all)
+}
+
+/// A search path of the loader with the folders of copies for remote folders; `None`: none is.
+pub(crate) fn search_path(given: &[u8]) -> Option<Vec<u8>> {
+    let mut found = false;
+    let folders: Vec<Vec<u8>> = given
+        .split(|b| matches!(b, b':' | b';'))
+        .map(|folder| match remote_folder(folder) {
+            Some(at) => {
+                found = true;
+                let folder = place_of(at.mount, &at.below());
+                // The loader does not look again in what was no folder when a program began.
+                let _ = make_folders(&[&folder[..], b"/"].concat());
+                folder
+            }
+            None => folder.to_vec(),
+        })
+        .collect();
+    found.then(|| folders.join(&b':'))
+}
+
+/// A remote folder, named as such or by that of its copies.
+fn remote_folder(folder: &[u8]) -> Option<At> {
+    let name = with_end(&original(folder).unwrap_or_else(|| folder.to_vec()));
+    if name.len() == 1 {
+        return None;
+    }
+    // SAFETY: it ends with a zero byte.
+    unsafe { place::find_inside(name.as_ptr().cast()) }
+}
+
+/// Copies the remote libraries that a local file needs: those in the remote folders of `search` and
+/// of the files themselves. Yields the folders of copies that the loader cannot know of.
+///
+/// `file` ends with a zero byte.
+pub(crate) fn gather(file: &[u8], search: &[u8]) -> Vec<Vec<u8>> {
+    let split = |path: &[u8]| -> Vec<Vec<u8>> {
+        path.split(|b| matches!(b, b':' | b';')).map(<[u8]>::to_vec).collect()
+    };
+    let mut folders = split(search);
+    let mut unknown: Vec<Vec<u8>> = Vec::new();
+    let mut next = vec![file.to_vec()];
+    let mut seen: Vec<Vec<u8>> = Vec::new();
+    while let Some(file) = next.pop() {
+        let Some(needs) = read_all(&file).and_then(|bytes| elf::needs(&bytes)) else { continue };
+        let end = file.iter().rposition(|b| *b == b'/').unwrap_or(0);
+        for folder in needs.folders {
+            let has_origin = folder.windows(7).any(|part| part == b"$ORIGIN");
+            let origin =
+                replace(&replace(&folder, b"${ORIGIN}", &file[..end]), b"$ORIGIN", &file[..end]);
+            if let Some(at) = remote_folder(&origin).filter(|_| !has_origin) {
+                unknown.push(place_of(at.mount, &at.below()));
+            }
+            folders.push(origin);
+        }
+        for library in needs.libraries {
+            if seen.contains(&library) || seen.len() >= LIBRARIES_MAX || library.contains(&b'/') {
+                continue;
+            }
+            let copied = folders.iter().find_map(|folder| {
+                let mut at = remote_folder(folder)?;
+                at.path = [&at.path[..], b"/", &library].concat();
+                copy(&at).ok()
+            });
+            seen.push(library);
+            next.extend(copied);
+        }
+    }
+    unknown
+}
+
+fn replace(text: &[u8], what: &[u8], with: &[u8]) -> Vec<u8> {
+    match text.windows(what.len()).position(|part| part == what) {
+        Some(at) => [&text[..at], with, &text[at + what.len()..]].concat(),
+        None => text.to_vec(),
+    }
+}
