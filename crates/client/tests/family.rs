@@ -52,17 +52,24 @@ fn a_file_outlives_the_session_that_opened_it() {
 }
 
 #[test]
-fn process_locks_belong_to_one_session() {
+fn process_locks_belong_to_a_process_of_the_family() {
     let setup = setup(EngineWish::Automatic);
-    let (first, second) = (member(&setup.transports[0]), member(&setup.transports[0]));
+    let [first, second, third] = [(); 3].map(|()| member(&setup.transports[0]));
     let root = first.attach(b"dir").unwrap();
     let file = root.open(b"locked", CREATE, 0o600).unwrap();
     let inode = file.attr().inode;
-    let same = File::from_handle(&second, file.handle(), b"dir", b"locked", CREATE, inode);
+    let seen_by =
+        |client| File::from_handle(client, file.handle(), b"dir", b"locked", CREATE, inode);
+    let (same, other) = (seen_by(&second), seen_by(&third));
     file.lock(&whole(PROCESS, 1), false).unwrap();
-    assert_eq!(same.lock(&whole(PROCESS, 1), false).unwrap_err().errno(), Errno::EAGAIN);
+    assert_eq!(other.lock(&whole(PROCESS, 2), false).unwrap_err().errno(), Errno::EAGAIN);
+    // The process goes on in another session, as after an exec.
+    same.lock(&whole(PROCESS, 1), false).unwrap();
     first.close();
-    eventually("the lock falls with its session", || same.lock(&whole(PROCESS, 1), false).is_ok());
+    second.close();
+    eventually("the lock falls with the last session of its process", || {
+        other.lock(&whole(PROCESS, 2), false).is_ok()
+    });
     drop(root);
-    let _ = (file.into_handle(), same.into_handle());
+    let _ = (same.into_handle(), other.into_handle(), file.into_handle());
 }
