@@ -64,8 +64,8 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
                 compound.locked(outcome);
             }
             Step::TestLock(file, owner, range) => {
-                let conflict = locks.test(file, owner, &range);
-                compound.tested(SESSION, conflict);
+                let conflict = locks.test(SESSION, file, owner, &range);
+                compound.tested(owner.session, conflict);
             }
             Step::ReleaseLocks(owner) => drop(locks.release(|other| *other == owner)),
             Step::Reclaimed => {}
