@@ -31,6 +31,9 @@ pub struct Options {
     /// is answered ([`Request::alters`]). Clients that share the number, also in other processes,
     /// thus know whether what they were told before can still be true.
     pub changes: Option<&'static AtomicU64>,
+    /// Listings with attributes also say which files have no extended attributes
+    /// ([`towline_wire::attr::attr_flag::NO_XATTRS`]). It costs the server a system call for each.
+    pub tell_xattrs: bool,
 }
 
 impl Default for Options {
@@ -42,6 +45,7 @@ impl Default for Options {
             descriptor_min: 0,
             coalesce: 0,
             changes: None,
+            tell_xattrs: false,
         }
     }
 }

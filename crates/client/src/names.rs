@@ -6,7 +6,7 @@ use crate::convert::{attributes, bytes, check, done, flag, unexpected};
 use crate::core::Outcome;
 use crate::operation::Operation;
 use towline_wire::entry::Entries;
-use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, valid};
+use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, listed, valid};
 use towline_wire::{Attr, Reply, Request, Timestamp};
 
 /// Bytes of entries asked for at once: some 800 with attributes.
@@ -68,17 +68,21 @@ impl File {
             .start(&[request], Vec::new(), Vec::new(), |outcome, _| attributes(outcome.single()?))
     }
 
+    fn listing(&self, handle: u64, cookie: u64, attributes: bool) -> Request<'static> {
+        let attributes = match (attributes, self.core.tells_xattrs()) {
+            (false, _) => 0,
+            (true, false) => listed::ATTRIBUTES,
+            (true, true) => listed::ATTRIBUTES | listed::XATTRS,
+        };
+        Request::ReadDir { handle, cookie, length: LIST_BYTES as u32, attributes }
+    }
+
     /// One batch of entries from `cookie` on (zero: the start), and whether it was the last.
     ///
     /// # Errors
     /// As `getdents64(2)`.
     pub fn list(&self, cookie: u64, attributes: bool) -> Result<Batch, Error> {
-        let request = [Request::ReadDir {
-            handle: self.handle,
-            cookie,
-            length: LIST_BYTES as u32,
-            attributes: attributes.into(),
-        }];
+        let request = [self.listing(self.handle, cookie, attributes)];
         let mut listing = self.core.listings.take();
         let outcome = self.core.call(&request, &[], &mut listing);
         let found = outcome.and_then(|outcome| entries(&outcome, &listing));
@@ -115,12 +119,7 @@ impl File {
     ) -> Result<(Self, Option<Batch>), Error> {
         let requests = [
             Request::Open { base: self.handle, flags, mode: 0, path: check(path)? },
-            Request::ReadDir {
-                handle: CURRENT,
-                cookie: 0,
-                length: LIST_BYTES as u32,
-                attributes: attributes.into(),
-            },
+            self.listing(CURRENT, 0, attributes),
         ];
         let mut listing = self.core.listings.take();
         let outcome = self.core.call(&requests, &[], &mut listing);
@@ -153,12 +152,7 @@ impl File {
     ) -> Result<Operation<Batch>, Error> {
         let requests = [
             Request::Open { base: self.handle, flags: 0o200_000, mode: 0, path: check(path)? },
-            Request::ReadDir {
-                handle: CURRENT,
-                cookie: 0,
-                length: LIST_BYTES as u32,
-                attributes: attributes.into(),
-            },
+            self.listing(CURRENT, 0, attributes),
             Request::Close { handle: CURRENT },
         ];
         let core = self.core.clone();

@@ -114,6 +114,7 @@ pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
 
 fn options() -> Options {
     let mut options = Options::default();
+    options.tell_xattrs = true; // programs that list ask for them next, one by one
     options.family = start::config().map_or(0, |config| config.family);
     options.descriptor_min = descriptors::own_first();
     options.changes = start::state().map(towline_instance::State::changes);

@@ -20,8 +20,8 @@ use towline_wire::codec::Field;
 use towline_wire::entry::Entry;
 use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::request::{
-    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, lock, open_flag, parse_compound, sync_kind, valid,
-    xattr_how,
+    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, listed, lock, open_flag, parse_compound, sync_kind,
+    valid, xattr_how,
 };
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 use writing::Writing;
@@ -392,8 +392,11 @@ impl Compound {
             Request::ReadDir { handle, cookie, length, attributes } => {
                 let opened = self.at(context, handle)?;
                 let room = (length as usize).min(LISTING_BYTES_MAX);
-                let mut listing = Collect { bytes: Vec::with_capacity(room.min(32 * 1024)), room };
-                let end = opened.file.read_directory(cookie, attributes != 0, &mut listing)?;
+                let bytes = Vec::with_capacity(room.min(32 * 1024));
+                let with = |bit| attributes & bit != 0;
+                let mut listing = Collect { bytes, room, xattrs: with(listed::XATTRS) };
+                let attributes = with(listed::ATTRIBUTES);
+                let end = opened.file.read_directory(cookie, attributes, &mut listing)?;
                 if listing.bytes.is_empty() && !end {
                     return Err(Errno::EINVAL); // not even one entry fits, as getdents64(2) says
                 }
@@ -702,9 +705,14 @@ fn same_store(a: &Opened, b: &Opened) -> Result<(), Errno> {
 struct Collect {
     bytes: Vec<u8>,
     room: usize,
+    xattrs: bool,
 }
 
 impl Listing for Collect {
+    fn wants_xattrs(&self) -> bool {
+        self.xattrs
+    }
+
     fn entry(
         &mut self,
         cookie: u64,

@@ -54,6 +54,12 @@ pub enum ReadOutcome {
 
 /// Receives directory entries.
 pub trait Listing {
+    /// Whether attributes shall say which files have no extended ones, where that costs something
+    /// to find out (`attr_flag::NO_XATTRS`).
+    fn wants_xattrs(&self) -> bool {
+        false
+    }
+
     /// Takes one entry; `attr` is present when attributes were asked for and could be had.
     /// Returns false when there is no room for it: the listing then ends before this entry.
     fn entry(

@@ -83,7 +83,7 @@ pub struct Attr {
 
 /// Bits of [`Attr::flags`].
 pub mod attr_flag {
-    /// The file has no extended attributes. Told in listings only; not set, it may or may not.
+    /// The file has no extended attributes. Told in listings that ask for it; not set, it may or may not.
     pub const NO_XATTRS: u32 = 1;
 }
 

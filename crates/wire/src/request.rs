@@ -53,6 +53,14 @@ pub mod open_flag {
     }
 }
 
+/// What a listing tells of its entries beside names.
+pub mod listed {
+    /// Attributes.
+    pub const ATTRIBUTES: u8 = 1;
+    /// With attributes: which files have no extended ones ([`crate::attr::attr_flag::NO_XATTRS`]).
+    pub const XATTRS: u8 = 2;
+}
+
 /// How [`Request::SetXattr`] sets.
 pub mod xattr_how {
     /// `XATTR_CREATE`: fails when the attribute is there.
@@ -199,7 +207,7 @@ messages! {
             cookie: u64,
             /// At most so many bytes of entries.
             length: u32,
-            /// One: with attributes.
+            /// Bits of [`listed`].
             attributes: u8,
         }
         /// `mkdirat(2)`.

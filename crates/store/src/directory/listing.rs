@@ -53,7 +53,7 @@ impl DirectoryFile {
             Some(caller) => self.tree.server.act_as(caller)?,
             None => None,
         };
-        let xattrs = Xattrs::of(self.fd.as_fd());
+        let xattrs = listing.wants_xattrs().then(|| Xattrs::of(self.fd.as_fd()));
         let _position = self.position.lock();
         rustix::fs::seek(&self.fd, SeekFrom::Start(cookie)).map_err(errno)?;
         let mut batch: Vec<u8> = Vec::with_capacity(BATCH_BYTES);
@@ -78,7 +78,8 @@ impl DirectoryFile {
             } else if attributes && let Some(stat) = stat_listed(&self.fd, name) {
                 file_type = u32::from(stat.stx_mode) >> TYPE_SHIFT;
                 inode = stat.stx_ino;
-                attr = Some(Attr { flags: xattrs.flags(name), ..attr_of(&stat) });
+                let flags = xattrs.as_ref().map_or(0, |xattrs| xattrs.flags(name));
+                attr = Some(Attr { flags, ..attr_of(&stat) });
             }
             // `DT_*` has four bits.
             let file_type = (file_type & 15) as u8;

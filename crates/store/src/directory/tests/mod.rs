@@ -119,9 +119,14 @@ type Seen = (u64, u64, u8, Vec<u8>, Option<Attr>);
 struct Names {
     seen: Vec<Seen>,
     room: usize,
+    xattrs: bool,
 }
 
 impl Listing for Names {
+    fn wants_xattrs(&self) -> bool {
+        self.xattrs
+    }
+
     fn entry(
         &mut self,
         cookie: u64,

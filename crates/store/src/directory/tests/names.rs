@@ -1,6 +1,8 @@
 //! Opening, making and listing names.
 
 use super::*;
+use rustix::fs::XattrFlags;
+use towline_wire::attr::attr_flag;
 
 #[test]
 fn open_flags_mean_what_they_mean_on_linux() {
@@ -176,4 +178,27 @@ fn listings_resume_while_entries_are_deleted() {
         }
     }
     assert_eq!(seen.len() + deleted.len(), count);
+}
+
+#[test]
+fn listings_tell_of_extended_attributes_only_when_asked() {
+    let f = Fixture::new();
+    for name in ["plain", "tagged"] {
+        fs::write(f.local(name), name).unwrap();
+    }
+    let flags = XattrFlags::empty();
+    if let Err(error) = rustix::fs::setxattr(f.local("tagged"), "user.tag", b"1", flags) {
+        println!("SKIPPED: no extended attributes here: {error}");
+        return;
+    }
+    let directory = f.open(b".", DIRECTORY).unwrap();
+    for xattrs in [false, true] {
+        let mut names = Names { room: 100, xattrs, ..Names::default() };
+        assert!(directory.read_directory(0, true, &mut names).unwrap());
+        let none = |name: &[u8]| {
+            let (.., attr) = names.seen.iter().find(|entry| entry.3 == name).unwrap();
+            attr.unwrap().flags & attr_flag::NO_XATTRS != 0
+        };
+        assert_eq!((none(b"plain"), none(b"tagged")), (xattrs, false));
+    }
 }
