@@ -1,12 +1,14 @@
 //! NBD as a client: agreeing with a server, serving a queue from it, and giving its connections to
 //! the kernel's own client.
 
+mod calls;
 mod handshake;
 mod kernel;
 mod lane;
 mod netlink;
 mod source;
 
+pub use calls::Caller;
 pub use kernel::{Kernel, KernelOptions, owner};
 pub use lane::Lane;
 pub use source::{Connection, Source};

@@ -13,8 +13,10 @@ mod copy;
 mod demo;
 mod detach;
 mod df;
+mod disk;
 mod doctor;
 mod ls;
+mod progress;
 mod remote;
 mod remove;
 mod report;
@@ -89,6 +91,8 @@ enum Command {
     Attach(attach::Args),
     /// End local block devices made by attach.
     Detach(detach::Args),
+    /// Look at disks, copy them, change their size.
+    Disk(disk::Args),
     /// Run a program with remote files below local paths.
     Run(run::Args),
     /// Tell whether programs work under run.
@@ -116,6 +120,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Attach(args) => attach::run(&args),
         Command::Detach(args) => detach::run(&args),
+        Command::Disk(args) => disk::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Bench(args) => bench::run(args),
@@ -127,13 +132,14 @@ mod tests {
     use super::Cli;
     use clap::CommandFactory;
 
-    const PAGES: [(&str, &str); 7] = [
+    const PAGES: [(&str, &str); 8] = [
         ("towline", include_str!("../../../man/towline.1")),
         ("towline-cp", include_str!("../../../man/towline-cp.1")),
         ("towline-serve", include_str!("../../../man/towline-serve.1")),
         ("towline-bench", include_str!("../../../man/towline-bench.1")),
         ("towline-run", include_str!("../../../man/towline-run.1")),
         ("towline-check", include_str!("../../../man/towline-check.1")),
+        ("towline-disk", include_str!("../../../man/towline-disk.1")),
         ("towline-attach", include_str!("../../../man/towline-attach.1")),
     ];
 

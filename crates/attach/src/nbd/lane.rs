@@ -7,6 +7,7 @@
 use super::source::Source;
 use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
@@ -103,6 +104,29 @@ impl Lane {
         };
         lane.adopt(connection.socket)?;
         Ok(lane)
+    }
+
+    /// What the disk is like.
+    pub(super) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// False until a connection that was lost is replaced.
+    pub(super) fn is_connected(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Waits until [`Backend::turn`] has something to do, or `bell` can be read.
+    pub(super) fn wait(&self, bell: &OwnedFd) {
+        let mut interest = vec![PollFd::new(bell, PollFlags::IN)];
+        if let Some(socket) = &self.socket {
+            let flags = if self.blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            interest.push(PollFd::new(socket, flags));
+        }
+        let until = self.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let until = until.and_then(|until| Timespec::try_from(until).ok());
+        // Interrupted or not: whoever waits looks at everything anyway.
+        let _ = rustix::event::poll(&mut interest, until.as_ref());
     }
 
     fn adopt(&mut self, socket: OwnedFd) -> Result<(), Error> {

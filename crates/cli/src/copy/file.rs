@@ -5,7 +5,7 @@ use super::end::{End, Status};
 use super::handle::Handle;
 use super::part::{self, Stamp};
 use super::pieces::{Transfer, first_difference};
-use super::progress::Progress;
+use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
 use crate::text::human;
 use std::sync::{Condvar, Mutex, PoisonError};

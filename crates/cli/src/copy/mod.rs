@@ -11,16 +11,15 @@ pub(crate) mod handle;
 mod local;
 mod part;
 mod pieces;
-mod progress;
 mod tree;
 
+use crate::progress::Progress;
 use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report};
 use attributes::Wanted;
 use clap::ValueEnum;
 use end::End;
 use file::{Files, Permits};
-use progress::Progress;
 use rustix::fs::Mode;
 use std::ffi::OsString;
 use std::process::ExitCode;

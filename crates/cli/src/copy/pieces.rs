@@ -2,7 +2,7 @@
 
 use super::handle::Handle;
 use super::part::Stamp;
-use super::progress::Progress;
+use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -313,6 +313,18 @@ impl BlockStore for FileDisk {
         Ok(size)
     }
 
+    fn resize(&self, size: u64) -> io::Result<()> {
+        // A device gets another size where it is made; `refresh` sees it.
+        if self.is_device {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        if size == 0 || !size.is_multiple_of(self.geometry.block_minimum.into()) {
+            return Err(Errno::INVAL.into());
+        }
+        rustix::fs::ftruncate(&*self.cached, size)?;
+        self.refresh().map(|_| ())
+    }
+
     fn layout(&self) -> Option<Layout> {
         self.layout
     }

@@ -16,7 +16,7 @@ enum Show {
 }
 
 /// Counts files and bytes; shared by all workers.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     show: Show,
     started: Instant,
     files_total: AtomicU64,
@@ -29,7 +29,7 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Shows a bar if standard error is a terminal; lines if it is not and `forced`.
-    pub(super) fn new(forced: bool, quiet: bool) -> Self {
+    pub(crate) fn new(forced: bool, quiet: bool) -> Self {
         let show = match (quiet, std::io::stderr().is_terminal()) {
             (true, _) => Show::Nothing,
             (false, true) => Show::Bar(bar()),
@@ -49,31 +49,31 @@ impl Progress {
     }
 
     /// The bar, for messages that are to be printed above it.
-    pub(super) fn bar(&self) -> Option<ProgressBar> {
+    pub(crate) fn bar(&self) -> Option<ProgressBar> {
         if let Show::Bar(bar) = &self.show { Some(bar.clone()) } else { None }
     }
 
-    /// More files were found.
-    pub(super) fn found(&self, files: u64, bytes: u64) {
+    /// More files were found; of what is no file only the bytes count.
+    pub(crate) fn found(&self, files: u64, bytes: u64) {
         self.files_total.fetch_add(files, Ordering::Relaxed);
         self.bytes_total.fetch_add(bytes, Ordering::Relaxed);
         self.refresh();
     }
 
     /// Bytes of a file are done: copied, or a hole, or there already.
-    pub(super) fn bytes(&self, count: u64) {
+    pub(crate) fn bytes(&self, count: u64) {
         self.bytes.fetch_add(count, Ordering::Relaxed);
         self.refresh();
     }
 
     /// A file is done.
-    pub(super) fn file(&self) {
+    pub(crate) fn file(&self) {
         self.files.fetch_add(1, Ordering::Relaxed);
         self.refresh();
     }
 
     /// The end: takes the bar away and, if asked for, says what was done.
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         if let Show::Bar(bar) = &self.show {
             bar.finish_and_clear();
         }
@@ -91,7 +91,9 @@ impl Progress {
                 bar.set_length(read(&self.bytes_total));
                 bar.set_position(read(&self.bytes));
                 let (files, total) = (read(&self.files), read(&self.files_total));
-                bar.set_message(format!("{files}/{total} files"));
+                if total > 0 {
+                    bar.set_message(format!(", {files}/{total} files"));
+                }
             }
             Show::Lines => self.line(),
         }
@@ -107,14 +109,17 @@ impl Progress {
             return;
         }
         let (bytes, total) = (read(&self.bytes), read(&self.bytes_total));
-        let files = format!("{}/{} files", read(&self.files), read(&self.files_total));
-        eprintln!("{files}, {}", rates(bytes, total, elapsed));
+        let files = match read(&self.files_total) {
+            0 => String::new(),
+            total => format!("{}/{total} files, ", read(&self.files)),
+        };
+        eprintln!("{files}{}", rates(bytes, total, elapsed));
     }
 }
 
 fn bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    let template = "{bytes}/{total_bytes} [{wide_bar}] {binary_bytes_per_sec}, {eta} left, {msg}";
+    let template = "{bytes}/{total_bytes} [{wide_bar}] {binary_bytes_per_sec}, {eta} left{msg}";
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("=> "));
     }
@@ -130,7 +135,8 @@ fn rates(bytes: u64, total: u64, elapsed: Duration) -> String {
 
 fn summary(files: u64, bytes: u64, seconds: f64) -> String {
     let rate = human((bytes as f64 / seconds.max(1e-9)) as u64);
-    format!("{files} files, {} bytes in {seconds:.2} s ({rate}/s)", human(bytes))
+    let files = if files > 0 { format!("{files} files, ") } else { String::new() };
+    format!("{files}{} bytes in {seconds:.2} s ({rate}/s)", human(bytes))
 }
 
 fn read(counter: &AtomicU64) -> u64 {

@@ -1,0 +1,209 @@
+//! Blocking calls of any thread on one connection to an NBD server.
+
+use super::lane::Lane;
+use super::source::Source;
+use crate::{Backend, Error, Finished, Geometry, Operation, Request};
+use rustix::event::{EventfdFlags, eventfd};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Requests under way; who wants more waits.
+const TAGS: u16 = 64;
+/// Longest read or write asked for at once.
+const TRANSFER_BYTES_MAX: u64 = 1 << 20;
+/// Longest range that is zeroed by one request, so that a length always fits into one.
+const ZERO_BYTES_MAX: u64 = 1 << 30;
+
+struct Call {
+    operation: Operation,
+    offset: u64,
+    length: u32,
+    buffer: Vec<u8>,
+    answer: Sender<Finished>,
+}
+
+/// A disk of an NBD server. A thread serves its connection, see [`Lane`].
+#[derive(Debug)]
+pub struct Caller {
+    geometry: Geometry,
+    calls: Option<Sender<Call>>,
+    bell: Arc<OwnedFd>,
+    /// Free tags, counted.
+    room: Arc<(Mutex<u16>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Caller {
+    /// Connects. A connection that is lost is made anew, what was not answered is asked again, and
+    /// calls fail when there was no new one for `patience`. Without it they fail at once: nothing in
+    /// NBD tells whether a server that comes back still has what was written and not flushed.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or has no such disk.
+    pub fn connect(source: &Source, patience: Option<Duration>) -> Result<Self, Error> {
+        // Another size is not looked at: a call beyond the end fails.
+        let lane = Lane::connect(source, Some(patience.unwrap_or_default()), mpsc::channel().0)?;
+        let reconnects = patience.is_some();
+        let geometry = lane.geometry();
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Error::system(source)(error.into()))?;
+        let (bell, room) = (Arc::new(bell), Arc::new((Mutex::new(TAGS), Condvar::new())));
+        let (calls, queue) = mpsc::channel();
+        let rings = bell.clone();
+        let thread = std::thread::Builder::new()
+            .name("nbd".to_owned())
+            .spawn(move || serve(lane, reconnects, &queue, &rings))
+            .map_err(Error::system(source))?;
+        Ok(Self { geometry, calls: Some(calls), bell, room, thread: Some(thread) })
+    }
+
+    /// What the disk is like.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Fills `target`.
+    ///
+    /// # Errors
+    /// What the server says, as a number of Linux; `EIO` when it stays away.
+    pub fn read(&self, target: &mut [u8], offset: u64) -> Result<(), i32> {
+        let mut at = offset;
+        for part in target.chunks_mut(self.transfer_bytes()) {
+            let buffer = vec![0; part.len()];
+            let buffer = self.call(Operation::Read, at, part.len() as u32, buffer)?;
+            part.copy_from_slice(&buffer);
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes.
+    ///
+    /// # Errors
+    /// As [`Caller::read`].
+    pub fn write(&self, data: &[u8], offset: u64) -> Result<(), i32> {
+        let mut at = offset;
+        for part in data.chunks(self.transfer_bytes()) {
+            let operation = Operation::Write { durable: false };
+            self.call(operation, at, part.len() as u32, part.to_vec())?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// A range reads as zeroes afterwards; they are sent where the server knows no better.
+    ///
+    /// # Errors
+    /// As [`Caller::read`].
+    pub fn zero(&self, offset: u64, length: u64) -> Result<(), i32> {
+        let most = if self.geometry.zero { ZERO_BYTES_MAX } else { self.transfer_bytes() as u64 };
+        let end = offset + length;
+        let mut at = offset;
+        while at < end {
+            let length = most.min(end - at) as u32;
+            if self.geometry.zero {
+                let operation = Operation::Zero { allocate: false, durable: false };
+                self.call(operation, at, length, Vec::new())?;
+            } else {
+                let operation = Operation::Write { durable: false };
+                self.call(operation, at, length, vec![0; length as usize])?;
+            }
+            at += u64::from(length);
+        }
+        Ok(())
+    }
+
+    /// What was written before is on stable storage, if the server knows such a thing.
+    ///
+    /// # Errors
+    /// As [`Caller::read`].
+    pub fn flush(&self) -> Result<(), i32> {
+        match self.geometry.flush {
+            true => self.call(Operation::Flush, 0, 0, Vec::new()).map(drop),
+            false => Ok(()),
+        }
+    }
+
+    fn transfer_bytes(&self) -> usize {
+        TRANSFER_BYTES_MAX.min(self.geometry.transfer_maximum.into()) as usize
+    }
+
+    fn call(
+        &self,
+        operation: Operation,
+        offset: u64,
+        length: u32,
+        buffer: Vec<u8>,
+    ) -> Result<Vec<u8>, i32> {
+        let (free, freed) = &*self.room;
+        let mut count = free.lock().unwrap_or_else(PoisonError::into_inner);
+        while *count == 0 {
+            count = freed.wait(count).unwrap_or_else(PoisonError::into_inner);
+        }
+        *count -= 1;
+        drop(count);
+        let (answer, answered) = mpsc::channel();
+        let call = Call { operation, offset, length, buffer, answer };
+        let sent = self.calls.as_ref().is_some_and(|calls| calls.send(call).is_ok());
+        ring(&self.bell);
+        // Without an answer the connection is lost, and the thread gone.
+        let finished = if sent { answered.recv().ok() } else { None };
+        *free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        freed.notify_one();
+        let Finished { result, buffer, .. } = finished.ok_or(libc::EIO)?;
+        result.map(|()| buffer)
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        self.calls = None;
+        ring(&self.bell);
+        if let Some(thread) = self.thread.take() {
+            // Its panic was told already.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn ring(bell: &OwnedFd) {
+    // It fails only when it rings already.
+    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+}
+
+/// Serves the calls until nobody can make one, or the connection is lost and stays so.
+fn serve(mut lane: Lane, reconnects: bool, queue: &Receiver<Call>, bell: &OwnedFd) {
+    let mut waiting: HashMap<u16, Sender<Finished>> = HashMap::new();
+    loop {
+        // Quiet before looking: a call that comes after that rings anew.
+        let _ = rustix::io::read(bell, &mut [0; 8]);
+        loop {
+            match queue.try_recv() {
+                Ok(Call { operation, offset, length, buffer, answer }) => {
+                    // There are never more calls than tags.
+                    let Some(tag) = (0..TAGS).find(|tag| !waiting.contains_key(tag)) else { break };
+                    waiting.insert(tag, answer);
+                    lane.begin(Request { tag, operation, offset, length, buffer });
+                }
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => return,
+            }
+        }
+        lane.turn();
+        while let Some(finished) = lane.finished() {
+            if let Some(answer) = waiting.remove(&finished.tag) {
+                // Whoever asked waits for it.
+                let _ = answer.send(finished);
+            }
+        }
+        if !reconnects && !lane.is_connected() {
+            return;
+        }
+        lane.wait(bell);
+    }
+}

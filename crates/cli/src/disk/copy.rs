@@ -1,0 +1,238 @@
+//! `towline disk copy`: what goes where, and how a copy goes on after it was interrupted.
+
+use super::end::End;
+use super::journal::{Journal, Left, Title, full_name};
+use super::pieces::{Piece, Plan};
+use super::stream::Output;
+use super::transfer::{Earlier, Source, Target, Transfer};
+use super::verify;
+use crate::progress::Progress;
+use crate::remote::Remotes;
+use crate::report::{Failure, Outcome, Report};
+use serde_json::json;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Mutex;
+use std::time::Instant;
+use towline_attach::nbd;
+use towline_client::{Errno, Url};
+
+/// Standard input, or standard output.
+const STREAM: &str = "-";
+
+/// Arguments of `disk copy`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Go on where an earlier copy from there to here was interrupted.
+    #[arg(long)]
+    resume: bool,
+    /// Read the copy back afterwards and compare checksums; data also carries them on its way.
+    #[arg(long)]
+    verify: bool,
+    /// Without a terminal, print a line each second and a summary.
+    #[arg(long)]
+    progress: bool,
+    /// Show no progress.
+    #[arg(short, long, conflicts_with = "progress")]
+    quiet: bool,
+    /// Print what was done as a JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Pieces of 1 MiB under way at once.
+    #[arg(short, long, value_name = "N", default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=64))]
+    jobs: u16,
+    /// A disk, or - for standard input.
+    pub(super) source: String,
+    /// A disk, or - for standard output.
+    target: String,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<String> {
+    check(args)?;
+    let started = Instant::now();
+    let progress = Progress::new(args.progress, args.quiet);
+    if let Some(bar) = progress.bar() {
+        report.print_above(bar);
+    }
+    let source = match args.source.as_str() {
+        STREAM => None,
+        name => Some(End::open(remotes, name, false, args.verify)?),
+    };
+    progress.found(0, source.as_ref().map_or(0, End::size));
+    let stamp = source.as_ref().map(End::stamp).transpose()?;
+    let Prepared { target, journal, earlier } = match args.target.as_str() {
+        STREAM => Prepared { target: Target::Output(Output::default()), ..Prepared::default() },
+        _ => prepare(args, remotes, report, source.as_ref())?,
+    };
+    let from = match source {
+        Some(disk) => Source::Disk(Mutex::new(Plan::of(&disk)?), disk),
+        None => Source::Input(Mutex::default()),
+    };
+    let mut transfer = Transfer::new(from, target, journal, earlier, &progress);
+    let resumes = transfer.has_journal();
+    let done = transfer.run(args.jobs.into());
+    let sums = match done {
+        Ok(sums) => sums,
+        Err(failure) => {
+            progress.finish();
+            let more = if resumes { "the same with --resume goes on from here" } else { "" };
+            return Err(if more.is_empty() { failure } else { failure.with(more) });
+        }
+    };
+    if let (Source::Disk(_, disk), Some(before)) = (&transfer.source, &stamp)
+        && before.sure
+        && disk.stamp()? != *before
+    {
+        report.warning(disk.name(), "changed while it was copied");
+    }
+    let verified = match &transfer.target {
+        Target::Disk { end, .. } if args.verify => verify::run(end, &sums, args.jobs.into()),
+        _ => Ok(()),
+    };
+    // What differs is not to be gone on with.
+    transfer.forget_journal();
+    progress.finish();
+    verified?;
+    Ok(if args.json { summary(args, &transfer, &sums, started) } else { String::new() })
+}
+
+fn check(args: &Args) -> Outcome<()> {
+    let streams = [&args.source, &args.target].iter().any(|name| *name == STREAM);
+    if args.resume && streams {
+        return Err(Failure::new("a stream begins at its beginning: --resume needs two disks"));
+    }
+    if args.target == STREAM && (args.verify || args.json) {
+        return Err(Failure::new("standard output cannot be read back: no --verify, no --json"));
+    }
+    Ok(())
+}
+
+fn summary(args: &Args, transfer: &Transfer<'_>, sums: &[Piece], started: Instant) -> String {
+    let count = |data: bool| -> u64 {
+        sums.iter().filter(|piece| piece.sum.is_some() == data).map(|piece| piece.length).sum()
+    };
+    let line = json!({
+        "bytes": count(true) + count(false),
+        "data": count(true),
+        "zeroes": count(false),
+        "from_earlier": transfer.taken_over(),
+        "copied_again": transfer.copied_again(),
+        "verified": args.verify,
+        "seconds": started.elapsed().as_secs_f64(),
+    });
+    format!("{line}\n")
+}
+
+/// A target that can be written to, and what is in it already.
+#[derive(Default)]
+struct Prepared {
+    target: Target,
+    journal: Option<Journal>,
+    earlier: Earlier,
+}
+
+fn is_url(name: &str) -> bool {
+    Url::looks_like(name) || nbd::Source::looks_like(name)
+}
+
+/// True for a local name of a file, or of nothing, so that a file is to be made.
+fn is_file(name: &str) -> bool {
+    !is_url(name) && std::fs::metadata(name).is_ok_and(|found| found.is_file())
+        || !is_url(name) && !std::path::Path::new(name).exists()
+}
+
+fn prepare(
+    args: &Args,
+    remotes: &Remotes,
+    report: &Report,
+    source: Option<&End>,
+) -> Outcome<Prepared> {
+    let name = &args.target;
+    refuse_same(args)?;
+    let mut journal = match source {
+        Some(_) => open_journal(args)?,
+        None => None,
+    };
+    let open = || -> Outcome<End> {
+        let end = End::open(remotes, name, true, args.verify)?;
+        if let Some(source) = source {
+            let same = end.place()?;
+            if same.sure && same.is == source.place()?.is {
+                return Err(Failure::new("source and target are the same disk"));
+            }
+            // Behind the end of the source the last block is filled with zeroes.
+            let needed = source.size().next_multiple_of(end.block());
+            if end.size() < needed && !is_file(name) {
+                return Err(Failure::new(format!("{} bytes are too few for {needed}", end.size()))
+                    .about(name));
+            }
+        }
+        Ok(end)
+    };
+    let mut found = None;
+    let title = |target: &End| -> Outcome<Option<Title>> {
+        let Some(source) = source else { return Ok(None) };
+        Ok(Some(Title {
+            source: full_name(&args.source),
+            source_is: source.stamp()?,
+            target: full_name(name),
+            target_is: target.place()?,
+        }))
+    };
+    if args.resume
+        && let Some(journal) = &mut journal
+        && let Ok(end) = open()
+        && let Some(title) = title(&end)?
+    {
+        match journal.read(&title)? {
+            Left::Pieces(pieces) => {
+                journal.begin(&title, &pieces)?;
+                found = Some((end, Earlier { pieces, sure: title.sure() }));
+            }
+            Left::Other(what) => {
+                report.remark(format_args!("the {what} changed since: all is copied anew"));
+            }
+            Left::Nothing => {}
+        }
+    }
+    if let Some((end, earlier)) = found {
+        return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
+    }
+    let is_new = is_file(name);
+    let end = match is_new {
+        // Of a stream nobody knows how long it is; a file grows with it.
+        true => End::create(name, source.map_or(1, End::size))?,
+        false => open()?,
+    };
+    if let (Some(journal), Some(title)) = (&mut journal, title(&end)?) {
+        journal.begin(&title, &[])?;
+    }
+    Ok(Prepared { target: Target::Disk { end, is_new }, journal, earlier: Earlier::default() })
+}
+
+/// Where nothing can be noted, only a copy that is to be resumed fails because of it.
+fn open_journal(args: &Args) -> Outcome<Option<Journal>> {
+    match Journal::open(&full_name(&args.source), &full_name(&args.target)) {
+        Ok(journal) => Ok(Some(journal)),
+        Err(failure) if args.resume || failure.is(Errno::EBUSY) => Err(failure),
+        Err(failure) => {
+            log::info!("this copy cannot be resumed: {failure}");
+            Ok(None)
+        }
+    }
+}
+
+/// Before a file is made anew: it must not be the one that is read.
+fn refuse_same(args: &Args) -> Outcome<()> {
+    let found = |name: &str| std::fs::metadata(name).ok().map(|found| (found.dev(), found.ino()));
+    if is_url(&args.source) || is_url(&args.target) {
+        return Ok(());
+    }
+    match found(&args.source) {
+        Some(one) if found(&args.target) == Some(one) => {
+            Err(Failure::new("source and target are the same file"))
+        }
+        _ => Ok(()),
+    }
+}

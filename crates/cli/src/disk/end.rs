@@ -1,0 +1,348 @@
+//! A disk on any side: of a Towline server, of an NBD server, or a local file or device.
+
+use crate::remote::Remotes;
+use crate::report::{Failure, Outcome};
+use crate::serve::parse_bytes;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use towline_attach::nbd::{Caller, Source};
+use towline_client::{Disk, Errno, ExtentKind, Url, ZeroHow, extent_flag};
+use towline_store::BlockStore;
+use towline_store::block::{CacheMode, FileDisk};
+
+/// How long an NBD server that is read from may stay away.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Extents of a remote disk are asked for in parts of this length, so that a server never works
+/// long for one answer.
+const EXTENTS_BYTES_MAX: u64 = 64 << 30;
+
+/// What a run of bytes is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// Holds data.
+    Data,
+    /// Reads as zeroes, and has space.
+    Zero,
+    /// Reads as zeroes, without space.
+    Hole,
+}
+
+impl Content {
+    fn of(hole: bool, zero: bool) -> Self {
+        match (hole, zero) {
+            (true, true) => Self::Hole,
+            (false, true) => Self::Zero,
+            // A hole that does not read as zeroes may hold anything.
+            (_, false) => Self::Data,
+        }
+    }
+
+    /// In words.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Zero => "zero",
+            Self::Hole => "hole",
+        }
+    }
+}
+
+/// What tells, in a later run, whether an end is still the same.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Stamp {
+    /// Names the end and, where that can be told, the version of its bytes.
+    pub(super) is: String,
+    /// The same name says that the bytes are the same.
+    pub(super) sure: bool,
+}
+
+/// A disk, with blocking calls for any thread.
+pub(super) struct End {
+    name: String,
+    kind: Kind,
+}
+
+enum Kind {
+    Remote(Disk),
+    Nbd(Caller),
+    Local(Arc<FileDisk>),
+}
+
+impl End {
+    /// Opens what is there, for reading or also for writing. With `checksums` data of our own
+    /// protocol carries them.
+    pub(super) fn open(
+        remotes: &Remotes,
+        text: &str,
+        writes: bool,
+        checksums: bool,
+    ) -> Outcome<Self> {
+        let kind = if Url::looks_like(text) {
+            Kind::Remote(remote(remotes, text)?.with_checksums(checksums))
+        } else if Source::looks_like(text) {
+            let source = Source::parse(text).map_err(Failure::new)?;
+            let patience = if writes { None } else { Some(PATIENCE) };
+            Kind::Nbd(Caller::connect(&source, patience).map_err(|e| Failure::new(e.to_string()))?)
+        } else {
+            Kind::Local(local(text, writes)?)
+        };
+        let end = Self { name: text.to_owned(), kind };
+        if writes && end.is_read_only() {
+            return Err(Failure::from(Errno::EROFS).about(text));
+        }
+        Ok(end)
+    }
+
+    /// Makes a local file of this length, all holes.
+    pub(super) fn create(text: &str, size: u64) -> Outcome<Self> {
+        let make = || -> io::Result<()> {
+            File::create(text)?.set_len(size)?;
+            Ok(())
+        };
+        make().map_err(|error| Failure::from(error).about(text))?;
+        Ok(Self { name: text.to_owned(), kind: Kind::Local(local(text, true)?) })
+    }
+
+    /// As it was named.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes.
+    pub(super) fn size(&self) -> u64 {
+        match &self.kind {
+            Kind::Remote(disk) => disk.size(),
+            Kind::Nbd(caller) => caller.geometry().size,
+            Kind::Local(file) => file.geometry().size,
+        }
+    }
+
+    /// Smallest unit of requests, bytes.
+    pub(super) fn block(&self) -> u64 {
+        match &self.kind {
+            Kind::Remote(disk) => disk.info().block_minimum.into(),
+            Kind::Nbd(caller) => caller.geometry().block_minimum.into(),
+            Kind::Local(_) => 1,
+        }
+    }
+
+    fn is_read_only(&self) -> bool {
+        match &self.kind {
+            Kind::Remote(disk) => disk.info().read_only,
+            Kind::Nbd(caller) => caller.geometry().read_only,
+            Kind::Local(_) => false,
+        }
+    }
+
+    /// True for files and devices of this machine.
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self.kind, Kind::Local(_))
+    }
+
+    fn at<T>(&self, what: &str, offset: u64, result: Outcome<T>) -> Outcome<T> {
+        result.map_err(|failure| failure.about(format_args!("{}: {what} at {offset}", self.name)))
+    }
+
+    /// Fills `target`.
+    pub(super) fn read(&self, target: &mut [u8], offset: u64) -> Outcome<()> {
+        let result = match &self.kind {
+            Kind::Remote(disk) => disk.read_at(target, offset).map_err(Failure::from),
+            Kind::Nbd(caller) => caller.read(target, offset).map_err(errno),
+            Kind::Local(file) => file.read(offset, target).map_err(Failure::from),
+        };
+        self.at("reading", offset, result)
+    }
+
+    /// Writes.
+    pub(super) fn write(&self, data: &[u8], offset: u64) -> Outcome<()> {
+        let result = match &self.kind {
+            Kind::Remote(disk) => disk.write_at(data, offset).map_err(Failure::from),
+            Kind::Nbd(caller) => caller.write(data, offset).map_err(errno),
+            Kind::Local(file) => file.write(offset, data, false).map_err(Failure::from),
+        };
+        self.at("writing", offset, result)
+    }
+
+    /// Makes a range zeroes, if possible without space.
+    pub(super) fn zero(&self, offset: u64, length: u64) -> Outcome<()> {
+        let result = match &self.kind {
+            Kind::Remote(disk) => {
+                disk.zero(offset, length, ZeroHow::default()).map_err(Failure::from)
+            }
+            Kind::Nbd(caller) => caller.zero(offset, length).map_err(errno),
+            Kind::Local(file) => {
+                let how = towline_store::ZeroHow::default();
+                file.zero(offset, length, how).map_err(Failure::from)
+            }
+        };
+        self.at("zeroing", offset, result)
+    }
+
+    /// All that was written is on stable storage.
+    pub(super) fn flush(&self) -> Outcome<()> {
+        let result = match &self.kind {
+            Kind::Remote(disk) => disk.flush().map_err(Failure::from),
+            Kind::Nbd(caller) => caller.flush().map_err(errno),
+            Kind::Local(file) => file.flush().map_err(Failure::from),
+        };
+        result.map_err(|failure| failure.about(format_args!("{}: flushing", self.name)))
+    }
+
+    /// Makes a local file longer.
+    pub(super) fn grow(&self, size: u64) -> Outcome<()> {
+        match &self.kind {
+            Kind::Local(file) if size > file.geometry().size => {
+                let result = file.resize(size).map_err(Failure::from);
+                self.at("growing", size, result)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the file of [`End::create`] its length at last.
+    pub(super) fn set_length(&self, length: u64) -> Outcome<()> {
+        let file = File::options().write(true).open(&self.name);
+        let result = file.and_then(|file| file.set_len(length)).map_err(Failure::from);
+        self.at("ending", length, result)
+    }
+
+    /// Calls `tell` with each extent, in order; neighbours differ. False: nobody can tell.
+    pub(super) fn extents(&self, mut tell: impl FnMut(Range<u64>, Content)) -> Outcome<bool> {
+        let mut last: Option<(Range<u64>, Content)> = None;
+        let mut add = |length: u64, content: Content| match &mut last {
+            Some((range, same)) if *same == content => range.end += length,
+            last => {
+                let start = last.as_ref().map_or(0, |(range, _)| range.end);
+                let before = last.replace((start..start + length, content));
+                if let Some((range, content)) = before {
+                    tell(range, content);
+                }
+            }
+        };
+        let size = self.size();
+        match &self.kind {
+            Kind::Remote(disk) => {
+                let mut at = 0;
+                while at < size {
+                    let length = EXTENTS_BYTES_MAX.min(size - at);
+                    let found = disk.extents(at, length, ExtentKind::Allocation);
+                    for extent in self.at("extents", at, found.map_err(Failure::from))? {
+                        let has = |flag| extent.flags & flag != 0;
+                        let content = Content::of(has(extent_flag::HOLE), has(extent_flag::ZERO));
+                        add(extent.length, content);
+                        at += extent.length;
+                    }
+                }
+            }
+            Kind::Local(file) => {
+                let found = file.extents(0, size, &mut |extent| {
+                    add(extent.length, Content::of(extent.hole, extent.zero));
+                    true
+                });
+                self.at("extents", 0, found.map_err(Failure::from))?;
+            }
+            Kind::Nbd(_) => return Ok(false),
+        }
+        if let Some((range, content)) = last {
+            tell(range, content);
+        }
+        Ok(true)
+    }
+
+    /// What it is at present.
+    pub(super) fn stamp(&self) -> Outcome<Stamp> {
+        let size = self.size();
+        Ok(match &self.kind {
+            // Other clients may write to it, and nothing tells.
+            Kind::Remote(disk) => {
+                Stamp { is: format!("disk {:016x} of {size}", disk.info().identity), sure: false }
+            }
+            Kind::Nbd(_) => Stamp { is: format!("nbd of {size}"), sure: false },
+            Kind::Local(_) => {
+                let found = std::fs::metadata(&self.name)
+                    .map_err(|error| Failure::from(error).about(&self.name))?;
+                if found.file_type().is_block_device() {
+                    let is = format!("device {} of {size}", found.rdev());
+                    return Ok(Stamp { is, sure: false });
+                }
+                let (device, inode) = (found.dev(), found.ino());
+                let (seconds, nanoseconds) = (found.mtime(), found.mtime_nsec());
+                let is = format!("file {device} {inode} of {size}, {seconds}.{nanoseconds:09}");
+                Stamp { is, sure: true }
+            }
+        })
+    }
+
+    /// Names it as a place to write to: two with the same name are the same bytes. An NBD server
+    /// tells nothing by which it could be known again.
+    pub(super) fn place(&self) -> Outcome<Stamp> {
+        let stamp = self.stamp()?;
+        Ok(match &self.kind {
+            Kind::Remote(_) => Stamp { sure: true, ..stamp },
+            Kind::Nbd(_) => stamp,
+            Kind::Local(_) => {
+                let is = stamp.is.split(',').next().unwrap_or_default().to_owned();
+                Stamp { is, sure: true }
+            }
+        })
+    }
+
+    /// The same bytes, read from the device where that is possible and not from memory.
+    pub(super) fn past_cache(&self) -> Option<Self> {
+        match &self.kind {
+            Kind::Local(_) => {
+                let file = FileDisk::open(Path::new(&self.name), CacheMode::ReadDirect, true);
+                let mut probe = [0; 1];
+                let file = file.ok().filter(|file| file.read(0, &mut probe).is_ok())?;
+                Some(Self { name: self.name.clone(), kind: Kind::Local(file) })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A disk of a Towline server.
+pub(super) fn remote(remotes: &Remotes, text: &str) -> Outcome<Disk> {
+    let (url, client) = remotes.server(text).map_err(|failure| failure.about(text))?;
+    if !url.path.is_empty() {
+        return Err(Failure::new("a disk has no path in it: towline://HOST/DISK").about(text));
+    }
+    client
+        .disk(&url.export)
+        .map_err(|error| match error.errno() {
+            Errno::ENOENT => Failure::from(error).with("`towline disk info` lists the disks"),
+            _ => Failure::from(error),
+        })
+        .map_err(|failure| failure.about(text))
+}
+
+fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
+    FileDisk::open(Path::new(text), CacheMode::Cached, !writes).map_err(|error| {
+        let kind = std::fs::metadata(text).map(|found| found.file_type());
+        let odd = kind.is_ok_and(|kind| !kind.is_file() && !kind.is_block_device());
+        let failure = Failure::from(error).about(text);
+        match failure.is(Errno::EBUSY) {
+            true => failure.with("it is mounted or used by another program"),
+            false if odd => {
+                failure.with("neither a file nor a block device; - is standard input or output")
+            }
+            false => failure,
+        }
+    })
+}
+
+/// Bytes, with a sign: how much more or less.
+pub(super) fn size(text: &str) -> Result<(Option<char>, u64), String> {
+    let sign = text.chars().next().filter(|sign| ['+', '-'].contains(sign));
+    let number = if sign.is_some() { &text[1..] } else { text };
+    Ok((sign, parse_bytes(number)?))
+}
+
+fn errno(number: i32) -> Failure {
+    Failure::from(io::Error::from_raw_os_error(number))
+}

@@ -1,0 +1,114 @@
+//! `towline disk info`.
+
+use super::end::End;
+use crate::remote::Remotes;
+use crate::report::{Failure, Outcome};
+use crate::text::human;
+use serde_json::{Value, json};
+use towline_attach::nbd::Source;
+use towline_client::Url;
+
+/// Arguments of `disk info`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// One JSON object a line.
+    #[arg(long)]
+    json: bool,
+    /// A disk, or a Towline server for all of its disks.
+    #[arg(value_name = "DISK")]
+    pub(super) disk: String,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
+    let rows = if Url::looks_like(&args.disk) {
+        towline(&args.disk, remotes)?
+    } else if Source::looks_like(&args.disk) {
+        vec![nbd(&args.disk)?]
+    } else {
+        let file = End::open(remotes, &args.disk, false, false)?;
+        vec![json!({"name": args.disk, "size": file.size(), "block_minimum": file.block()})]
+    };
+    let mut out = String::new();
+    for row in rows {
+        if args.json {
+            out += &format!("{row}\n");
+        } else {
+            out += &text(&row);
+        }
+    }
+    Ok(out)
+}
+
+/// A name, and below it what there is to say, one thing a line.
+fn text(row: &Value) -> String {
+    let Value::Object(fields) = row else { return String::new() };
+    let mut out = String::new();
+    if let Some(Value::String(name)) = fields.get("name") {
+        out += &format!("{name}:\n");
+    }
+    let size = fields.iter().filter(|(key, _)| *key == "size");
+    let others = fields.iter().filter(|(key, _)| *key != "name" && *key != "size");
+    for (key, value) in size.chain(others) {
+        let key = key.replace('_', " ");
+        let value = match value {
+            Value::String(text) => text.clone(),
+            Value::Bool(true) => "yes".to_owned(),
+            Value::Bool(false) => "no".to_owned(),
+            Value::Number(number) if key == "size" => {
+                format!("{number} ({})", human(number.as_u64().unwrap_or_default()))
+            }
+            other => other.to_string(),
+        };
+        out += &format!("  {key}: {value}\n");
+    }
+    out
+}
+
+fn towline(text: &str, remotes: &Remotes) -> Outcome<Vec<Value>> {
+    let (url, client) = remotes.server(text)?;
+    if !url.path.is_empty() {
+        return Err(Failure::new("a disk has no path in it: towline://HOST/DISK"));
+    }
+    let known = client.disks()?;
+    let names = match url.export.is_empty() {
+        true => known.iter().map(|(name, _)| name.clone()).collect(),
+        false => vec![String::from_utf8_lossy(&url.export).into_owned()],
+    };
+    let mut rows = Vec::new();
+    for name in names {
+        let disk = client.disk(name.as_bytes()).map_err(|e| Failure::from(e).about(&name))?;
+        let info = disk.info();
+        let described = known.iter().find(|(other, _)| *other == name);
+        rows.push(json!({
+            "name": name,
+            "description": described.map_or("", |(_, description)| description),
+            "size": info.size,
+            "block_minimum": info.block_minimum,
+            "block_preferred": info.block_preferred,
+            "read_only": info.read_only,
+            "rotational": info.rotational,
+            "identity": format!("{:016x}", info.identity),
+        }));
+    }
+    Ok(rows)
+}
+
+fn nbd(text: &str) -> Outcome<Value> {
+    let source = Source::parse(text).map_err(Failure::new)?;
+    let told = source.connect().map_err(|error| Failure::new(error.to_string()))?.geometry;
+    Ok(json!({
+        "name": source.to_string(),
+        "size": told.size,
+        "block_minimum": told.block_minimum,
+        "block_preferred": told.block_preferred,
+        "transfer_maximum": told.transfer_maximum,
+        "read_only": told.read_only,
+        "rotational": told.rotational,
+        "can_flush": told.flush,
+        "can_fua": told.fua,
+        "can_trim": told.trim,
+        "can_zero": told.zero,
+        "can_multi_conn": told.connections,
+    }))
+}

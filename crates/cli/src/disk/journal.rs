@@ -1,0 +1,192 @@
+//! What a copy has done, kept in a file, so that one that was interrupted can go on.
+//!
+//! One JSON object a line: first what is copied to where, then each piece that is on stable
+//! storage. A last line that is torn is one that was not written.
+
+use super::end::Stamp;
+use super::pieces::Piece;
+use crate::report::{Failure, Outcome};
+use rustix::fs::FlockOperation;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use towline_client::Errno;
+
+/// What is copied to where.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(super) struct Title {
+    /// As it was named.
+    pub(super) source: String,
+    /// What it was.
+    pub(super) source_is: Stamp,
+    /// As it was named.
+    pub(super) target: String,
+    /// What it was.
+    pub(super) target_is: Stamp,
+}
+
+impl Title {
+    /// True for source and target when, as they are still the same by name, their bytes are, too.
+    pub(super) fn sure(&self) -> (bool, bool) {
+        (self.source_is.sure, self.target_is.sure)
+    }
+}
+
+/// The journal of one copy. Nobody else uses it at the same time.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    file: File,
+}
+
+/// What an earlier copy left.
+#[derive(Debug)]
+pub(super) enum Left {
+    /// Nothing.
+    Nothing,
+    /// A copy of what is now another source, or to another target: this changed.
+    Other(&'static str),
+    /// These pieces, in no order; of two with one offset the second counts.
+    Pieces(Vec<Piece>),
+}
+
+fn directory() -> Option<PathBuf> {
+    let absolute =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let state = absolute("XDG_STATE_HOME");
+    let state = state.or_else(|| Some(absolute("HOME")?.join(".local/state")));
+    Some(state?.join("towline/copies"))
+}
+
+/// A local name as it means the same from everywhere.
+pub(super) fn full_name(text: &str) -> String {
+    if text.contains("://") {
+        return text.to_owned();
+    }
+    std::path::absolute(text).map_or(text.to_owned(), |path| path.to_string_lossy().into_owned())
+}
+
+impl Journal {
+    /// The journal of copies between these two, and what it holds.
+    pub(super) fn open(source: &str, target: &str) -> Outcome<Self> {
+        let directory = directory().ok_or_else(|| {
+            Failure::new("neither XDG_STATE_HOME nor HOME says where to note how far it is")
+        })?;
+        Self::open_in(&directory, source, target)
+    }
+
+    fn open_in(directory: &Path, source: &str, target: &str) -> Outcome<Self> {
+        let sum = |text: &str| crc32c::crc32c(text.as_bytes());
+        let path = directory.join(format!("{:08x}{:08x}", sum(source), sum(target)));
+        let open = || -> io::Result<File> {
+            std::fs::create_dir_all(directory)?;
+            File::options().read(true).write(true).create(true).truncate(false).open(&path)
+        };
+        let file = open().map_err(|error| Failure::from(error).about(path.display()))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { path, file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                Err(Failure::from(Errno::EBUSY)
+                    .about("another copy from there to here is under way"))
+            }
+            Err(error) => Err(Failure::from(error).about(path.display())),
+        }
+    }
+
+    /// What an earlier copy left.
+    pub(super) fn read(&mut self, now: &Title) -> Outcome<Left> {
+        self.file.seek(SeekFrom::Start(0))?;
+        let mut lines = BufReader::new(&self.file).lines().map_while(Result::ok);
+        let Some(first) = lines.next() else { return Ok(Left::Nothing) };
+        // Names that have one checksum are as good as nothing.
+        let Ok(then) = serde_json::from_str::<Title>(&first) else { return Ok(Left::Nothing) };
+        if then.source != now.source || then.target != now.target {
+            return Ok(Left::Nothing);
+        }
+        if then.source_is != now.source_is {
+            return Ok(Left::Other("source"));
+        }
+        if then.target_is != now.target_is {
+            return Ok(Left::Other("target"));
+        }
+        Ok(Left::Pieces(lines.map_while(|line| serde_json::from_str(&line).ok()).collect()))
+    }
+
+    /// Begins anew, with pieces that are done already.
+    pub(super) fn begin(&mut self, now: &Title, done: &[Piece]) -> Outcome<()> {
+        self.file.set_len(0)?;
+        self.file.seek(SeekFrom::Start(0))?;
+        let mut line = serde_json::to_string(now).map_err(io::Error::from)?;
+        line.push('\n');
+        self.file.write_all(line.as_bytes())?;
+        self.note(done)
+    }
+
+    /// Notes pieces that are on stable storage.
+    pub(super) fn note(&mut self, done: &[Piece]) -> Outcome<()> {
+        let mut lines = String::new();
+        // Zeroes are made again, which costs nothing.
+        for piece in done.iter().filter(|piece| piece.sum.is_some()) {
+            lines += &serde_json::to_string(piece).map_err(io::Error::from)?;
+            lines.push('\n');
+        }
+        Ok(self.file.write_all(lines.as_bytes())?)
+    }
+
+    /// The copy is complete: there is nothing to go on with.
+    pub(super) fn remove(self) {
+        // An empty one is removed when it goes away.
+        if let Err(error) = self.file.set_len(0) {
+            log::warn!("{}: {error}", self.path.display());
+        }
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // Of a copy that never began nothing is to be left.
+        if self.file.metadata().is_ok_and(|found| found.len() == 0) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Journal, Left, Title};
+    use crate::disk::end::Stamp;
+    use crate::disk::pieces::Piece;
+    use std::io::Write;
+
+    #[test]
+    fn only_the_same_copy_is_continued_and_torn_lines_do_not_count() {
+        let directory = tempfile::tempdir().unwrap();
+        let stamp = |is: &str| Stamp { is: is.to_owned(), sure: true };
+        let title = Title {
+            source: "a".to_owned(),
+            source_is: stamp("1"),
+            target: "b".to_owned(),
+            target_is: stamp("2"),
+        };
+        let piece = |offset, sum| Piece { offset, length: 5, sum };
+        let open = || Journal::open_in(directory.path(), "a", "b");
+        let mut journal = open().unwrap();
+        assert!(matches!(journal.read(&title).unwrap(), Left::Nothing));
+        journal.begin(&title, &[piece(0, Some(7))]).unwrap();
+        journal.note(&[piece(5, Some(8)), piece(10, None)]).unwrap();
+        journal.file.write_all(b"{\"offset\":15,\"len").unwrap();
+        assert!(open().unwrap_err().to_string().contains("under way"));
+        drop(journal);
+        let mut journal = open().unwrap();
+        let Left::Pieces(pieces) = journal.read(&title).unwrap() else { panic!() };
+        assert_eq!(pieces, [piece(0, Some(7)), piece(5, Some(8))]);
+        let mut other = title.clone();
+        other.source_is.is.push('x');
+        assert!(matches!(journal.read(&other).unwrap(), Left::Other("source")));
+        let mut other = title.clone();
+        other.target_is.is.push('x');
+        assert!(matches!(journal.read(&other).unwrap(), Left::Other("target")));
+        journal.remove();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,52 @@
+//! `towline disk resize`.
+
+use super::end;
+use crate::remote::Remotes;
+use crate::report::{Failure, Outcome};
+use towline_attach::nbd::Source;
+use towline_client::Url;
+
+/// Arguments of `disk resize`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Allow it to become shorter: what is behind the new end is lost.
+    #[arg(long)]
+    shrink: bool,
+    /// A disk of a Towline server.
+    pub(super) disk: String,
+    /// Bytes, or with K, M, G, T; with + or - more or less than now; unless given, as long as the
+    /// file or device behind it has become.
+    #[arg(allow_hyphen_values = true, value_parser = end::size)]
+    size: Option<(Option<char>, u64)>,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
+    if Source::looks_like(&args.disk) {
+        return Err(Failure::new("NBD has no way to ask for another size"));
+    }
+    if !Url::looks_like(&args.disk) {
+        return Err(Failure::new("a local file: use truncate(1)"));
+    }
+    let disk = end::remote(remotes, &args.disk)?;
+    let before = disk.refresh()?.size;
+    let size = match args.size {
+        None => 0,
+        Some((None, size)) => size,
+        Some((Some('+'), more)) => before.checked_add(more).ok_or_else(too_much)?,
+        Some((Some(_), less)) => {
+            before.checked_sub(less).filter(|size| *size > 0).ok_or_else(too_much)?
+        }
+    };
+    if (1..before).contains(&size) && !args.shrink {
+        return Err(Failure::new(format!(
+            "{size} bytes are fewer than {before}: what is behind would be lost; --shrink allows it"
+        )));
+    }
+    let after = disk.resize(size)?.size;
+    Ok(format!("{before} -> {after} bytes\n"))
+}
+
+fn too_much() -> Failure {
+    Failure::new("no disk can have that size")
+}

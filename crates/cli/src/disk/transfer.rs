@@ -1,0 +1,330 @@
+//! The pieces of a disk on their way: several at once, each read, looked at, and written.
+
+use super::end::End;
+use super::journal::Journal;
+use super::pieces::{PIECE_BYTES, Piece, Plan, is_zero, runs};
+use super::stream::{self, Output};
+use crate::progress::Progress;
+use crate::report::{Failure, Outcome};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// What was written is made durable, and noted, after so many pieces or so long.
+const NOTE_PIECES: usize = 64;
+const NOTE_TIME: Duration = Duration::from_secs(1);
+/// Zeroes are looked for in units of this: as long as a file system gives space, and, where each
+/// run is a request of its own, longer.
+const UNIT_LOCAL_BYTES: u64 = 4096;
+const UNIT_REMOTE_BYTES: u64 = 64 * 1024;
+
+/// Where bytes come from.
+pub(super) enum Source {
+    /// A disk, and what of it is still to be read.
+    Disk(Mutex<Plan>, End),
+    /// Standard input, and how far it was read; none: to its end.
+    Input(Mutex<Option<u64>>),
+}
+
+/// Where they go.
+pub(super) enum Target {
+    /// A disk; one that is new holds only zeroes.
+    Disk {
+        /// The disk.
+        end: End,
+        /// It was made for this copy.
+        is_new: bool,
+    },
+    /// Standard output.
+    Output(Output),
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self::Output(Output::default())
+    }
+}
+
+/// What an earlier run left.
+#[derive(Default)]
+pub(super) struct Earlier {
+    /// Pieces that it copied.
+    pub(super) pieces: Vec<Piece>,
+    /// Whether it is sure that these are the same still, in the source and in the target; if not,
+    /// they are read and compared.
+    pub(super) sure: (bool, bool),
+}
+
+struct State {
+    /// Pieces that are in the target.
+    done: Vec<Piece>,
+    /// So many of them are in the journal.
+    noted: usize,
+    noted_at: Instant,
+    /// A thread is making them durable.
+    noting: bool,
+    journal: Option<Journal>,
+    from_earlier: u64,
+    copied_again: u64,
+    failure: Option<Failure>,
+}
+
+/// A copy under way.
+pub(super) struct Transfer<'a> {
+    /// Where bytes come from.
+    pub(super) source: Source,
+    /// Where they go.
+    pub(super) target: Target,
+    /// What an earlier run copied, by its offset.
+    earlier: HashMap<u64, Piece>,
+    sure: (bool, bool),
+    progress: &'a Progress,
+    state: Mutex<State>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<'a> Transfer<'a> {
+    /// A copy that has these pieces already.
+    pub(super) fn new(
+        source: Source,
+        target: Target,
+        journal: Option<Journal>,
+        earlier: Earlier,
+        progress: &'a Progress,
+    ) -> Self {
+        if let Source::Input(at) = &source {
+            *locked(at) = Some(0);
+        }
+        let state = State {
+            done: Vec::new(),
+            noted: 0,
+            noted_at: Instant::now(),
+            noting: false,
+            journal,
+            from_earlier: 0,
+            copied_again: 0,
+            failure: None,
+        };
+        Self {
+            source,
+            target,
+            earlier: earlier.pieces.into_iter().map(|piece| (piece.offset, piece)).collect(),
+            sure: earlier.sure,
+            progress,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// True when it can be gone on with later.
+    pub(super) fn has_journal(&self) -> bool {
+        locked(&self.state).journal.is_some()
+    }
+
+    /// There is nothing to go on with.
+    pub(super) fn forget_journal(&mut self) {
+        if let Some(journal) = locked(&self.state).journal.take() {
+            journal.remove();
+        }
+    }
+
+    /// Bytes that an earlier run copied.
+    pub(super) fn taken_over(&self) -> u64 {
+        locked(&self.state).from_earlier
+    }
+
+    /// Bytes that an earlier run copied and that differ now.
+    pub(super) fn copied_again(&self) -> u64 {
+        locked(&self.state).copied_again
+    }
+
+    /// Copies with so many threads; yields all pieces, in order.
+    pub(super) fn run(&mut self, jobs: usize) -> Outcome<Vec<Piece>> {
+        std::thread::scope(|scope| {
+            for _ in 1..jobs {
+                scope.spawn(|| self.work());
+            }
+            self.work();
+        });
+        let failure = locked(&self.state).failure.take();
+        if let Some(failure) = failure {
+            // What is there already is worth keeping; but a target that failed may fail again.
+            let _ = self.note();
+            return Err(failure);
+        }
+        if let Target::Disk { end, is_new } = &self.target {
+            if *is_new && let Source::Input(_) = &self.source {
+                let state = locked(&self.state);
+                let length = state.done.iter().map(|piece| piece.offset + piece.length).max();
+                end.set_length(length.unwrap_or(0))?;
+            }
+            end.flush()?;
+        }
+        let mut done = std::mem::take(&mut locked(&self.state).done);
+        done.sort_unstable_by_key(|piece| piece.offset);
+        Ok(done)
+    }
+
+    fn work(&self) {
+        let mut buffer = Vec::with_capacity(PIECE_BYTES as usize);
+        let result = self.pieces(&mut buffer);
+        if let Err(failure) = result {
+            locked(&self.state).failure.get_or_insert(failure);
+            if let Target::Output(output) = &self.target {
+                output.end();
+            }
+        }
+    }
+
+    fn pieces(&self, buffer: &mut Vec<u8>) -> Outcome<()> {
+        while locked(&self.state).failure.is_none() {
+            let Some((range, holds_data)) = self.next(buffer)? else { return Ok(()) };
+            let length = range.end - range.start;
+            let piece = match holds_data {
+                true => self.data(range, buffer)?,
+                false => {
+                    self.zero(&range)?;
+                    Piece { offset: range.start, length, sum: None }
+                }
+            };
+            self.progress.bytes(length);
+            self.finish(piece)?;
+        }
+        Ok(())
+    }
+
+    /// The next range, and whether it may hold data; of a stream, that is in the buffer.
+    fn next(&self, buffer: &mut Vec<u8>) -> Outcome<Option<(Range<u64>, bool)>> {
+        match &self.source {
+            Source::Disk(plan, _) => Ok(locked(plan).next()),
+            Source::Input(at) => {
+                let mut at = locked(at);
+                let Some(start) = *at else { return Ok(None) };
+                stream::take(&mut std::io::stdin().lock(), buffer)?;
+                let end = start + buffer.len() as u64;
+                *at = Some(end).filter(|_| buffer.len() as u64 == PIECE_BYTES);
+                if buffer.is_empty() {
+                    return Ok(None);
+                }
+                self.progress.found(0, buffer.len() as u64);
+                if let Target::Disk { end: target, is_new } = &self.target {
+                    if *is_new {
+                        target.grow(end)?;
+                    } else if end.next_multiple_of(target.block()) > target.size() {
+                        let what = format!("{} bytes are too few for the stream", target.size());
+                        return Err(Failure::new(what).about(target.name()));
+                    }
+                }
+                Ok(Some((start..end, true)))
+            }
+        }
+    }
+
+    fn data(&self, range: Range<u64>, buffer: &mut Vec<u8>) -> Outcome<Piece> {
+        let (offset, length) = (range.start, range.end - range.start);
+        if let Some(piece) = self.earlier.get(&offset).filter(|piece| piece.length == length) {
+            if self.is_there(piece, buffer)? {
+                locked(&self.state).from_earlier += length;
+                return Ok(*piece);
+            }
+            locked(&self.state).copied_again += length;
+        }
+        if let Source::Disk(_, disk) = &self.source {
+            read(disk, &range, buffer)?;
+        }
+        let sum = if is_zero(buffer) { None } else { Some(crc32c::crc32c(buffer)) };
+        self.write(buffer, offset)?;
+        Ok(Piece { offset, length, sum })
+    }
+
+    /// True when a piece of an earlier run is still what it was, on both sides. Where an end
+    /// cannot tell, its bytes do.
+    fn is_there(&self, piece: &Piece, buffer: &mut Vec<u8>) -> Outcome<bool> {
+        let range = piece.offset..piece.offset + piece.length;
+        let mut same = |end: &End, sure: bool| -> Outcome<bool> {
+            if sure {
+                return Ok(true);
+            }
+            read(end, &range, buffer)?;
+            Ok(Some(crc32c::crc32c(buffer)) == piece.sum)
+        };
+        let (Source::Disk(_, source), Target::Disk { end, .. }) = (&self.source, &self.target)
+        else {
+            return Ok(false);
+        };
+        Ok(same(source, self.sure.0)? && same(end, self.sure.1)?)
+    }
+
+    fn write(&self, buffer: &mut Vec<u8>, offset: u64) -> Outcome<()> {
+        let (end, is_new) = match &self.target {
+            Target::Output(output) => return output.write(buffer, offset).map(drop),
+            Target::Disk { end, is_new } => (end, *is_new),
+        };
+        // The last block is filled with zeroes.
+        buffer.resize(buffer.len().next_multiple_of(end.block() as usize), 0);
+        let unit = if end.is_local() { UNIT_LOCAL_BYTES } else { UNIT_REMOTE_BYTES };
+        for (run, zero) in runs(buffer, unit.max(end.block()) as usize) {
+            let at = offset + run.start as u64;
+            match zero {
+                true if is_new => {}
+                true => end.zero(at, run.len() as u64)?,
+                false => end.write(&buffer[run], at)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn zero(&self, range: &Range<u64>) -> Outcome<()> {
+        let length = range.end - range.start;
+        match &self.target {
+            Target::Output(output) => output.zero(range.start, length).map(drop),
+            Target::Disk { is_new: true, .. } => Ok(()),
+            Target::Disk { end, .. } => end.zero(range.start, length.next_multiple_of(end.block())),
+        }
+    }
+
+    fn finish(&self, piece: Piece) -> Outcome<()> {
+        let mut state = locked(&self.state);
+        state.done.push(piece);
+        let due =
+            state.done.len() - state.noted >= NOTE_PIECES || state.noted_at.elapsed() >= NOTE_TIME;
+        if !due || state.noting || state.journal.is_none() {
+            return Ok(());
+        }
+        state.noting = true;
+        drop(state);
+        let noted = self.note();
+        locked(&self.state).noting = false;
+        noted
+    }
+
+    /// Makes durable what is done, and notes it.
+    fn note(&self) -> Outcome<()> {
+        let Target::Disk { end, .. } = &self.target else { return Ok(()) };
+        let count = locked(&self.state).done.len();
+        end.flush()?;
+        let mut state = locked(&self.state);
+        let State { done, noted, journal, noted_at, .. } = &mut *state;
+        if let Some(journal) = journal {
+            let new: Vec<_> = done[*noted..count]
+                .iter()
+                .filter(|piece| self.earlier.get(&piece.offset) != Some(piece))
+                .copied()
+                .collect();
+            journal.note(&new)?;
+        }
+        (*noted, *noted_at) = (count, Instant::now());
+        Ok(())
+    }
+}
+
+fn read(end: &End, range: &Range<u64>, buffer: &mut Vec<u8>) -> Outcome<()> {
+    let length = (range.end - range.start) as usize;
+    buffer.resize(length.next_multiple_of(end.block() as usize), 0);
+    end.read(buffer, range.start)?;
+    buffer.truncate(length);
+    Ok(())
+}

@@ -1,0 +1,54 @@
+//! Reading a copy back.
+
+use super::end::End;
+use super::pieces::{PIECE_BYTES, Piece, is_zero};
+use crate::report::{Failure, Outcome};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Compares a disk with the checksums of what was written to it, with so many threads. Files and
+/// devices of this machine are read from the device and not from memory, where that is possible.
+pub(super) fn run(target: &End, pieces: &[Piece], jobs: usize) -> Outcome<()> {
+    let past_cache = target.past_cache();
+    let target = past_cache.as_ref().unwrap_or(target);
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let work = || {
+        let mut buffer = Vec::with_capacity(PIECE_BYTES as usize);
+        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(wrong) = compare(target, piece, &mut buffer) {
+                // Whoever is the first tells.
+                failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(wrong);
+                next.store(pieces.len(), Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..jobs {
+            scope.spawn(work);
+        }
+        work();
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+fn compare(target: &End, piece: &Piece, buffer: &mut Vec<u8>) -> Outcome<()> {
+    let end = piece.offset + piece.length;
+    let mut at = piece.offset;
+    while at < end {
+        let length = PIECE_BYTES.min(end - at);
+        buffer.resize(length.next_multiple_of(target.block()) as usize, 0);
+        target.read(buffer, at)?;
+        buffer.truncate(length as usize);
+        let same = match piece.sum {
+            Some(sum) => crc32c::crc32c(buffer) == sum,
+            None => is_zero(buffer),
+        };
+        if !same {
+            let what = format!("the copy differs from the source in the {length} bytes at {at}");
+            return Err(Failure::new(what).about(target.name()));
+        }
+        at += length;
+    }
+    Ok(())
+}

@@ -1,0 +1,426 @@
+//! `towline disk` as its users run it.
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+use serde_json::Value;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
+const MIB: u64 = 1 << 20;
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until something is so; fails after a minute.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !holds() {
+        assert!(Instant::now() < end, "not in a minute: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A file of this length with some data, and holes.
+    fn sparse(&self, name: &str, size: u64) -> String {
+        let path = self.path(name);
+        let file = File::create(&path).unwrap();
+        file.set_len(size).unwrap();
+        let mut number = 1_u32;
+        let mut data: Vec<u8> = Vec::new();
+        for _ in 0..3 << 19 {
+            number = number.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            data.push((number >> 24) as u8);
+        }
+        file.write_all_at(&data, MIB).unwrap();
+        file.write_all_at(&data[..4096], size / 2 + 4096).unwrap();
+        file.write_all_at(&[1], size - 1).unwrap();
+        path
+    }
+
+    /// A file of this length without holes.
+    fn full(&self, name: &str, size: u64) -> String {
+        let path = self.path(name);
+        let block: Vec<u8> = (0..MIB).map(|at| (at % 251) as u8).collect();
+        let mut file = File::create(&path).unwrap();
+        for number in 0..size / MIB {
+            file.write_all(&(number + 1).to_le_bytes()).unwrap();
+            file.write_all(&block[8..]).unwrap();
+        }
+        path
+    }
+
+    fn serve(&self, disks: &[String]) -> Running {
+        let (socket, nbd) = (self.path("socket"), self.path("nbd"));
+        for old in [&socket, &nbd] {
+            let _ = std::fs::remove_file(old);
+        }
+        let mut command = Command::new(TOWLINE);
+        command.arg("serve");
+        for disk in disks {
+            command.args(["--disk", disk]);
+        }
+        command.args(["--listen", &format!("unix://{socket}"), "--nbd", &format!("unix://{nbd}")]);
+        let log = File::create(self.path("log")).unwrap();
+        let server = Running(command.stderr(log).spawn().unwrap());
+        until("the server listens", || {
+            let connects = |path: &str| std::os::unix::net::UnixStream::connect(path).is_ok();
+            connects(&socket) && connects(&nbd)
+        });
+        server
+    }
+
+    fn url(&self, name: &str) -> String {
+        format!("towline+unix:///{name}?socket={}", self.path("socket"))
+    }
+
+    fn nbd(&self, name: &str) -> String {
+        format!("nbd+unix:///{name}?socket={}", self.path("nbd"))
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(TOWLINE);
+        command.arg("disk").args(arguments).env("XDG_STATE_HOME", self.path("state"));
+        command
+    }
+
+    fn disk(&self, arguments: &[&str]) -> Result<String, String> {
+        let Output { status, stdout, stderr } = self.command(arguments).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        if status.success() { Ok(text(stdout)) } else { Err(text(stderr)) }
+    }
+
+    fn copy(&self, arguments: &[&str]) -> Value {
+        let said = self.disk(&[&["copy", "--json"], arguments].concat());
+        serde_json::from_str(&said.unwrap_or_else(|error| panic!("{arguments:?}: {error}")))
+            .unwrap()
+    }
+
+    /// Lines of all journals.
+    fn noted(&self) -> usize {
+        let Ok(journals) = std::fs::read_dir(self.path("state/towline/copies")) else { return 0 };
+        let lines =
+            |path: &Path| std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
+        journals.map(|entry| lines(&entry.unwrap().path())).sum()
+    }
+}
+
+fn same(one: &str, other: &str) -> bool {
+    std::fs::read(one).unwrap() == std::fs::read(other).unwrap()
+}
+
+fn allocated(path: &str) -> u64 {
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn disks_are_shown_mapped_copied_and_resized() {
+    let place = Place::new();
+    let size = 24 * MIB;
+    File::create(place.path("served")).unwrap().set_len(size).unwrap();
+    let _server = place.serve(&[
+        format!("img={}", place.path("served")),
+        "scratch=mem:24M".into(),
+        "small=mem:8M".into(),
+    ]);
+    let (img, scratch) = (place.url("img"), place.url("scratch"));
+
+    let all = place.disk(&["info", &place.url("")]).unwrap();
+    assert!(all.contains("img:\n  size: 25165824 (24M)") && all.contains("scratch:"), "{all}");
+    assert!(all.contains("(cached)") && all.contains("read only: no"), "{all}");
+    let nbd = place.disk(&["info", "--json", &place.nbd("img")]).unwrap();
+    let nbd: Value = serde_json::from_str(&nbd).unwrap();
+    assert!(nbd["size"] == size && nbd["can_multi_conn"] == true, "{nbd}");
+
+    // A sparse file through every kind of end and back: the same bytes, still sparse.
+    let local = place.sparse("local", size);
+    let shm = img.replace("+unix", "+shm");
+    for (from, to) in [
+        (&local, &img),
+        (&shm, &scratch),
+        (&place.nbd("scratch"), &place.path("by-nbd")),
+        (&local, &place.nbd("scratch")),
+        (&scratch, &place.path("back")),
+        (&local, &place.path("plain")),
+    ] {
+        let done = place.copy(&["--verify", from, to]);
+        assert!(done["bytes"] == size && done["verified"] == true, "{from} to {to}: {done}");
+        assert!(done["data"].as_u64().unwrap() <= 6 * MIB, "{from} to {to}: {done}");
+    }
+    for copy in ["served", "by-nbd", "back", "plain"] {
+        assert!(same(&local, &place.path(copy)), "{copy} differs");
+        let taken = allocated(&place.path(copy));
+        assert!(taken < 4 * MIB, "{taken} bytes are allocated for the sparse {copy}");
+    }
+    // What was there before is gone where the source has holes.
+    let full = place.full("full", size);
+    place.copy(&[&full, &img]);
+    assert!(same(&full, &place.path("served")) && allocated(&place.path("served")) >= size);
+    place.copy(&["--verify", &local, &img]);
+    assert!(same(&local, &place.path("served")) && allocated(&place.path("served")) < 4 * MIB);
+
+    let map = place.disk(&["map", "--json", &scratch]).unwrap();
+    assert!(map.starts_with(r#"{"length":1048576,"offset":0,"type":"hole"}"#), "{map}");
+    assert!(map.contains(r#""length":1572864,"offset":1048576,"type":"data""#), "{map}");
+    let map = place.disk(&["map", "--totals", &local]).unwrap();
+    assert!(map.contains("data") && map.contains("hole"), "{map}");
+    let written = place.disk(&["map", "--written", &img]).unwrap();
+    assert!(written.contains("written"), "{written}");
+
+    let refused = place.disk(&["resize", &img, "8M"]).unwrap_err();
+    assert!(refused.contains("--shrink"), "{refused}");
+    assert_eq!(place.disk(&["resize", &img, "+8M"]).unwrap(), "25165824 -> 33554432 bytes\n");
+    assert_eq!(std::fs::metadata(place.path("served")).unwrap().len(), 32 * MIB);
+    let small = place.disk(&["copy", &img, &scratch]).unwrap_err();
+    assert!(small.contains("25165824 bytes are too few for 33554432"), "{small}");
+    let shrunk = place.disk(&["resize", "--shrink", &img, "-16M"]).unwrap();
+    assert_eq!(shrunk, "33554432 -> 16777216 bytes\n");
+    // Somebody else made it longer.
+    File::options().write(true).open(place.path("served")).unwrap().set_len(size).unwrap();
+    assert_eq!(place.disk(&["resize", &img]).unwrap(), "25165824 -> 25165824 bytes\n");
+    assert_eq!(place.noted(), 0, "nothing is left to be gone on with");
+}
+
+#[test]
+fn what_cannot_be_copied_is_refused_with_a_reason() {
+    let place = Place::new();
+    let local = place.sparse("local", 8 * MIB);
+    let _server = place.serve(&[format!("img={local}"), "ro=mem:8M:ro".into(), "a=mem:4M".into()]);
+    let (img, nbd) = (place.url("img"), place.nbd("a"));
+    let fifo = place.path("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let missing = place.path("missing");
+    for (arguments, expected) in [
+        (&["copy", &local, &local][..], "the same file"),
+        (&["copy", &img, &img], "the same disk"),
+        (&["copy", &local, &place.url("ro")], "read-only"),
+        (&["copy", &local, &place.url("none")], "disk info"),
+        (&["copy", &local, &nbd], "too few"),
+        (&["copy", &missing, &nbd], "missing"),
+        (&["copy", &fifo, &nbd], "standard input"),
+        (&["copy", "--resume", "-", &nbd], "--resume"),
+        (&["copy", "--verify", &img, "-"], "cannot be read back"),
+        (&["copy", "nbds://h/x", &local], "TLS"),
+        (&["map", &place.nbd("a")], "nbdinfo"),
+        (&["map", &place.url("none")], "no such file"),
+        (&["resize", &place.nbd("a"), "1M"], "NBD"),
+        (&["resize", &place.url("a"), "1X"], "1X"),
+        (&["resize", "--shrink", &place.url("a"), "-4M"], "no disk"),
+        (&["resize", &place.url("a"), "16M"], "not supported"),
+        (&["info", &place.url("none")], "no such file"),
+    ] {
+        let error = place.disk(arguments).unwrap_err();
+        assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
+    // The stream is longer than the disk.
+    let mut child = Running(
+        place
+            .command(&["copy", "-", &nbd])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    // It hangs up when it has seen enough.
+    let _ = child.0.stdin.take().unwrap().write_all(&vec![7; 6 << 20]);
+    let mut said = String::new();
+    child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!child.0.wait().unwrap().success() && said.contains("too few"), "{said}");
+}
+
+#[test]
+fn streams_come_and_go_in_order() {
+    let place = Place::new();
+    let local = place.sparse("local", 20 * MIB + 4096);
+    let _server = place.serve(&[format!("img={local}:ro"), "a=mem:24M".into()]);
+    let out = File::create(place.path("out")).unwrap();
+    let done = place.command(&["copy", &place.url("img"), "-"]).stdout(out).status().unwrap();
+    assert!(done.success() && same(&local, &place.path("out")));
+    // From a pipe, into a file that grows with it, and into a disk that is longer.
+    for target in [place.path("in"), place.url("a")] {
+        let mut child = Running(
+            place
+                .command(&["copy", "--verify", "-", &target])
+                .stdin(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        );
+        let mut input = child.0.stdin.take().unwrap();
+        input.write_all(&std::fs::read(&local).unwrap()).unwrap();
+        drop(input);
+        assert!(child.0.wait().unwrap().success());
+    }
+    assert!(same(&local, &place.path("in")) && allocated(&place.path("in")) < 4 * MIB);
+    place.copy(&[&place.url("a"), &place.path("a")]);
+    let copied = std::fs::read(place.path("a")).unwrap();
+    assert!(copied[..20 << 20] == std::fs::read(&local).unwrap()[..20 << 20]);
+    assert!(copied.len() == 24 << 20);
+}
+
+#[test]
+fn a_copy_that_was_killed_goes_on() {
+    let place = Place::new();
+    let size = 48 * MIB;
+    let served = place.full("served", size);
+    let _server = place.serve(&[format!("slow={served}:bandwidth=12M"), format!("img={served}")]);
+    let target = place.path("target");
+    let from = place.nbd("slow");
+    let start = || {
+        let command = place.command(&["copy", &from, &target]).spawn().unwrap();
+        let mut child = Running(command);
+        until("something is noted", || place.noted() > 4 || child.0.try_wait().unwrap().is_some());
+        assert!(child.0.try_wait().unwrap().is_none(), "it was too fast to be killed");
+        child
+    };
+    let running = start();
+    let busy = place.disk(&["copy", &from, &target]).unwrap_err();
+    assert!(busy.contains("under way"), "{busy}");
+    drop(running);
+    assert!(!same(&served, &target));
+    // One piece changes while nobody looks; NBD cannot tell, the checksums do.
+    let changed = File::options().write(true).open(&served).unwrap();
+    changed.write_all_at(b"changed", 5000).unwrap();
+    let done = place.copy(&["--resume", "--verify", &from, &target]);
+    let earlier = done["from_earlier"].as_u64().unwrap();
+    assert!((MIB..size).contains(&earlier), "{done}");
+    assert_eq!(done["copied_again"], MIB, "{done}");
+    assert!(same(&served, &target));
+    assert_eq!(place.noted(), 0);
+}
+
+#[test]
+fn a_local_source_that_changed_is_copied_anew() {
+    let place = Place::new();
+    let source = place.full("source", 32 * MIB);
+    File::create(place.path("served")).unwrap().set_len(32 * MIB).unwrap();
+    let slow = format!("slow={}:bandwidth=8M", place.path("served"));
+    let _server = place.serve(&[slow]);
+    let to = place.nbd("slow");
+    for changes in [false, true] {
+        let mut child = Running(place.command(&["copy", &source, &to]).spawn().unwrap());
+        until("something is noted", || place.noted() > 4 || child.0.try_wait().unwrap().is_some());
+        assert!(child.0.try_wait().unwrap().is_none(), "it was too fast to be killed");
+        drop(child);
+        if changes {
+            File::options().append(true).open(&source).unwrap().set_len(31 * MIB).unwrap();
+        }
+        let again = place.command(&["copy", "--resume", "--json", &source, &to]).output().unwrap();
+        let said = String::from_utf8_lossy(&again.stderr);
+        assert!(again.status.success(), "{said}");
+        assert_eq!(said.contains("the source changed since"), changes, "{said}");
+        let done: Value = serde_json::from_slice(&again.stdout).unwrap();
+        assert_eq!(done["from_earlier"] == 0, changes, "{done}");
+        let (there, here) = (std::fs::read(place.path("served")), std::fs::read(&source).unwrap());
+        assert!(there.unwrap()[..here.len()] == here);
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_in_the_middle_of_a_copy() {
+    let place = Place::new();
+    let size = 64 * MIB;
+    let source = place.full("source", size);
+    let served = place.path("served");
+    File::create(&served).unwrap().set_len(size).unwrap();
+    let disks = [format!("img={served}")];
+    let server = place.serve(&disks);
+    let img = place.url("img");
+    // There: half of it has arrived when the server goes.
+    let mut child = Running(
+        place.command(&["copy", "--verify", "-", &img]).stdin(Stdio::piped()).spawn().unwrap(),
+    );
+    let mut input = child.0.stdin.take().unwrap();
+    let bytes = std::fs::read(&source).unwrap();
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    input.write_all(first).unwrap();
+    until("half of it arrived", || allocated(&served) >= size / 4);
+    drop(server);
+    let server = place.serve(&disks);
+    input.write_all(second).unwrap();
+    drop(input);
+    assert!(child.0.wait().unwrap().success());
+    assert!(same(&source, &served));
+    // Back, over both protocols: it is killed when some of it has been read.
+    let mut server = Some(server);
+    for from in [img, place.nbd("img")] {
+        let mut child =
+            Running(place.command(&["copy", &from, "-"]).stdout(Stdio::piped()).spawn().unwrap());
+        let mut output = child.0.stdout.take().unwrap();
+        let mut back = vec![0; 1 << 20];
+        output.read_exact(&mut back).unwrap();
+        drop(server.take());
+        server = Some(place.serve(&disks));
+        output.read_to_end(&mut back).unwrap();
+        assert!(child.0.wait().unwrap().success());
+        assert!(back == bytes, "other bytes from {from}");
+    }
+    // An NBD server that comes back may have forgotten what it was given: that is a failure.
+    let mut child = Running(
+        place
+            .command(&["copy", "-", &place.nbd("img")])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut input = child.0.stdin.take().unwrap();
+    input.write_all(first).unwrap();
+    drop(server.take());
+    let _server = place.serve(&disks);
+    let _ = input.write_all(second);
+    drop(input);
+    let mut said = String::new();
+    child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!child.0.wait().unwrap().success() && said.contains("img?socket"), "{said}");
+}
+
+#[test]
+fn a_target_without_space() {
+    let place = Place::new();
+    let full = place.path("full");
+    std::fs::create_dir(&full).unwrap();
+    let mount = |options: &str| {
+        let done =
+            Command::new("mount").args(["-t", "tmpfs", "-o", options, "none", &full]).output();
+        done.is_ok_and(|done| done.status.success())
+    };
+    if !mount("size=8m") {
+        eprintln!("SKIPPED: a_target_without_space: cannot mount a tmpfs (needs root)");
+        return;
+    }
+    let source = place.full("source", 16 * MIB);
+    let target = format!("{full}/target");
+    let failed = place.disk(&["copy", &source, &target]);
+    let bigger = mount("remount,size=32m");
+    let done = bigger.then(|| place.disk(&["copy", "--resume", "--json", &source, &target]));
+    let whole = std::fs::read(&target);
+    assert!(Command::new("umount").arg(&full).status().unwrap().success());
+    let failed = failed.unwrap_err();
+    assert!(failed.contains("no space left") && failed.contains("writing at"), "{failed}");
+    assert!(failed.contains("--resume"), "{failed}");
+    let done: Value = serde_json::from_str(&done.unwrap().unwrap()).unwrap();
+    assert!(done["from_earlier"].as_u64().unwrap() >= MIB, "{done}");
+    assert!(whole.unwrap() == std::fs::read(&source).unwrap());
+}
