@@ -68,6 +68,61 @@ fn the_experiments_of_the_paper() {
 }
 
 #[test]
+fn a_load_on_every_kind_of_server() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let (socket, nbd) = (place("socket"), place("nbd"));
+    let server = Command::new(env!("CARGO_BIN_EXE_towline"))
+        .args(["serve", "--disk", "d=mem:4M", "--disk", "slow=mem:4M:iops=100"])
+        .args(["--listen", &format!("unix://{socket}"), "--nbd", &format!("unix://{nbd}")])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let _server = Running(server);
+    let mut tries = 0;
+    while ![&socket, &nbd].iter().all(|path| std::os::unix::net::UnixStream::connect(path).is_ok())
+    {
+        tries += 1;
+        assert!(tries < 6000, "the server does not listen");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let load = |arguments: &[&str]| -> Value {
+        let text = bench(&[arguments, &["--span", "4M", "--depth", "4"]].concat());
+        assert!(text.starts_with("#start\n#end\n"), "{text}");
+        serde_json::from_str(text.lines().last().unwrap()).unwrap()
+    };
+    let unix = format!("towline+unix:///d?socket={socket}");
+    let shm = unix.replace("+unix", "+shm");
+    for server in
+        [&["--server", &unix[..]], &["--server", &shm], &["--nbd", &format!("unix://{nbd}")]]
+    {
+        for (more, bytes) in [
+            (&["--random"][..], 4096),
+            (&["--random", "--write", "--clients", "2"], 4096),
+            (&["--size", "1M"], 1 << 20),
+        ] {
+            let found = load(&[server, more, &["--secs", "0.05"]].concat());
+            let (ops, moved) = (found["ops"].as_u64().unwrap(), found["bytes"].as_u64().unwrap());
+            assert!(ops >= 4 && moved == ops * bytes, "{server:?} {more:?}: {found}");
+            assert!(found["secs"].as_f64().unwrap() >= 0.05, "{found}");
+        }
+    }
+    // A disk that is known to be slow is measured to be slow.
+    let slow =
+        load(&["--server", &format!("towline+shm:///slow?socket={socket}"), "--secs", "0.5"]);
+    assert!(slow["ops"].as_u64().unwrap() <= 100, "{slow}");
+}
+
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
     let refused = |arguments: &[&str], expected: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
@@ -80,4 +135,6 @@ fn what_cannot_be_measured_is_refused() {
     refused(&["--paper", "--dir", "/no/such/place"], "/no/such/place");
     refused(&["--nbd", "unix:///no/such/socket"], "/no/such/socket");
     refused(&["--nbd", "nowhere"], "HOST:PORT");
+    refused(&["--server", "towline+unix:///d?socket=/no/such/socket"], "/no/such/socket");
+    refused(&["--server", "towline://h/d", "--size", "16M"], "8M");
 }

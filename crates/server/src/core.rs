@@ -139,6 +139,8 @@ pub(crate) struct Core {
     pub(crate) grant_queue: VecDeque<(u64, u16)>,
     /// The same of transfers to disks.
     pub(crate) disk_grants: VecDeque<(u64, u16)>,
+    /// Requests to disks that wait because of their clients' limits.
+    pub(crate) throttled: native::Throttled,
     /// Sizes of disks by their identity, as somebody who wanted to write saw them in this turn.
     pub(crate) disk_sizes: Vec<(u64, u64)>,
     /// Lanes with something to send after this turn.
@@ -188,6 +190,7 @@ impl Core {
             pool,
             grant_queue: VecDeque::new(),
             disk_grants: VecDeque::new(),
+            throttled: native::Throttled::default(),
             disk_sizes: Vec::new(),
             dirty: Vec::new(),
             resumable: Vec::new(),
@@ -293,8 +296,9 @@ impl Core {
             return Some(REFUSING);
         }
         let tick = (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK);
-        let wake = self.nbd.next_wake().map(|at| at.saturating_duration_since(Instant::now()));
-        [tick, wake].into_iter().flatten().min()
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        let nbd = self.nbd.next_wake().map(left);
+        [tick, nbd, self.throttled.next_wake().map(left)].into_iter().flatten().min()
     }
 
     /// Somebody waits for memory of disks: those who hold it without using it have to be found.

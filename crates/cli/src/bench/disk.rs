@@ -1,20 +1,26 @@
-//! `towline bench disk`: a load on any NBD server, or the experiments of the gmblock paper.
+//! `towline bench disk`: a load on a disk of ours or of any NBD server, or the experiments of the
+//! gmblock paper.
 
+use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
 use super::{paper, processor};
 use crate::serve::parse_bytes;
 use std::time::Duration;
+use towline_client::Url;
 
 /// Arguments of `bench disk`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Run the experiments of the gmblock paper: bandwidth and latency by the way of the data,
     /// size and number of requests, over NBD, and what a server at work costs its neighbours.
-    #[arg(long, conflicts_with = "nbd", required_unless_present = "nbd")]
+    #[arg(long, conflicts_with_all = ["nbd", "server"], required_unless_present_any = ["nbd", "server"])]
     paper: bool,
     /// Put a load on this NBD server: HOST:PORT or unix:///PATH.
     #[arg(long, value_name = "ADDRESS")]
     nbd: Option<Place>,
+    /// Put a load on this disk of a Towline server, over a session of our own.
+    #[arg(long, value_name = "URL", conflicts_with = "nbd")]
+    server: Option<String>,
     #[command(flatten)]
     load: LoadArgs,
     #[command(flatten)]
@@ -27,42 +33,66 @@ struct LoadArgs {
     /// With --nbd: name of the disk.
     #[arg(long, default_value = "")]
     export: String,
-    /// With --nbd: write, else read.
+    /// Of a load: write, else read.
     #[arg(long)]
     write: bool,
-    /// With --nbd: at random places.
+    /// Of a load: at random places.
     #[arg(long)]
     random: bool,
-    /// With --nbd: bytes of a request.
+    /// Of a load: bytes of a request.
     #[arg(long, value_parser = parse_bytes, default_value = "4K")]
     size: u64,
-    /// With --nbd: requests of each connection under way.
+    /// Of a load: requests of each connection under way.
     #[arg(long, value_name = "N", default_value_t = 1)]
     depth: usize,
-    /// With --nbd: connections, each with a thread of its own.
+    /// Of a load: connections, each with a thread of its own.
     #[arg(long, value_name = "N", default_value_t = 1)]
     clients: usize,
     /// With --nbd: agree on structured replies, which may come in pieces and in any order.
     #[arg(long)]
     structured: bool,
-    /// With --nbd: run on this processor.
+    /// Of a load: run on this processor.
     #[arg(long, value_name = "N")]
     pin: Option<usize>,
 }
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<(), String> {
-    match &args.nbd {
-        Some(place) => load(place, args),
-        None => paper::run(&args.experiments),
+    match (&args.nbd, &args.server) {
+        (Some(place), _) => {
+            let LoadArgs { export, structured, .. } = &args.load;
+            let order = if *structured { Order::Any } else { Order::Ascending };
+            let failed = |error: std::io::Error| format!("{place:?}: {error}");
+            load(
+                args,
+                || Client::connect(place, export, order).map_err(failed),
+                |client, load| client.run(load).map_err(failed),
+            )
+        }
+        (None, Some(url)) => {
+            let failed = |error: towline_client::Error| format!("{url}: {error}");
+            let parsed = Url::parse(url)?;
+            load(
+                args,
+                || DiskClient::connect(&parsed, args.load.depth).map_err(failed),
+                |client, load| client.run(load).map_err(failed),
+            )
+        }
+        (None, None) => paper::run(&args.experiments),
     }
 }
 
-fn load(place: &Place, args: &Args) -> Result<(), String> {
-    let LoadArgs { export, write, random, size, depth, clients, structured, pin } = &args.load;
+/// Connects as often as asked for and measures all at once.
+fn load<C: Send>(
+    args: &Args,
+    connect: impl Fn() -> Result<C, String>,
+    run: impl Fn(&mut C, Load) -> Result<Outcome, String> + Sync,
+) -> Result<(), String> {
+    let LoadArgs { write, random, size, depth, clients, pin, .. } = &args.load;
     let (span, secs) = (args.experiments.span, args.experiments.secs);
-    if !(1..=32 << 20).contains(size) || *size > span {
-        return Err("--size: expected at most 32M and --span".into());
+    let most = if args.server.is_some() { 8 << 20 } else { 32 << 20 };
+    if !(1..=most).contains(size) || *size > span {
+        return Err("--size: expected at most --span and 32M, with --server 8M".into());
     }
     if !(0.001..=600.0).contains(&secs)
         || !(1..=1024).contains(depth)
@@ -71,7 +101,6 @@ fn load(place: &Place, args: &Args) -> Result<(), String> {
         return Err("--secs: expected 0.001 to 600; --depth and --clients: 1 to 1024".into());
     }
     let _pinned = pin.map(processor::Pinned::to).transpose()?;
-    let order = if *structured { Order::Any } else { Order::Ascending };
     let load = Load {
         writes: *write,
         random: *random,
@@ -81,15 +110,12 @@ fn load(place: &Place, args: &Args) -> Result<(), String> {
         again: true,
         limit: Duration::from_secs_f64(secs),
     };
-    let failed = |error: std::io::Error| format!("{place:?}: {error}");
-    let connect = |_| Client::connect(place, export, order).map_err(failed);
-    let mut connected: Vec<Client> = (0..*clients).map(connect).collect::<Result<_, _>>()?;
+    let mut connected: Vec<C> = (0..*clients).map(|_| connect()).collect::<Result<_, _>>()?;
+    let run = &run;
     println!("#start");
     let results: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = connected
-            .iter_mut()
-            .map(|client| scope.spawn(move || client.run(load).map_err(failed)))
-            .collect();
+        let threads: Vec<_> =
+            connected.iter_mut().map(|client| scope.spawn(move || run(client, load))).collect();
         let lost = |_| Err("a thread failed".to_owned());
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
     });
@@ -122,7 +148,8 @@ fn summary(outcomes: &[Outcome]) -> serde_json::Value {
         "p10_us": at(&whole, 0.1),
         "p50_us": at(&whole, 0.5),
         "p99_us": at(&whole, 0.99),
-        "first_data_us": at(&first, 0.5),
+        // Our own client does not tell.
+        "first_data_us": if first.is_empty() { None } else { Some(at(&first, 0.5)) },
         "slowest": outcomes.iter().map(rate).fold(f64::INFINITY, f64::min),
         "fastest": outcomes.iter().map(rate).fold(0.0, f64::max),
     })

@@ -5,6 +5,7 @@
 
 mod clients;
 mod disk;
+mod disk_client;
 mod limits;
 mod local;
 mod nbd_client;
@@ -33,6 +34,7 @@ Examples:
   towline bench net --stream --sendfile /srv/data/big
   towline bench limits
   towline bench disk --nbd 127.0.0.1:10809 --export img --size 4K --depth 32 --random
+  towline bench disk --server towline://127.0.0.1/img --size 4K --depth 32 --random --write
   towline bench disk --paper --dir /mnt/disk --plot paper.svg --json paper.json
 
 To compare one operation at a time, pin both ends (--pin here, taskset for the server): left to

@@ -84,7 +84,34 @@ pub(super) struct Client {
     /// Requests that are not sent yet.
     output: Vec<u8>,
     order: Order,
+}
+
+/// Where each request of a load goes.
+pub(super) struct Offsets {
+    load: Load,
     next: u64,
+}
+
+impl Offsets {
+    /// Of a load that begins.
+    pub(super) fn new(load: Load) -> Self {
+        Self { load, next: 0 }
+    }
+
+    /// The next one; `None` at the end of the span.
+    pub(super) fn next(&mut self) -> Option<u64> {
+        let Load { random, span, again, .. } = self.load;
+        let size = self.load.size as u64;
+        let offset = self.next;
+        if random {
+            // A linear congruential generator is random enough to defeat read-ahead.
+            self.next = offset.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            return Some((self.next >> 20) % (span / size) * size);
+        }
+        let offset = if offset + size <= span { offset } else { Some(0).filter(|_| again)? };
+        self.next = offset + size;
+        Some(offset)
+    }
 }
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -122,7 +149,7 @@ impl Client {
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         let input = BufReader::with_capacity(HEADER_BYTES, File::from(socket));
-        let mut this = Self { input, output: Vec::new(), order, next: 0 };
+        let mut this = Self { input, output: Vec::new(), order };
         this.take::<18>()?;
         this.output.extend_from_slice(&3u32.to_be_bytes());
         if order == Order::Any && !this.option(OPTION_STRUCTURED, &[])? {
@@ -261,7 +288,7 @@ impl Client {
         // Nothing is under way, so that nothing is in the buffer.
         self.input = BufReader::with_capacity(if long { HEADER_BYTES } else { INPUT_BYTES }, file);
         let start = Instant::now();
-        self.next = 0;
+        let mut offsets = Offsets::new(load);
         let mut outcome = Outcome::default();
         let mut slots = Vec::new();
         let kind = if load.writes { WRITE } else { READ };
@@ -270,7 +297,8 @@ impl Client {
         for cookie in 0..load.outstanding {
             let buffer: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
             slots.push(Slot { buffer, offset: 0, since: start, first: None });
-            under_way += usize::from(self.again(kind, &mut slots, cookie, load)?);
+            under_way +=
+                usize::from(self.again(kind, &mut slots[cookie], cookie, offsets.next())?);
         }
         while under_way > 0 {
             let Some(cookie) = self.reply(&mut slots, !load.writes)? else { continue };
@@ -280,7 +308,7 @@ impl Client {
             outcome.first_us.extend(slot.first.map(us));
             outcome.bytes += size as u64;
             let goes_on = start.elapsed() < load.limit;
-            if !goes_on || !self.again(kind, &mut slots, cookie, load)? {
+            if !goes_on || !self.again(kind, &mut slots[cookie], cookie, offsets.next())? {
                 under_way -= 1;
             }
         }
@@ -295,29 +323,14 @@ impl Client {
     fn again(
         &mut self,
         kind: u16,
-        slots: &mut [Slot],
+        slot: &mut Slot,
         cookie: usize,
-        load: Load,
+        offset: Option<u64>,
     ) -> io::Result<bool> {
-        let size = load.size as u64;
-        let mut offset = self.next;
-        if load.random {
-            // A linear congruential generator is random enough to defeat read-ahead.
-            self.next = offset.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            offset = (self.next >> 20) % (load.span / size) * size;
-        } else {
-            if offset + size > load.span {
-                if !load.again {
-                    return Ok(false);
-                }
-                offset = 0;
-            }
-            self.next = offset + size;
-        }
-        let slot = &mut slots[cookie];
+        let Some(offset) = offset else { return Ok(false) };
         (slot.offset, slot.since, slot.first) = (offset, Instant::now(), None);
-        let payload: &[u8] = if load.writes { &slot.buffer } else { &[] };
-        self.request(kind, cookie, offset, load.size, payload)?;
+        let payload: &[u8] = if kind == WRITE { &slot.buffer } else { &[] };
+        self.request(kind, cookie, offset, slot.buffer.len(), payload)?;
         Ok(true)
     }
 }

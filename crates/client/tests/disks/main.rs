@@ -7,6 +7,7 @@ mod common;
 mod data;
 mod hostile;
 mod lost;
+mod rates;
 mod setup;
 
 #[test]

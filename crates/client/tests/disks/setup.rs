@@ -62,7 +62,7 @@ pub(crate) fn own(store: Arc<dyn BlockStore>) -> Disks {
     start(TempDir::new().unwrap(), vec![export("own", DiskKind::Own(OwnStore(store)))])
 }
 
-fn start(directory: TempDir, disks: Vec<DiskExport>) -> Disks {
+pub(crate) fn start(directory: TempDir, disks: Vec<DiskExport>) -> Disks {
     let socket = directory.path().join("socket");
     let config = Config {
         disks,

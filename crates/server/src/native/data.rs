@@ -131,10 +131,14 @@ impl Core {
         }
     }
 
-    /// The lane of a session is gone: its reads are forgotten, and data that was granted will come
-    /// anew.
+    /// The lane of a session is gone: its reads and what was not begun are forgotten, and data that
+    /// was granted will come anew.
     pub(crate) fn suspend_disks(&mut self, session: u64) {
+        let waited = self.throttled.forget(session);
         let Some(served) = self.sessions.get_mut(&session) else { return };
+        for slot in waited {
+            served.session.slots.answer(slot, None);
+        }
         for (slot, place) in served.disks.requests.iter_mut().enumerate() {
             let Some(under) = place else { continue };
             match &mut under.kind {

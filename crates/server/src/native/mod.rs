@@ -11,13 +11,15 @@
 mod answers;
 mod data;
 mod requests;
+mod throttle;
 
 use crate::grants::Grant;
 pub(crate) use requests::Arrived;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
-use towline_block::{Disk, OwnerKey, RequestKey};
+pub(crate) use throttle::{Throttled, client_of};
+use towline_block::{Disk, Meter, OwnerKey, RequestKey};
 use towline_wire::Errno;
 use towline_wire::disk::Checking;
 use towline_wire::limits::SLOTS_MAX;
@@ -36,11 +38,18 @@ pub(crate) struct Tag {
 #[derive(Default)]
 pub(crate) struct SessionDisks {
     /// By the numbers that the client gave them.
-    open: BTreeMap<u32, Arc<Disk>>,
+    open: BTreeMap<u32, Open>,
     /// Owns its changes.
     owner: Option<OwnerKey>,
     /// Requests under way, by slot; empty until there is one.
     requests: Vec<Option<Under>>,
+}
+
+/// An open disk.
+struct Open {
+    disk: Arc<Disk>,
+    /// What measures the client, if it is limited.
+    meter: Option<Arc<Meter>>,
 }
 
 /// A request under way.

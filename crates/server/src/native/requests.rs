@@ -1,6 +1,6 @@
 //! What a core does with each request for a disk.
 
-use super::{Kind, Reading, SessionDisks, Tag, Under, Writing};
+use super::{Kind, Open, Reading, SessionDisks, Tag, Under, Writing, client_of};
 use crate::core::{Core, Ticket, elapsed_ns};
 use crate::extents::{allocation, written};
 use crate::grants::Served;
@@ -64,6 +64,16 @@ impl Core {
             let what = "write does not match the bytes sent or offered";
             return Err(ProtocolError { what, at: 0 });
         }
+        let is_about_disks = matches!(
+            request,
+            Request::DiskList {}
+                | Request::DiskOpen { .. }
+                | Request::DiskInfo { .. }
+                | Request::DiskClose { .. }
+        );
+        if !is_about_disks && self.throttle(&request, arrived) {
+            return Ok(());
+        }
         let list;
         let begun = match request {
             Request::DiskList {} => {
@@ -99,7 +109,10 @@ impl Core {
                     return Err(Errno::EMFILE);
                 }
                 let reply = description(&disk);
-                served.disks.open.insert(number, disk);
+                let lane = self.lanes.get(arrived.lane).and_then(Option::as_ref);
+                let client = lane.and_then(|lane| client_of(&lane.link));
+                let meter = client.and_then(|client| disk.meter(client));
+                served.disks.open.insert(number, Open { disk, meter });
                 return Ok(Begun::Answer(reply));
             }
             Request::DiskClose { disk } => {
@@ -109,7 +122,7 @@ impl Core {
             _ => {}
         }
         let number = request.disk().unwrap_or(u32::MAX);
-        let disk = served.disks.open.get(&number).ok_or(Errno::EBADF)?.clone();
+        let disk = served.disks.open.get(&number).ok_or(Errno::EBADF)?.disk.clone();
         match *request {
             Request::DiskInfo { .. } => {
                 disk.store.refresh().map_err(|error| Errno::of(&error))?;

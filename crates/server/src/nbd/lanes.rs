@@ -5,15 +5,16 @@ use super::in_place;
 use super::lane::{NbdLane, Phase, REQUESTS_MAX};
 use super::serving::Serving;
 use crate::core::{Core, NBD_TOKENS, Ticket};
+use crate::native::client_of;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
-use towline_block::{ClientKey, Output};
+use towline_block::Output;
 use towline_mem::PoolBuffer;
 use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver};
-use towline_net::{Counters, Flushed, Link, LinkKind};
+use towline_net::{Counters, Flushed, Link};
 use towline_reactor::Event;
 use towline_wire::limits::CLIENT_STALL_SECONDS;
 
@@ -120,6 +121,7 @@ impl Core {
     /// The end of a turn: fragments are begun and sent, as long as one leads to the other.
     pub(crate) fn turn_disks(&mut self, scratch: &mut [u8]) {
         self.disk_sizes.clear();
+        self.resume_throttled();
         for round in 0..ROUNDS_MAX {
             self.grant_disks();
             let (engine, mut driver) = self.engine_and_driver();
@@ -456,19 +458,6 @@ impl Core {
                 self.close_nbd(index, &io::ErrorKind::TimedOut.into());
             }
         }
-    }
-}
-
-/// Who is at the other end: for limits, which all connections of one client share.
-fn client_of(link: &Link) -> Option<ClientKey> {
-    use rustix::net::sockopt::socket_peercred;
-    let fd = link.fd()?;
-    match link.kind() {
-        LinkKind::Tcp => {
-            let address = std::net::SocketAddr::try_from(rustix::net::getpeername(fd).ok()??);
-            Some(ClientKey::Machine(address.ok()?.ip().to_canonical()))
-        }
-        _ => Some(ClientKey::Process(socket_peercred(fd).ok()?.pid.as_raw_pid())),
     }
 }
 

@@ -1,0 +1,69 @@
+//! A load on a disk over a session of our own.
+
+use super::nbd_client::{Load, Offsets, Outcome};
+use std::time::Instant;
+use towline_client::{Client, Disk, Error, Group, Operation, Options, Url};
+
+/// A session with one disk.
+pub(super) struct DiskClient {
+    client: Client,
+    disk: Disk,
+}
+
+impl DiskClient {
+    /// Connects; as many requests will be under way as `depth` says.
+    pub(super) fn connect(url: &Url, depth: usize) -> Result<Self, Error> {
+        let mut options = Options::default();
+        // Whatever is answered while a request waits to be sent is followed by another one.
+        options.coalesce = depth as u32 / 2;
+        let client = Client::connect(&url.transport, options)?;
+        let disk = client.disk(&url.export)?;
+        Ok(Self { client, disk })
+    }
+
+    /// Goes through the span until the limit.
+    pub(super) fn run(&mut self, load: Load) -> Result<Outcome, Error> {
+        let start = Instant::now();
+        let mut offsets = Offsets::new(load);
+        let mut outcome = Outcome::default();
+        let mut group = Group::new();
+        let mut since = Vec::with_capacity(load.outstanding);
+        for cookie in 0..load.outstanding {
+            let buffer: Vec<u8> = (0..load.size).map(|at| (at % 251) as u8).collect();
+            let Some(offset) = offsets.next() else { break };
+            since.push(Instant::now());
+            group.add(self.begin(load, buffer, offset)?, cookie as u64);
+        }
+        while let Some((cookie, done)) = group.wait_any() {
+            let (buffer, now) = (done?, Instant::now());
+            let since = &mut since[cookie as usize];
+            outcome.whole_us.push(now.duration_since(*since).as_secs_f64() * 1e6);
+            outcome.bytes += load.size as u64;
+            if now.duration_since(start) >= load.limit {
+                continue;
+            }
+            let Some(offset) = offsets.next() else { continue };
+            *since = now;
+            group.add(self.begin(load, buffer, offset)?, cookie);
+        }
+        if load.writes {
+            self.disk.flush()?;
+        }
+        outcome.seconds = start.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    fn begin(&self, load: Load, buffer: Vec<u8>, offset: u64) -> Result<Operation<Vec<u8>>, Error> {
+        match load.writes {
+            true => self.disk.start_write_at(buffer, offset, false),
+            false => self.disk.start_read_at(buffer, offset),
+        }
+    }
+}
+
+impl Drop for DiskClient {
+    fn drop(&mut self) {
+        // Else the server keeps the session until its lease ends.
+        self.client.clone().close();
+    }
+}

@@ -1,0 +1,118 @@
+//! Clients that may ask for so much in a second.
+
+use crate::common::proxy::Proxy;
+use crate::common::{pattern, seed};
+use crate::setup::{Disks, export, start};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use towline_client::{Client, Disk, Group, Options, Transport};
+use towline_server::{DiskKind, RateLimit};
+
+const MIB: usize = 1 << 20;
+
+fn limited(operations: u64, bytes: u64) -> Disks {
+    let mut slow = export("slow", DiskKind::Memory(8 * MIB as u64));
+    slow.limit = RateLimit { operations, bytes };
+    start(TempDir::new().unwrap(), vec![slow, export("free", DiskKind::Memory(8 * MIB as u64))])
+}
+
+fn open(transport: &Transport) -> Disk {
+    Client::connect(transport, Options::default()).unwrap().disk(b"slow").unwrap()
+}
+
+/// What is checked is that nobody gets more than the rate allows, which holds however slow the
+/// machine is. The first tenth of a second is free.
+fn no_faster(start: Instant, work: f64, rate: f64) {
+    let least = Duration::from_secs_f64(work / rate) - Duration::from_millis(120);
+    assert!(start.elapsed() >= least, "{:?} for what takes {least:?}", start.elapsed());
+}
+
+#[test]
+fn requests_are_limited_over_all_sessions_of_a_client() {
+    for transport in &limited(100, 0).transports {
+        let disks = [open(transport), open(transport)];
+        let start = Instant::now();
+        // A group belongs to one session.
+        let mut groups = [Group::new(), Group::new()];
+        for (disk, group) in disks.iter().zip(&mut groups) {
+            for number in 0..10 {
+                group.add(disk.start_read_at(vec![1; 512], number * 512).unwrap(), number);
+                group.add(disk.start_flush().unwrap(), 100 + number);
+            }
+        }
+        for group in &mut groups {
+            while let Some((tag, done)) = group.wait_any() {
+                assert_eq!(done.unwrap().len(), if tag < 100 { 512 } else { 0 });
+            }
+        }
+        no_faster(start, 40.0, 100.0);
+    }
+}
+
+#[test]
+fn bytes_are_limited_both_ways() {
+    for transport in &limited(0, 10 * MIB as u64).transports {
+        let disk = open(transport);
+        let start = Instant::now();
+        // Granted, inline, and of one piece that is longer than what may be ahead.
+        let data = pattern(MIB, 3);
+        disk.write_at(&data, 0).unwrap();
+        disk.write_at(&data[..4096], MIB as u64).unwrap();
+        let mut back = vec![0; 2 * MIB];
+        disk.read_at(&mut back, 0).unwrap();
+        assert!(back[..MIB] == data && back[MIB..MIB + 4096] == data[..4096]);
+        disk.read_at(&mut back[..4096], 0).unwrap();
+        no_faster(start, 3.0, 10.0);
+    }
+}
+
+#[test]
+fn others_are_not_held_up() {
+    let disks = limited(2, 0);
+    for transport in &disks.transports {
+        let client = Client::connect(transport, Options::default()).unwrap();
+        let (slow, free) = (client.disk(b"slow").unwrap(), client.disk(b"free").unwrap());
+        let data = pattern(4096, 5);
+        let mut group = Group::new();
+        let start = Instant::now();
+        for number in 0..3 {
+            group.add(slow.start_write_at(data.clone(), number * 4096, false).unwrap(), number);
+        }
+        // Another disk of the same session does not wait with it.
+        for _ in 0..100 {
+            free.write_at(&data, 0).unwrap();
+        }
+        let others = start.elapsed();
+        while let Some((_, done)) = group.wait_any() {
+            done.unwrap();
+        }
+        no_faster(start, 2.0, 2.0);
+        assert!(others < start.elapsed());
+    }
+}
+
+#[test]
+fn what_waits_survives_lost_lanes() {
+    let disks = limited(100, 0);
+    let proxy = Proxy::start(disks.port(), seed(), 30_000);
+    let disk = open(&Transport::Tcp("127.0.0.1".into(), proxy.port));
+    let mut group = Group::new();
+    for round in 0..200 {
+        for number in 0..16_u8 {
+            let (data, offset) = (pattern(512, number + round), u64::from(number) * 512);
+            group.add(disk.start_write_at(data, offset, false).unwrap(), 0);
+        }
+        while let Some((_, done)) = group.wait_any() {
+            done.unwrap();
+        }
+        let mut back = vec![0; 16 * 512];
+        disk.read_at(&mut back, 0).unwrap();
+        let expected: Vec<u8> = (0..16_u8).flat_map(|n| pattern(512, n + round)).collect();
+        assert!(back == expected, "round {round}");
+        if proxy.cuts.load(Ordering::Relaxed) >= 5 {
+            return;
+        }
+    }
+    panic!("the proxy does not cut");
+}
