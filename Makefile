@@ -10,7 +10,7 @@ test: ## what has to pass: style, unit, property, integration and fault tests
 test-long: ## some hundred times as many random sequences and cuts, then a minute of fuzzing for each decoder
 	sh tests/run long
 
-test-vm: ## attached disks in a virtual machine, see tests/vm/run
+test-vm: ## disks in virtual machines: attached, striped, booted from; see tests/vm/run
 	sh tests/vm/run
 
 conformance: ## pjdfstest and fsx on a remote directory under `towline run`; needs root

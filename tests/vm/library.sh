@@ -14,6 +14,8 @@ url() { # url DISK
     esac
 }
 passed=0 failed=0 skipped=0
+# A test that takes longer hangs.
+TEST_SECONDS=${TEST_SECONDS:-600}
 only= # part of the names of the tests to run
 server=
 
@@ -98,8 +100,21 @@ run() { # run NAME FUNCTION ARGUMENT... : one test, in a shell of its own that s
     started=$(cut -d. -f1 /proc/uptime)
     # Not in a condition: there the shell would not stop at failures.
     set +e
-    (set -e; "$@") >"$work/log" 2>&1
+    (set -e; "$@") >"$work/log" 2>&1 &
+    test=$!
+    # Ends what the test waits for; then it fails by itself.
+    (
+        sleep "$TEST_SECONDS" &
+        trap "kill $!; exit" TERM
+        wait $!
+        echo "took longer than $TEST_SECONDS s; what runs:" >>"$work/log"
+        ps -eo pid,ppid,stat,wchan:30,args >>"$work/log"
+        kill "$test"
+    ) 2>/dev/null &
+    watch=$!
+    wait "$test"
     status=$?
+    kill "$watch" 2>/dev/null
     set -e
     took=$(($(cut -d. -f1 /proc/uptime) - started))
     case $status in
