@@ -83,6 +83,22 @@ impl Entry {
         self.path[..length].iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
     }
 
+    /// True when the path is this one, or goes on below it.
+    #[must_use]
+    pub fn is_below(&self, path: &[u8]) -> bool {
+        let length = self.length.load(Ordering::Acquire) as usize;
+        let at = |place: usize| self.path[place].load(Ordering::Relaxed);
+        (length == path.len()
+            || (length > path.len() && length <= PATH_BYTES && at(path.len()) == b'/'))
+            && path.iter().enumerate().all(|(place, byte)| at(place) == *byte)
+    }
+
+    /// True when the path is this one.
+    #[must_use]
+    pub fn is(&self, path: &[u8]) -> bool {
+        self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
+    }
+
     /// Takes the lock of the offset. A lock whose holder died is taken over.
     pub fn lock(&self) -> EntryLock<'_> {
         let me = std::process::id();
@@ -132,6 +148,8 @@ struct Head {
     hint: AtomicU32,
     /// See [`State::changes`].
     changes: AtomicU64,
+    /// See [`State::moves`].
+    moves: AtomicU64,
     /// Calls answered, by function of libc (in the order of the library's table).
     functions: [AtomicU64; COUNTED_MAX],
     /// System calls that were trapped and answered, by number.
@@ -259,6 +277,24 @@ impl State {
     #[must_use]
     pub fn changes(&self) -> &AtomicU64 {
         &self.head().changes
+    }
+
+    /// Counted up when the stand-in of a working directory got another name.
+    #[must_use]
+    pub fn moves(&self) -> &AtomicU64 {
+        &self.head().moves
+    }
+
+    /// Numbers of the entries that are taken.
+    pub fn used(&self) -> impl Iterator<Item = usize> {
+        self.head().used.iter().enumerate().flat_map(|(word, bits)| {
+            let mut rest = bits.load(Ordering::Acquire);
+            std::iter::from_fn(move || {
+                let bit = rest.trailing_zeros();
+                rest &= rest.wrapping_sub(1);
+                (bit < 64).then_some(word * 64 + bit as usize)
+            })
+        })
     }
 
     /// Entry of this number; `None` beyond the table.
@@ -412,6 +448,13 @@ mod tests {
         assert!(!entry.change(Taken::Free, Taken::Open));
         entry.set_path(b"a/b");
         assert_eq!(second.entry(taken[3]).unwrap().path(), b"a/b");
+        assert!([&b"a/b"[..], b"a"].iter().all(|path| entry.is_below(path)));
+        assert!(
+            [&b"a/"[..], b"b", b"a/b/c", b"a/bc", b"aa"].iter().all(|path| !entry.is_below(path))
+        );
+        let mut used: Vec<usize> = second.used().collect();
+        used.sort_unstable();
+        assert_eq!(used, all);
         drop(entry.lock());
         let _held = second.entry(taken[3]).unwrap().lock();
         second.give_back(taken[3]);

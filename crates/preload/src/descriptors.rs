@@ -221,6 +221,42 @@ pub(crate) fn share() {
     }
 }
 
+/// What is open below a name of one mount is found below another one now; with `exchange` also the
+/// other way round. For all processes of the run.
+pub(crate) fn renamed(from: (usize, &[u8]), to: (usize, &[u8]), exchange: bool) {
+    let Some(state) = start::state() else { return };
+    for number in state.used() {
+        let Some(entry) = state.entry(number) else { continue };
+        let mount = entry.mount.load(Ordering::Relaxed) as usize;
+        let is_below = |(of, path): (usize, &[u8])| mount == of && entry.is_below(path);
+        let (old, new) = if is_below(from) {
+            (from, to)
+        } else if exchange && is_below(to) {
+            (to, from)
+        } else {
+            continue;
+        };
+        let mut path = new.1.to_vec();
+        path.extend_from_slice(entry.path().get(old.1.len()..).unwrap_or_default());
+        entry.set_path(&path);
+        entry.mount.store(new.0 as u32, Ordering::Relaxed);
+    }
+}
+
+/// What `/proc` adds to the path of an open file whose name was removed.
+pub(crate) const DELETED: &[u8] = b" (deleted)";
+
+/// This name is gone: what is open by it has none any more. For all processes of the run.
+pub(crate) fn removed((mount, path): (usize, &[u8])) {
+    let Some(state) = start::state() else { return };
+    for number in state.used() {
+        let Some(entry) = state.entry(number) else { continue };
+        if entry.mount.load(Ordering::Relaxed) as usize == mount && entry.is(path) {
+            entry.set_path(&[path, DELETED].concat());
+        }
+    }
+}
+
 /// Looks whether a descriptor that came from elsewhere is a remote file.
 pub(crate) fn adopt(fd: i32) {
     let Some(number) = number_of(fd) else { return };
@@ -285,6 +321,16 @@ fn number_of(fd: i32) -> Option<usize> {
 pub(crate) fn target_of(fd: i32) -> Option<Vec<u8>> {
     let mut link = [0u8; 4096];
     read_link(&format!("/proc/self/fd/{fd}\0"), &mut link).map(<[u8]>::to_vec)
+}
+
+/// The path of a local open directory.
+pub(crate) fn directory_of(fd: i32) -> Option<Vec<u8>> {
+    // SAFETY: all zero is a valid `stat`.
+    let mut status: libc::stat = unsafe { std::mem::zeroed() };
+    let arguments = [fd as usize, &raw mut status as usize, 0, 0, 0, 0];
+    // SAFETY: the structure outlives the call.
+    unsafe { checked(libc::SYS_fstat, arguments) }.ok()?;
+    if status.st_mode & libc::S_IFMT == libc::S_IFDIR { target_of(fd) } else { None }
 }
 
 /// What a symbolic link says, by its path with a zero byte at the end.

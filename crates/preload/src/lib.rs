@@ -14,6 +14,7 @@ mod guard;
 mod hooks;
 mod known;
 mod mirror;
+mod moved;
 mod opened;
 mod place;
 mod process;

@@ -30,6 +30,9 @@ impl At {
 
     /// Handle of the directory it is relative to.
     pub(crate) fn base(&self) -> Result<u64, i32> {
+        if self.mount == working::NO_MOUNT {
+            return Err(libc::ENOENT);
+        }
         // The server takes the root of the export for the end, not that of a directory in it.
         if self.climbs_out() {
             return Err(libc::EXDEV);
@@ -241,7 +244,7 @@ fn matching(mounts: &[Target], path: &[u8]) -> Option<At> {
 fn find_relative(mounts: &[Target], directory: i32, path: &[u8]) -> Option<At> {
     if directory != libc::AT_FDCWD {
         let Some(open) = descriptors::find(directory) else {
-            let full = join(&descriptors::target_of(directory)?, path);
+            let full = join(&descriptors::directory_of(directory)?, path);
             return matching(mounts, &normal(&full));
         };
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
@@ -255,6 +258,13 @@ fn find_relative(mounts: &[Target], directory: i32, path: &[u8]) -> Option<At> {
     }
     let full = join(&working::local()?, path);
     matching(mounts, &normal(&full))
+}
+
+/// Without `.` and double slashes.
+pub(crate) fn tidy(path: &[u8]) -> Vec<u8> {
+    let names = path.split(|b| *b == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    let joined = names.collect::<Vec<_>>().join(&b'/');
+    if joined.is_empty() { b".".to_vec() } else { joined }
 }
 
 /// Without `.`, `..` and double slashes, taken by their letters alone.
@@ -286,9 +296,11 @@ pub(crate) enum Led {
     Local(Vec<u8>),
 }
 
-/// Follows a path name by name, across borders.
+/// Follows a path name by name, across borders; its end only with `last`. Slashes at its end stay.
 pub(crate) fn follow(start: &[u8], last: bool) -> Result<Led, i32> {
     let mounts = start::mounts();
+    let ends_in_directory = |path: &[u8]| path.ends_with(b"/") || path.ends_with(b"/.");
+    let mut directory = ends_in_directory(start);
     let mut links = 0;
     let mut done: Vec<u8> = Vec::new();
     let mut rest: Vec<Vec<u8>> = start.split(|b| *b == b'/').rev().map(<[u8]>::to_vec).collect();
@@ -296,6 +308,7 @@ pub(crate) fn follow(start: &[u8], last: bool) -> Result<Led, i32> {
         match name.as_slice() {
             b"" | b"." => continue,
             b".." => {
+                check_directory(mounts, &done)?;
                 let end = done.iter().rposition(|b| *b == b'/').unwrap_or(0);
                 done.truncate(end);
                 continue;
@@ -310,6 +323,7 @@ pub(crate) fn follow(start: &[u8], last: bool) -> Result<Led, i32> {
             break;
         }
         let Some(target) = link_target(mounts, &done)? else { continue };
+        directory |= is_last && ends_in_directory(&target);
         links += 1;
         if links > LINKS_MAX {
             return Err(libc::ELOOP);
@@ -317,7 +331,7 @@ pub(crate) fn follow(start: &[u8], last: bool) -> Result<Led, i32> {
         done.truncate(if target.first() == Some(&b'/') { 0 } else { before });
         rest.extend(target.split(|b| *b == b'/').rev().map(<[u8]>::to_vec));
     }
-    if done.is_empty() {
+    if done.is_empty() || directory {
         done.push(b'/');
     }
     if let Some(at) = matching(mounts, &done) {
@@ -325,6 +339,34 @@ pub(crate) fn follow(start: &[u8], last: bool) -> Result<Led, i32> {
     }
     done.push(0);
     Ok(Led::Local(done))
+}
+
+/// True when the prefix is somewhere below this path.
+fn is_above(path: &[u8], prefix: &[u8]) -> bool {
+    prefix.strip_prefix(path).is_some_and(|rest| rest.starts_with(b"/"))
+}
+
+/// Fails as the kernel does where `..` follows a name that is no directory. Links in it were
+/// followed.
+fn check_directory(mounts: &[Target], path: &[u8]) -> Result<(), i32> {
+    if path.is_empty() {
+        return Ok(());
+    }
+    let is_directory = match matching(mounts, path) {
+        Some(at) => at.with(|base, path| base.stat_path(path, false))?.is_directory(),
+        None => {
+            let text = [path, b"/.\0"].concat();
+            let ask = [libc::AT_FDCWD as usize, text.as_ptr() as usize, 0, 0, 0, 0];
+            // SAFETY: the path ends with a zero byte.
+            match unsafe { guard::checked(libc::SYS_faccessat, ask) } {
+                Ok(_) => true,
+                // Where only a prefix goes through there may be nothing here.
+                Err(libc::ENOENT) if mounts.iter().any(|t| is_above(path, &t.mount.prefix)) => true,
+                Err(error) => return Err(error),
+            }
+        }
+    };
+    if is_directory { Ok(()) } else { Err(libc::ENOTDIR) }
 }
 
 /// What a symbolic link says; `None` for anything else.

@@ -233,12 +233,16 @@ pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
     Ok(count)
 }
 
+/// `EBADF` where a file was not opened for reading.
+pub(crate) fn check_readable(open: Open) -> Result<(), i32> {
+    let is_write_only = flags(open) & (libc::O_ACCMODE | libc::O_PATH) & !libc::O_RDWR != 0;
+    if is_write_only { Err(libc::EBADF) } else { Ok(()) }
+}
+
 /// `pread`.
 pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usize, i32> {
     let offset = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
-    if flags(open) & (libc::O_ACCMODE | libc::O_PATH) & !libc::O_RDWR != 0 {
-        return Err(libc::EBADF);
-    }
+    check_readable(open)?;
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFDIR {
         return Err(libc::EISDIR);
     }

@@ -5,8 +5,8 @@
 //! written with all that they may have: both calling conventions pass them alike.
 
 use crate::hooks::{
-    aio, attributes, directories, exec, files, identity, io, locks, maps, misc, names, numbers,
-    sockets, spawn, status, streams, trees, walks, xattr,
+    aio, attributes, copies, directories, exec, files, identity, io, locks, maps, misc, names,
+    numbers, sockets, spawn, status, streams, trees, walks, xattr,
 };
 use crate::trap::{masks, threads};
 use libc::{
@@ -159,9 +159,9 @@ hooks! {
     [posix_fallocate posix_fallocate64] (fd: c_int, from: off64_t, length: off64_t) -> c_int => io::posix_fallocate;
     [posix_fadvise posix_fadvise64] (fd: c_int, from: off64_t, length: off64_t, advice: c_int) -> c_int => io::posix_fadvise;
     [readahead] (fd: c_int, from: off64_t, count: size_t) -> ssize_t => io::readahead;
-    [sendfile sendfile64] (to: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t => io::sendfile;
-    [copy_file_range] (from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, count: size_t, flags: c_uint) -> ssize_t => io::copy_file_range;
-    [splice] (from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, count: size_t, flags: c_uint) -> ssize_t => io::splice;
+    [sendfile sendfile64] (to: c_int, from: c_int, offset: *mut off64_t, count: size_t) -> ssize_t => copies::sendfile;
+    [copy_file_range] (from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, count: size_t, flags: c_uint) -> ssize_t => copies::copy_file_range;
+    [splice] (from: c_int, from_at: *mut off64_t, to: c_int, to_at: *mut off64_t, count: size_t, flags: c_uint) -> ssize_t => copies::splice;
     [flock] (fd: c_int, operation: c_int) -> c_int => locks::flock;
     [lockf lockf64] (fd: c_int, command: c_int, length: off64_t) -> c_int => locks::lockf;
     [mmap mmap64] (at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> *mut c_void => maps::mmap;

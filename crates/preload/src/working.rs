@@ -4,13 +4,20 @@
 use crate::guard::{checked, system_call};
 use crate::{place, start};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use towline_instance::WORKING;
 
 static IS_REMOTE: AtomicBool = AtomicBool::new(false);
 /// The local working directory is above a prefix, so that a relative path can lead there.
 static IS_ABOVE: AtomicBool = AtomicBool::new(false);
 static REMOTE: Mutex<Option<(usize, Vec<u8>)>> = Mutex::new(None);
+/// How many stand-ins had moved when `REMOTE` was found out.
+static MOVES: AtomicU64 = AtomicU64::new(0);
+
+/// Where stand-ins of removed directories are.
+pub(crate) const GONE: &[u8] = b"gone";
+/// Number of no mount: of a removed working directory. Whatever is asked there fails with `ENOENT`.
+pub(crate) const NO_MOUNT: usize = usize::MAX;
 
 /// True when the working directory is remote.
 pub(crate) fn is_remote() -> bool {
@@ -21,6 +28,12 @@ pub(crate) fn is_remote() -> bool {
 pub(crate) fn remote() -> Option<(usize, Vec<u8>)> {
     if !IS_REMOTE.load(Ordering::Relaxed) {
         return None;
+    }
+    let moves = start::state()?.moves().load(Ordering::Acquire);
+    if MOVES.swap(moves, Ordering::Relaxed) != moves
+        && let Some(found) = local().and_then(|here| behind(&here))
+    {
+        *REMOTE.lock().ok()? = Some(found);
     }
     REMOTE.lock().ok()?.clone()
 }
@@ -61,19 +74,19 @@ fn is_at(here: Option<&[u8]>) {
 pub(crate) fn go(mount: usize, below: &[u8]) -> Result<(), i32> {
     let clean = place::normal(below);
     let below = clean.strip_prefix(b"/").unwrap_or(&clean);
-    let mut stand_in = folder();
-    stand_in.extend_from_slice(format!("{mount}").as_bytes());
-    make_directory(&stand_in)?;
+    let stand_in = stand_in(mount, below);
     // One directory for each name: then every name fits.
-    for part in below.split(|b| *b == b'/').filter(|part| !part.is_empty()) {
-        stand_in.push(b'/');
-        stand_in.extend_from_slice(part);
-        make_directory(&stand_in)?;
+    let first = folder().len();
+    for (at, _) in
+        stand_in.iter().enumerate().filter(|(at, b)| *at > first && matches!(b, b'/' | 0))
+    {
+        make_directory(&stand_in[..at])?;
     }
-    stand_in.push(0);
     // SAFETY: the path ends with a zero byte.
     unsafe { checked(libc::SYS_chdir, [stand_in.as_ptr() as usize, 0, 0, 0, 0, 0]) }?;
     *REMOTE.lock().map_err(|_| libc::EIO)? = Some((mount, below.to_vec()));
+    let state = start::state().ok_or(libc::EIO)?;
+    MOVES.store(state.moves().load(Ordering::Acquire), Ordering::Relaxed);
     IS_REMOTE.store(true, Ordering::Relaxed);
     crate::trap::arm();
     Ok(())
@@ -84,18 +97,40 @@ pub(crate) fn inherit() {
     let here = local();
     is_at(here.as_deref());
     let Some(here) = here else { return };
-    let Some(rest) = here.strip_prefix(folder().as_slice()) else { return };
-    let cut = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
-    let number = std::str::from_utf8(&rest[..cut]).ok().and_then(|n| n.parse::<usize>().ok());
-    let below = rest.get(cut + 1..).unwrap_or_default();
-    if let (Some(mount), Ok(mut remote)) = (number, REMOTE.lock()) {
-        *remote = Some((mount, below.to_vec()));
+    let moves = start::state().map_or(0, |state| state.moves().load(Ordering::Acquire));
+    if let (Some(found), Ok(mut remote)) = (behind(&here), REMOTE.lock()) {
+        *remote = Some(found);
+        MOVES.store(moves, Ordering::Relaxed);
         IS_REMOTE.store(true, Ordering::Relaxed);
         IS_ABOVE.store(false, Ordering::Relaxed);
     }
 }
 
-fn folder() -> Vec<u8> {
+/// Mount and path that a stand-in is for.
+fn behind(here: &[u8]) -> Option<(usize, Vec<u8>)> {
+    let rest = here.strip_prefix(folder().as_slice())?;
+    let cut = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
+    if &rest[..cut] == GONE {
+        return Some((NO_MOUNT, Vec::new()));
+    }
+    let mount = std::str::from_utf8(&rest[..cut]).ok()?.parse::<usize>().ok()?;
+    Some((mount, rest.get(cut + 1..).unwrap_or_default().to_vec()))
+}
+
+/// The directory that stands for a remote one, with a zero byte at the end.
+pub(crate) fn stand_in(mount: usize, below: &[u8]) -> Vec<u8> {
+    let mut path = folder();
+    path.extend_from_slice(format!("{mount}").as_bytes());
+    if !below.is_empty() {
+        path.push(b'/');
+        path.extend_from_slice(below);
+    }
+    path.push(0);
+    path
+}
+
+/// Where stand-ins are; ends with a slash.
+pub(crate) fn folder() -> Vec<u8> {
     let mut path = start::directory().to_vec();
     path.push(b'/');
     path.extend_from_slice(WORKING.as_bytes());

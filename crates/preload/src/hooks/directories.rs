@@ -11,14 +11,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towline_client::DirEntry;
 
-/// Goes to a remote directory.
-fn go(at: &At) -> Result<c_int, i32> {
+/// Fails where the working directory may not be.
+fn check(at: &At) -> Result<(), i32> {
     at.with(|base, path| {
         if !base.stat_path(path, true)?.is_directory() {
             return Err(towline_wire::Errno::ENOTDIR.into());
         }
         base.access(path, libc::X_OK as u32)
-    })?;
+    })
+}
+
+/// Goes to a remote directory.
+fn go(at: &At) -> Result<c_int, i32> {
+    check(at)?;
     working::go(at.mount, &at.below()).map(|()| 0)
 }
 
@@ -57,7 +62,8 @@ pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
     };
     ours(|| {
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        go(&At { mount, directory: None, path: open.entry.path() })
+        check(&At { mount, directory: Some(open), path: b".".to_vec() })?;
+        working::go(mount, &open.entry.path()).map(|()| 0)
     })
 }
 
@@ -67,6 +73,9 @@ fn here() -> Option<Vec<u8>> {
 }
 
 pub(crate) unsafe fn getcwd(to: *mut c_char, room: size_t) -> *mut c_char {
+    if working::remote().is_some_and(|(mount, _)| mount == working::NO_MOUNT) {
+        return finish(Err(libc::ENOENT));
+    }
     let Ok(Some(path)) = inside(|| Ok(here())) else {
         // SAFETY: as the program says.
         return unsafe { real::getcwd(to, room) };

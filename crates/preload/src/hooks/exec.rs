@@ -237,9 +237,17 @@ unsafe fn execute(
             real::execve(path, arguments, own)
         });
         if crate::guard::errno() == libc::ENOENT
-            && let Some(at) = super::led_in(libc::AT_FDCWD, path, true)
+            && let Some(led) = super::led_in(libc::AT_FDCWD, path, true)
         {
-            return finish(Err(execute_remote(&at, path, arguments, environment, depth)));
+            return match led {
+                Ok(Led::Remote(at)) => {
+                    finish(Err(execute_remote(&at, path, arguments, environment, depth)))
+                }
+                Ok(Led::Local(path)) => with_environment(environment, Some(&path), |own| {
+                    real::execve(path.as_ptr().cast(), arguments, own)
+                }),
+                Err(error) => finish(Err(error)),
+            };
         }
         result
     }

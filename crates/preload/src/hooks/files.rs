@@ -68,7 +68,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     // What the opening itself changed is no change of what it told.
     let changes = changes + if towline_wire::request::open_flag::alters(sent) { 2 } else { 0 };
     opened::keep(at, Opened { mount: at.mount, handle, when, changes, attr, data, listing });
-    let path = at.below();
+    let path = place::tidy(&at.below());
     let new =
         New { mount: at.mount, handle, inode: attr.inode, mode: attr.mode, flags, path: &path };
     let made = descriptors::make(&new);
@@ -102,7 +102,8 @@ pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: 
             let again = if at.path.is_empty() { libc::O_CREAT | libc::O_EXCL } else { 0 };
             return ours(|| open_remote(&at, flags & !again, mode));
         }
-        let follow = flags & libc::O_NOFOLLOW == 0 && flags & libc::O_EXCL == 0;
+        const NEW: c_int = libc::O_CREAT | libc::O_EXCL;
+        let follow = flags & libc::O_NOFOLLOW == 0 && flags & NEW != NEW;
         by_path(
             at,
             path,

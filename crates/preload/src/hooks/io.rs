@@ -8,12 +8,8 @@ use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
 use towline_client::SetAttr;
 use towline_wire::request::sync_kind;
 
-/// Bytes moved at once between a remote file and something else.
-const PIECE_BYTES: usize = 256 * 1024;
-/// Most bytes that one `splice` moves: what a pipe holds by default.
-const SPLICE_BYTES: usize = 64 * 1024;
 /// Most bytes of one call, as on Linux.
-const CALL_BYTES_MAX: usize = 0x7fff_f000;
+pub(crate) const CALL_BYTES_MAX: usize = 0x7fff_f000;
 
 /// Memory that the program lends, cut to what one call may move.
 ///
@@ -108,7 +104,12 @@ unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Result<&'a [iovec], i3
         // SAFETY: as the program says.
         Ok(count @ 1..=1024) if !parts.is_null() => {
             // SAFETY: as the program says.
-            Ok(unsafe { std::slice::from_raw_parts(parts, count) })
+            let parts = unsafe { std::slice::from_raw_parts(parts, count) };
+            let total = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len));
+            match total {
+                Some(total) if isize::try_from(total).is_ok() => Ok(parts),
+                _ => Err(libc::EINVAL),
+            }
         }
         _ => Err(libc::EINVAL),
     }
@@ -132,6 +133,10 @@ unsafe fn scatter(
         return Ok(get(unsafe { target(part.iov_base, part.iov_len) }?)? as isize);
     }
     let total: usize = parts.iter().map(|part| part.iov_len).sum();
+    if total == 0 {
+        // Of a directory, too.
+        return remote::check_readable(open).map(|()| 0);
+    }
     let mut all = vec![0; total.min(CALL_BYTES_MAX)];
     let count = get(&mut all)?;
     let mut rest = &all[..count];
@@ -363,159 +368,4 @@ pub(crate) unsafe fn readahead(fd: c_int, from: off64_t, count: size_t) -> ssize
         None => unsafe { real::readahead(fd, from, count) },
         Some(_) => 0,
     }
-}
-
-/// Where a copy reads or writes: an offset that the caller keeps, or the file's own.
-unsafe fn place_of(at: *mut off64_t) -> Option<off64_t> {
-    // SAFETY: null or an offset, as the program says.
-    unsafe { at.as_ref() }.copied()
-}
-
-unsafe fn advance(at: *mut off64_t, by: usize) {
-    // SAFETY: null or an offset, as the program says.
-    if let Some(at) = unsafe { at.as_mut() } {
-        *at += by as i64;
-    }
-}
-
-/// Copies through this process; stops at the first short piece.
-unsafe fn copy(
-    from: c_int,
-    from_at: *mut off64_t,
-    to: c_int,
-    to_at: *mut off64_t,
-    count: size_t,
-) -> ssize_t {
-    let access = |fd| {
-        descriptors::find(fd).map(|open: Open| {
-            let flags = open.entry.flags.load(std::sync::atomic::Ordering::Relaxed) as c_int;
-            if flags & libc::O_PATH != 0 { libc::O_ACCMODE } else { flags & libc::O_ACCMODE }
-        })
-    };
-    // Before anything is read.
-    if matches!(access(from), Some(libc::O_WRONLY | libc::O_ACCMODE))
-        || matches!(access(to), Some(libc::O_RDONLY | libc::O_ACCMODE))
-    {
-        return finish(Err(libc::EBADF));
-    }
-    let mut buffer = vec![0u8; PIECE_BYTES.min(count.max(1))];
-    let mut done = 0usize;
-    while done < count {
-        let room = &mut buffer[..PIECE_BYTES.min(count - done)];
-        let length = room.len();
-        // SAFETY: the buffer holds `length` bytes; descriptors and offsets are the program's.
-        let got = unsafe {
-            match place_of(from_at) {
-                Some(at) => pread(from, room.as_mut_ptr().cast(), length, at),
-                None => read(from, room.as_mut_ptr().cast(), length),
-            }
-        };
-        if got <= 0 {
-            return if done > 0 { done as isize } else { got };
-        }
-        // SAFETY: as above.
-        let put = unsafe {
-            match place_of(to_at) {
-                Some(at) => pwrite(to, room.as_ptr().cast(), got as usize, at),
-                None => write(to, room.as_ptr().cast(), got as usize),
-            }
-        };
-        let moved = put.max(0) as usize;
-        if (moved as isize) < got && place_of_is_own(from_at) {
-            // What could not be written is to be read again.
-            // SAFETY: the program's descriptor.
-            unsafe { lseek(from, moved as i64 - got as i64, libc::SEEK_CUR) };
-        }
-        // SAFETY: the program's offsets.
-        unsafe {
-            advance(from_at, moved);
-            advance(to_at, moved);
-        }
-        done += moved;
-        if put < got || got < length as isize {
-            return if done > 0 { done as isize } else { put };
-        }
-    }
-    done as isize
-}
-
-fn place_of_is_own(at: *mut off64_t) -> bool {
-    at.is_null()
-}
-
-pub(crate) unsafe fn sendfile(to: c_int, from: c_int, at: *mut off64_t, count: size_t) -> ssize_t {
-    if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
-        // SAFETY: as the program says.
-        return unsafe { real::sendfile(to, from, at, count) };
-    }
-    // SAFETY: as the program says.
-    unsafe { copy(from, at, to, std::ptr::null_mut(), count.min(CALL_BYTES_MAX)) }
-}
-
-pub(crate) unsafe fn copy_file_range(
-    from: c_int,
-    from_at: *mut off64_t,
-    to: c_int,
-    to_at: *mut off64_t,
-    count: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    let (Some(source), Some(target)) = (descriptors::find(from), descriptors::find(to)) else {
-        return if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
-            // SAFETY: as the program says.
-            unsafe { real::copy_file_range(from, from_at, to, to_at, count, flags) }
-        } else {
-            // SAFETY: as the program says.
-            unsafe { copy(from, from_at, to, to_at, count.min(CALL_BYTES_MAX)) }
-        };
-    };
-    let mounts = [source, target].map(|o| o.entry.mount.load(std::sync::atomic::Ordering::Relaxed));
-    if mounts[0] != mounts[1] {
-        // SAFETY: as the program says.
-        return unsafe { copy(from, from_at, to, to_at, count.min(CALL_BYTES_MAX)) };
-    }
-    ours(|| {
-        let offset = |open: Open, at: Option<i64>| {
-            at.unwrap_or_else(|| open.entry.offset.load(std::sync::atomic::Ordering::Relaxed))
-        };
-        // SAFETY: as the program says.
-        let (a, b) = unsafe { (place_of(from_at), place_of(to_at)) };
-        let (read_at, write_at) = (offset(source, a), offset(target, b));
-        let (Ok(r), Ok(w)) = (u64::try_from(read_at), u64::try_from(write_at)) else {
-            return Err(libc::EINVAL);
-        };
-        let count = count.min(CALL_BYTES_MAX) as u64;
-        let handle = target.entry.handle.load(std::sync::atomic::Ordering::Relaxed);
-        let client = remote::client(mounts[0] as usize)?;
-        let copied = remote::with(source, |source| {
-            client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count))
-        })? as usize;
-        for (open, own, pointer) in [(source, a.is_none(), from_at), (target, b.is_none(), to_at)] {
-            if own {
-                let offset = &open.entry.offset;
-                offset.fetch_add(copied as i64, std::sync::atomic::Ordering::Relaxed);
-            } else {
-                // SAFETY: as the program says.
-                unsafe { advance(pointer, copied) };
-            }
-        }
-        Ok(copied as isize)
-    })
-}
-
-pub(crate) unsafe fn splice(
-    from: c_int,
-    from_at: *mut off64_t,
-    to: c_int,
-    to_at: *mut off64_t,
-    count: size_t,
-    flags: c_uint,
-) -> ssize_t {
-    if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
-        // SAFETY: as the program says.
-        return unsafe { real::splice(from, from_at, to, to_at, count, flags) };
-    }
-    // One side is a pipe, which gives what it has: one piece, or an empty pipe would be waited for.
-    // SAFETY: as the program says.
-    unsafe { copy(from, from_at, to, to_at, count.min(SPLICE_BYTES)) }
 }

@@ -220,14 +220,17 @@ unsafe fn map(
     open: Open,
     offset: off64_t,
 ) -> Result<*mut c_void, i32> {
+    if remote::is_path(open) {
+        return Err(libc::EBADF);
+    }
+    if length == 0 || offset < 0 || !(offset as usize).is_multiple_of(PAGE) {
+        return Err(libc::EINVAL);
+    }
     let access = open.entry.flags.load(Ordering::Relaxed) as c_int & libc::O_ACCMODE;
     let is_shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
     let writes = is_shared && protection & libc::PROT_WRITE != 0;
     if access == libc::O_WRONLY || (writes && access != libc::O_RDWR) {
         return Err(libc::EACCES);
-    }
-    if length == 0 || offset < 0 || !(offset as usize).is_multiple_of(PAGE) {
-        return Err(libc::EINVAL);
     }
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFREG {
         return Err(libc::ENODEV);

@@ -2,6 +2,7 @@
 
 pub(crate) mod aio;
 pub(crate) mod attributes;
+pub(crate) mod copies;
 pub(crate) mod directories;
 pub(crate) mod exec;
 pub(crate) mod files;
@@ -13,6 +14,7 @@ pub(crate) mod maps;
 pub(crate) mod misc;
 pub(crate) mod names;
 pub(crate) mod numbers;
+pub(crate) mod pairs;
 pub(crate) mod reach;
 pub(crate) mod sockets;
 pub(crate) mod spawn;
@@ -54,7 +56,11 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
             && let Some(found) = unsafe { led_in(at, path, follow) }
         {
             guard::set_errno(errno);
-            return finish(guard::inside(|| remote(&found)));
+            return match found {
+                Ok(Led::Remote(found)) => finish(guard::inside(|| remote(&found))),
+                Ok(Led::Local(path)) => local(libc::AT_FDCWD, path.as_ptr().cast()),
+                Err(error) => finish(Err(error)),
+            };
         }
         return result;
     };
@@ -63,10 +69,20 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
         Outside(Vec<u8>),
     }
     let result = guard::inside(|| match remote(&found) {
-        Err(libc::EXDEV) => match place::follow(&found.absolute(), follow)? {
-            Led::Remote(at) => remote(&at).map(Done::Here),
-            Led::Local(path) => Ok(Done::Outside(path)),
-        },
+        Err(libc::EXDEV) => {
+            let full = found.absolute();
+            match place::follow(&full, follow)? {
+                Led::Local(path) => Ok(Done::Outside(path)),
+                Led::Remote(at) => match remote(&at) {
+                    // A link that a slash behind it makes to be followed.
+                    Err(libc::EXDEV) if !follow => match place::follow(&full, true)? {
+                        Led::Local(path) => Ok(Done::Outside(path)),
+                        Led::Remote(at) => remote(&at).map(Done::Here),
+                    },
+                    other => other.map(Done::Here),
+                },
+            }
+        }
         other => other.map(Done::Here),
     });
     match result {
@@ -76,11 +92,12 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
     }
 }
 
-/// Where a local path leads that was not found, if that is remote: by a symbolic link.
+/// Where a local path leads that was not found, if symbolic links lead there through something
+/// remote. An error is of the remote part of the way.
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
-unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<At> {
+unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<Result<Led, i32>> {
     if crate::start::mounts().is_empty() || !place::is_address(path) || guard::is_inside() {
         return None;
     }
@@ -101,9 +118,11 @@ unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<At> {
             full.push(b'/');
             full.extend_from_slice(text);
         }
-        match place::follow(&full, follow)? {
-            Led::Remote(at) => Ok(at),
-            Led::Local(_) => Err(libc::ENOENT),
+        match place::follow(&full, follow) {
+            Err(libc::ENOENT) => Err(libc::ENOENT),
+            // Not far from where it came: the kernel has said what there is to say.
+            Ok(Led::Local(path)) if path.strip_suffix(b"\0") == Some(&full) => Err(libc::ENOENT),
+            led => Ok(led),
         }
     });
     guard::set_errno(errno);

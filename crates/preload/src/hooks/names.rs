@@ -1,11 +1,12 @@
 //! Making, removing and renaming names; links.
 
+use super::pairs::{self, Kind, Name};
 use super::{by_path, copy_out, files::named_descriptor};
+use crate::descriptors::DELETED;
 use crate::guard::{Failed, finish, inside, ours};
 use crate::place::{self, At, Led};
-use crate::start;
 use crate::table::real;
-use crate::working;
+use crate::{moved, start, working};
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
 use std::ffi::CStr;
 
@@ -99,7 +100,9 @@ pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c
             // A prefix itself, as a place where something is mounted.
             return Err(if directory { libc::EBUSY } else { libc::EISDIR });
         }
-        at.with(|base, path| base.unlink(path, directory)).map(|()| 0)
+        at.with(|base, path| base.unlink(path, directory))?;
+        moved::removed(at, directory);
+        Ok(0)
     };
     // SAFETY: as the program says.
     unsafe { by_path(at, path, false, local, remote) }
@@ -120,135 +123,6 @@ pub(crate) unsafe fn remove(path: *const c_char) -> c_int {
         }
         crate::guard::set_errno(errno);
         rmdir(path)
-    }
-}
-
-/// Where each of two names is: `Err` for the error of a call whose names are on different sides.
-unsafe fn two(
-    from_at: c_int,
-    from: *const c_char,
-    to_at: c_int,
-    to: *const c_char,
-) -> Option<Result<(At, At), i32>> {
-    // Of these the kernel says what it says of any.
-    // SAFETY: as the program says.
-    let is_odd = |path: *const c_char| unsafe {
-        !place::is_address(path) || CStr::from_ptr(path).count_bytes() >= libc::PATH_MAX as usize
-    };
-    if start::mounts().is_empty() || is_odd(from) || is_odd(to) {
-        return None;
-    }
-    // SAFETY: as the program says.
-    match unsafe { (place::find(from_at, from), place::find(to_at, to)) } {
-        (None, None) => None,
-        // SAFETY: as the program says.
-        (old, new) => Some(unsafe { both((from_at, from, old), (to_at, to, new)) }),
-    }
-}
-
-/// The places of two names of which one at least is remote; a local one may lead to us by a link.
-unsafe fn both(
-    (from_at, from, old): (c_int, *const c_char, Option<At>),
-    (to_at, to, new): (c_int, *const c_char, Option<At>),
-) -> Result<(At, At), i32> {
-    // SAFETY: as the program says.
-    let (old, new) = unsafe {
-        (
-            old.or_else(|| super::led_in(from_at, from, false)),
-            new.or_else(|| super::led_in(to_at, to, false)),
-        )
-    };
-    let (Some(old), Some(new)) = (old, new) else { return Err(libc::EXDEV) };
-    let server = |at: &At| start::mounts().get(at.mount).map(|t| (&t.url.transport, &t.url.export));
-    if server(&old) == server(&new) { Ok((old, new)) } else { Err(libc::EXDEV) }
-}
-
-/// The places of two names that seemed local and were not found, if a link leads to us.
-unsafe fn both_led(
-    from: (c_int, *const c_char),
-    to: (c_int, *const c_char),
-) -> Option<Result<(At, At), i32>> {
-    if crate::guard::errno() != libc::ENOENT || start::mounts().is_empty() {
-        return None;
-    }
-    // SAFETY: as the program says.
-    unsafe {
-        let old = super::led_in(from.0, from.1, false);
-        let new = super::led_in(to.0, to.1, false);
-        if old.is_none() && new.is_none() {
-            return None;
-        }
-        Some(both((from.0, from.1, old), (to.0, to.1, new)))
-    }
-}
-
-/// Why a call fails whose two names are not in one tree: `EXDEV` comes behind what is wrong with
-/// the names themselves.
-unsafe fn apart(
-    (from_at, from): (c_int, *const c_char),
-    (to_at, to): (c_int, *const c_char),
-    link: bool,
-) -> i32 {
-    // SAFETY: strings, as the program says; the structure is ours.
-    unsafe {
-        let mut status: libc::stat64 = std::mem::zeroed();
-        let mut look = |at: c_int, path: *const c_char, flags: c_int| match super::status::fstatat(
-            at,
-            path,
-            &raw mut status,
-            flags,
-        ) {
-            0 => Ok(()),
-            _ => Err(crate::guard::errno()),
-        };
-        let mut parent = |at: c_int, path: *const c_char| {
-            let path = CStr::from_ptr(path).to_bytes();
-            let end = path.len() - path.iter().rev().take_while(|b| **b == b'/').count();
-            let Some(cut) = path[..end].iter().rposition(|b| *b == b'/') else { return Ok(()) };
-            let folder = [&path[..=cut], b".\0"].concat();
-            look(at, folder.as_ptr().cast(), 0)
-        };
-        let wrong = if link {
-            parent(to_at, to)
-        } else {
-            parent(from_at, from).and_then(|()| parent(to_at, to))
-        };
-        if link {
-            if let Err(error) = look(from_at, from, libc::AT_SYMLINK_NOFOLLOW) {
-                return error;
-            }
-            if look(to_at, to, libc::AT_SYMLINK_NOFOLLOW).is_ok() {
-                return libc::EEXIST;
-            }
-        }
-        wrong.err().unwrap_or(libc::EXDEV)
-    }
-}
-
-/// Replaces `EXDEV`, the result of a call with two names, by what is wrong with them.
-unsafe fn explained(
-    result: c_int,
-    from: (c_int, *const c_char),
-    to: (c_int, *const c_char),
-    link: bool,
-) -> c_int {
-    if result != 0 && crate::guard::errno() == libc::EXDEV {
-        // SAFETY: as the program says.
-        let error = unsafe { apart(from, to, link) };
-        crate::guard::set_errno(error);
-    }
-    result
-}
-
-/// Runs a call with two remote names of one export; follows what leads out of it.
-fn pair((from, to): (At, At), work: impl Fn(&At, &At) -> Result<c_int, i32>) -> Result<c_int, i32> {
-    let again = |at: &At| match place::follow(&at.absolute(), false)? {
-        Led::Remote(at) => Ok(at),
-        Led::Local(_) => Err(libc::EXDEV),
-    };
-    match work(&from, &to) {
-        Err(libc::EXDEV) => work(&again(&from)?, &again(&to)?),
-        other => other,
     }
 }
 
@@ -276,33 +150,19 @@ pub(crate) unsafe fn renameat2(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        let places = match two(from_at, from, to_at, to) {
-            Some(places) => places,
-            None => {
-                let errno = crate::guard::errno();
-                let result = match flags {
-                    0 => real::renameat(from_at, from, to_at, to),
-                    _ => real::renameat2(from_at, from, to_at, to, flags),
-                };
-                if result == 0 {
-                    return 0;
-                }
-                let Some(places) = both_led((from_at, from), (to_at, to)) else { return result };
-                crate::guard::set_errno(errno);
-                places
-            }
+        let local = |(from_at, from): Name, (to_at, to): Name| match flags {
+            0 => real::renameat(from_at, from, to_at, to),
+            _ => real::renameat2(from_at, from, to_at, to, flags),
         };
-        let result = ours(|| {
-            pair(places?, |from, to| {
-                from.with(|base, path| {
-                    let renamed =
-                        to.with(|new_base, new| Ok(base.rename(path, new_base, new, flags)));
-                    renamed.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
-                })
-                .map(|()| 0)
-            })
-        });
-        explained(result, (from_at, from), (to_at, to), false)
+        let remote = |from: &At, to: &At| {
+            from.with(|base, path| {
+                let renamed = to.with(|new_base, new| Ok(base.rename(path, new_base, new, flags)));
+                renamed.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
+            })?;
+            moved::renamed(from, to, flags & libc::RENAME_EXCHANGE != 0);
+            Ok(0)
+        };
+        pairs::run((from_at, from), (to_at, to), Kind::Rename, local, remote)
     }
 }
 
@@ -338,30 +198,17 @@ pub(crate) unsafe fn linkat(
                 .map(|_| 0)
             });
         }
-        let places = match two(from_at, from, to_at, to) {
-            Some(places) => places,
-            None => {
-                let errno = crate::guard::errno();
-                let result = real::linkat(from_at, from, to_at, to, flags);
-                if result == 0 {
-                    return 0;
-                }
-                let Some(places) = both_led((from_at, from), (to_at, to)) else { return result };
-                crate::guard::set_errno(errno);
-                places
-            }
+        let local = |(from_at, from): Name, (to_at, to): Name| {
+            real::linkat(from_at, from, to_at, to, flags)
         };
-        let result = ours(|| {
-            pair(places?, |from, to| {
-                from.with(|base, path| {
-                    let linked =
-                        to.with(|new_base, new| Ok(base.link(path, follow, new_base, new)));
-                    linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
-                })
-                .map(|_| 0)
+        let remote = |from: &At, to: &At| {
+            from.with(|base, path| {
+                let linked = to.with(|new_base, new| Ok(base.link(path, follow, new_base, new)));
+                linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
             })
-        });
-        explained(result, (from_at, from), (to_at, to), true)
+            .map(|_| 0)
+        };
+        pairs::run((from_at, from), (to_at, to), Kind::Link { follow }, local, remote)
     }
 }
 
@@ -404,8 +251,9 @@ pub(crate) unsafe fn readlinkat(
             return ours(|| {
                 let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
                 let mut path = place::absolute(mount, &open.entry.path());
-                if crate::remote::stat(open)?.links == 0 {
-                    path.extend_from_slice(b" (deleted)");
+                // Perhaps somebody else removed it.
+                if !path.ends_with(DELETED) && crate::remote::stat(open)?.links == 0 {
+                    path.extend_from_slice(DELETED);
                 }
                 Ok(copy_out(&path, to.cast(), room) as isize)
             });

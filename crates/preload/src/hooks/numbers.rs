@@ -3,7 +3,8 @@
 
 use super::files::named_descriptor;
 use super::{
-    attributes, by_path, directories, exec, files, io, locks, maps, misc, names, status, xattr,
+    attributes, by_path, copies, directories, exec, files, io, locks, maps, misc, names, status,
+    xattr,
 };
 use crate::guard::{self, errno, finish, set_errno};
 use crate::table::real;
@@ -120,10 +121,10 @@ calls! {
     SYS_fallocate => Subject::Fd(a), io::fallocate(a as _, b as _, c as _, d as _);
     SYS_fadvise64 => Subject::Fd(a), io::posix_fadvise(a as _, b as _, c as _, d as _);
     SYS_readahead => Subject::Fd(a), io::readahead(a as _, b as _, c);
-    SYS_sendfile => Subject::Fds(a, b), io::sendfile(a as _, b as _, c as _, d);
+    SYS_sendfile => Subject::Fds(a, b), copies::sendfile(a as _, b as _, c as _, d);
     SYS_copy_file_range
-        => Subject::Fds(a, c), io::copy_file_range(a as _, b as _, c as _, d as _, e, f as _);
-    SYS_splice => Subject::Fds(a, c), io::splice(a as _, b as _, c as _, d as _, e, f as _);
+        => Subject::Fds(a, c), copies::copy_file_range(a as _, b as _, c as _, d as _, e, f as _);
+    SYS_splice => Subject::Fds(a, c), copies::splice(a as _, b as _, c as _, d as _, e, f as _);
     SYS_flock => Subject::Fd(a), locks::flock(a as _, b as _);
     SYS_mmap => mapped(d, e), maps::mmap(a as _, b, c as _, d as _, e as _, f as _);
     SYS_munmap => Subject::Always, maps::munmap(a as _, b);

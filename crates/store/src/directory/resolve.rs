@@ -169,6 +169,10 @@ impl Tree {
             return Err(Errno::EXDEV);
         }
         let Some(slash) = trim_slashes(path).iter().rposition(|byte| *byte == b'/') else {
+            // Of two names, what is wrong with the directory of either is told first.
+            if base.kind != TYPE_DIRECTORY {
+                return Err(Errno::ENOTDIR);
+            }
             return Ok(Place { directory: Found::Base(base), name: path });
         };
         if let Some((directory, name)) = self.known(acting, base, path)

@@ -1,0 +1,245 @@
+//! Copies between descriptors: `sendfile`, `copy_file_range`, `splice`.
+
+use super::io::{CALL_BYTES_MAX, lseek, pread, pwrite, read, write};
+use crate::descriptors::{self, Open};
+use crate::guard::{checked, finish, ours};
+use crate::remote;
+use crate::table::real;
+use libc::{c_int, c_uint, off64_t, size_t, ssize_t};
+use std::sync::atomic::Ordering;
+
+/// Bytes moved at once between a remote file and something else.
+const PIECE_BYTES: usize = 256 * 1024;
+/// Most bytes that one `splice` moves: what a pipe holds by default.
+const SPLICE_BYTES: usize = 64 * 1024;
+
+/// Where a copy reads or writes: an offset that the caller keeps, or the file's own.
+unsafe fn place_of(at: *mut off64_t) -> Option<off64_t> {
+    // SAFETY: null or an offset, as the program says.
+    unsafe { at.as_ref() }.copied()
+}
+
+unsafe fn advance(at: *mut off64_t, by: usize) {
+    // SAFETY: null or an offset, as the program says.
+    if let Some(at) = unsafe { at.as_mut() } {
+        *at += by as i64;
+    }
+}
+
+/// What a descriptor may be used for in a copy.
+struct End {
+    reads: bool,
+    writes: bool,
+    appends: bool,
+    /// Kind of file, of `S_IFMT`.
+    kind: u32,
+}
+
+impl End {
+    /// `EBADF` for what is no descriptor, or only names a file.
+    fn of(fd: c_int) -> Result<Self, i32> {
+        let (flags, mode) = match descriptors::find(fd) {
+            Some(Open { entry, .. }) => {
+                (entry.flags.load(Ordering::Relaxed) as c_int, entry.mode.load(Ordering::Relaxed))
+            }
+            None => {
+                // SAFETY: all zero is a valid `stat`.
+                let mut status: libc::stat = unsafe { std::mem::zeroed() };
+                let to = &raw mut status as usize;
+                // SAFETY: the structure outlives the call.
+                let flags = unsafe {
+                    checked(libc::SYS_fstat, [fd as usize, to, 0, 0, 0, 0])?;
+                    checked(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0])?
+                };
+                (flags as c_int, status.st_mode)
+            }
+        };
+        if flags & libc::O_PATH != 0 {
+            return Err(libc::EBADF);
+        }
+        let access = flags & libc::O_ACCMODE;
+        Ok(Self {
+            reads: access == libc::O_RDONLY || access == libc::O_RDWR,
+            writes: access == libc::O_WRONLY || access == libc::O_RDWR,
+            appends: flags & libc::O_APPEND != 0,
+            kind: mode & libc::S_IFMT,
+        })
+    }
+}
+
+/// Copies through this process; stops at the first short piece.
+unsafe fn copy(
+    from: c_int,
+    from_at: *mut off64_t,
+    to: c_int,
+    to_at: *mut off64_t,
+    count: size_t,
+) -> ssize_t {
+    let mut buffer = vec![0u8; PIECE_BYTES.min(count.max(1))];
+    let mut done = 0usize;
+    while done < count {
+        let room = &mut buffer[..PIECE_BYTES.min(count - done)];
+        let length = room.len();
+        // SAFETY: the buffer holds `length` bytes; descriptors and offsets are the program's.
+        let got = unsafe {
+            match place_of(from_at) {
+                Some(at) => pread(from, room.as_mut_ptr().cast(), length, at),
+                None => read(from, room.as_mut_ptr().cast(), length),
+            }
+        };
+        if got <= 0 {
+            return if done > 0 { done as isize } else { got };
+        }
+        // SAFETY: as above.
+        let put = unsafe {
+            match place_of(to_at) {
+                Some(at) => pwrite(to, room.as_ptr().cast(), got as usize, at),
+                None => write(to, room.as_ptr().cast(), got as usize),
+            }
+        };
+        let moved = put.max(0) as usize;
+        if (moved as isize) < got && place_of_is_own(from_at) {
+            // What could not be written is to be read again.
+            // SAFETY: the program's descriptor.
+            unsafe { lseek(from, moved as i64 - got as i64, libc::SEEK_CUR) };
+        }
+        // SAFETY: the program's offsets.
+        unsafe {
+            advance(from_at, moved);
+            advance(to_at, moved);
+        }
+        done += moved;
+        if put < got || got < length as isize {
+            return if done > 0 { done as isize } else { put };
+        }
+    }
+    done as isize
+}
+
+fn place_of_is_own(at: *mut off64_t) -> bool {
+    at.is_null()
+}
+
+/// What is wrong with the descriptors of a `sendfile`, in the kernel's order.
+unsafe fn check_sendfile(to: c_int, from: c_int, at: *mut off64_t) -> Result<(), i32> {
+    let source = End::of(from)?;
+    if !source.reads {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: null or an offset, as the program says.
+    if unsafe { place_of(at) }.is_some_and(|at| at < 0) {
+        return Err(libc::EINVAL);
+    }
+    let target = End::of(to)?;
+    if !target.writes {
+        return Err(libc::EBADF);
+    }
+    let is_plain = matches!(source.kind, libc::S_IFREG | libc::S_IFBLK);
+    if (target.appends && target.kind != libc::S_IFIFO) || !is_plain {
+        return Err(libc::EINVAL);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn sendfile(to: c_int, from: c_int, at: *mut off64_t, count: size_t) -> ssize_t {
+    if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
+        // SAFETY: as the program says.
+        return unsafe { real::sendfile(to, from, at, count) };
+    }
+    // SAFETY: as the program says.
+    unsafe {
+        match check_sendfile(to, from, at) {
+            Ok(()) => copy(from, at, to, std::ptr::null_mut(), count.min(CALL_BYTES_MAX)),
+            Err(error) => finish(Err(error)),
+        }
+    }
+}
+
+/// What is wrong with the descriptors of a `copy_file_range`, in the kernel's order.
+fn check_range(from: c_int, to: c_int, flags: c_uint) -> Result<(), i32> {
+    let (source, target) = (End::of(from)?, End::of(to)?);
+    if flags != 0 {
+        return Err(libc::EINVAL);
+    }
+    let kinds = [source.kind, target.kind];
+    if kinds.contains(&libc::S_IFDIR) {
+        return Err(libc::EISDIR);
+    }
+    if kinds != [libc::S_IFREG; 2] {
+        return Err(libc::EINVAL);
+    }
+    if !source.reads || !target.writes || target.appends {
+        return Err(libc::EBADF);
+    }
+    Ok(())
+}
+
+pub(crate) unsafe fn copy_file_range(
+    from: c_int,
+    from_at: *mut off64_t,
+    to: c_int,
+    to_at: *mut off64_t,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let (source, target) = (descriptors::find(from), descriptors::find(to));
+    if source.is_none() && target.is_none() {
+        // SAFETY: as the program says.
+        return unsafe { real::copy_file_range(from, from_at, to, to_at, count, flags) };
+    }
+    if let Err(error) = check_range(from, to, flags) {
+        return finish(Err(error));
+    }
+    let mount = |open: Open| open.entry.mount.load(Ordering::Relaxed);
+    // As between two file systems: programs then copy in another way.
+    let (Some(source), Some(target)) = (source, target) else {
+        return finish(Err(libc::EXDEV));
+    };
+    if mount(source) != mount(target) {
+        return finish(Err(libc::EXDEV));
+    }
+    ours(|| {
+        let offset = |open: Open, at: Option<i64>| {
+            at.unwrap_or_else(|| open.entry.offset.load(Ordering::Relaxed))
+        };
+        // SAFETY: as the program says.
+        let (a, b) = unsafe { (place_of(from_at), place_of(to_at)) };
+        let (read_at, write_at) = (offset(source, a), offset(target, b));
+        let (Ok(r), Ok(w)) = (u64::try_from(read_at), u64::try_from(write_at)) else {
+            return Err(libc::EINVAL);
+        };
+        let count = count.min(CALL_BYTES_MAX) as u64;
+        let handle = target.entry.handle.load(Ordering::Relaxed);
+        let client = remote::client(mount(source) as usize)?;
+        let copied = remote::with(source, |source| {
+            client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count))
+        })? as usize;
+        for (open, own, pointer) in [(source, a.is_none(), from_at), (target, b.is_none(), to_at)] {
+            if own {
+                let offset = &open.entry.offset;
+                offset.fetch_add(copied as i64, Ordering::Relaxed);
+            } else {
+                // SAFETY: as the program says.
+                unsafe { advance(pointer, copied) };
+            }
+        }
+        Ok(copied as isize)
+    })
+}
+
+pub(crate) unsafe fn splice(
+    from: c_int,
+    from_at: *mut off64_t,
+    to: c_int,
+    to_at: *mut off64_t,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
+        // SAFETY: as the program says.
+        return unsafe { real::splice(from, from_at, to, to_at, count, flags) };
+    }
+    // One side is a pipe, which gives what it has: one piece, or an empty pipe would be waited for.
+    // SAFETY: as the program says.
+    unsafe { copy(from, from_at, to, to_at, count.min(SPLICE_BYTES)) }
+}

@@ -1,0 +1,190 @@
+//! Calls with two names, `rename` and `link`. Each name may be local, remote, or lead across a border.
+
+use super::led_in;
+use crate::guard::{self, finish, inside};
+use crate::place::{self, At, Led};
+use crate::start;
+use libc::{c_char, c_int};
+use std::ffi::CStr;
+
+/// A path, and the directory it is relative to.
+pub(crate) type Name = (c_int, *const c_char);
+
+/// Which call it is.
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Rename,
+    /// `follow`: a symbolic link at the end of the first name is followed.
+    Link {
+        follow: bool,
+    },
+}
+
+impl Kind {
+    fn follows(self) -> bool {
+        matches!(self, Self::Link { follow: true })
+    }
+}
+
+/// What became of a call.
+enum Done {
+    Here(Result<c_int, i32>),
+    /// Both names are local: paths of ours, which end with a zero byte, or what the program says.
+    Outside(Option<Vec<u8>>, Option<Vec<u8>>),
+}
+
+/// Runs the remote form of a call if both names lead into one export, the local one if none does.
+///
+/// # Safety
+/// The paths are null or end with a zero byte.
+pub(crate) unsafe fn run(
+    from: Name,
+    to: Name,
+    kind: Kind,
+    local: impl Fn(Name, Name) -> c_int,
+    remote: impl Fn(&At, &At) -> Result<c_int, i32>,
+) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        // Of these the kernel says what it says of any.
+        let is_odd = |path: *const c_char| {
+            !place::is_address(path)
+                || CStr::from_ptr(path).count_bytes() >= libc::PATH_MAX as usize
+        };
+        if start::mounts().is_empty() || is_odd(from.1) || is_odd(to.1) {
+            return local(from, to);
+        }
+        let mut sides = [place::find(from.0, from.1), place::find(to.0, to.1)]
+            .map(|found| found.map(Led::Remote));
+        let errno = guard::errno();
+        if sides.iter().all(Option::is_none) {
+            let result = local(from, to);
+            if result == 0 || guard::errno() != libc::ENOENT {
+                return result;
+            }
+            // A local name may lead to us by a link.
+            if !look_again(&mut sides, [from, to], kind) {
+                return result;
+            }
+            guard::set_errno(errno);
+        } else {
+            look_again(&mut sides, [from, to], kind);
+        }
+        match inside(|| decide(sides, kind, &remote)) {
+            Ok(Done::Here(result)) => finish(result),
+            Ok(Done::Outside(old, new)) => {
+                let name = |path: &Option<Vec<u8>>, name| match path {
+                    Some(path) => (libc::AT_FDCWD, path.as_ptr().cast()),
+                    None => name,
+                };
+                local(name(&old, from), name(&new, to))
+            }
+            Err(error) => {
+                let first = apart(from, to, kind);
+                finish(Err(if first == libc::EXDEV { error } else { first }))
+            }
+        }
+    }
+}
+
+/// Looks whether names that seem local lead to us; true if one does.
+unsafe fn look_again(sides: &mut [Option<Led>; 2], names: [Name; 2], kind: Kind) -> bool {
+    let mut found = false;
+    for ((side, (at, path)), follow) in sides.iter_mut().zip(names).zip([kind.follows(), false]) {
+        if side.is_some() {
+            continue;
+        }
+        // SAFETY: strings, as the program says.
+        if let Some(Ok(led)) = unsafe { led_in(at, path, follow) } {
+            *side = Some(led);
+            found = true;
+        }
+    }
+    found
+}
+
+fn is_one_export(one: &At, other: &At) -> bool {
+    let export = |at: &At| start::mounts().get(at.mount).map(|t| (&t.url.transport, &t.url.export));
+    export(one) == export(other)
+}
+
+/// Runs the remote form where both names lead into one export. An error: they do not.
+fn decide(
+    sides: [Option<Led>; 2],
+    kind: Kind,
+    remote: impl Fn(&At, &At) -> Result<c_int, i32>,
+) -> Result<Done, i32> {
+    if let [Some(Led::Remote(old)), Some(Led::Remote(new))] = &sides
+        && is_one_export(old, new)
+    {
+        match remote(old, new) {
+            Err(libc::EXDEV) => {}
+            result => return Ok(Done::Here(result)),
+        }
+    }
+    // One of them leads out of its export.
+    let resolved = |side, follow| match side {
+        Some(Led::Remote(at)) => place::follow(&at.absolute(), follow).map(Some),
+        local => Ok(local),
+    };
+    let [old, new] = sides;
+    let text = |side| match side {
+        Some(Led::Local(path)) => Ok(Some(path)),
+        None => Ok(None),
+        Some(Led::Remote(_)) => Err(libc::EXDEV),
+    };
+    match (resolved(old, kind.follows())?, resolved(new, false)?) {
+        (Some(Led::Remote(old)), Some(Led::Remote(new))) if is_one_export(&old, &new) => {
+            Ok(Done::Here(remote(&old, &new)))
+        }
+        (old, new) => Ok(Done::Outside(text(old)?, text(new)?)),
+    }
+}
+
+/// Why a call fails whose two names are not in one tree: `EXDEV` comes behind what is wrong with
+/// the names themselves.
+unsafe fn apart(from: Name, to: Name, kind: Kind) -> c_int {
+    // SAFETY: strings, as the program says; the structure is ours.
+    unsafe {
+        let mut status: libc::stat64 = std::mem::zeroed();
+        let mut look = |at: c_int, path: *const c_char, flags: c_int| match super::status::fstatat(
+            at,
+            path,
+            &raw mut status,
+            flags,
+        ) {
+            0 => Ok(()),
+            _ => Err(guard::errno()),
+        };
+        // The directory that holds the name.
+        let mut parent = |(at, path): Name| {
+            let path = CStr::from_ptr(path).to_bytes();
+            let end = path.len() - path.iter().rev().take_while(|b| **b == b'/').count();
+            let folder = match path[..end].iter().rposition(|b| *b == b'/') {
+                None if path.starts_with(b"/") => b"/.\0".to_vec(),
+                None if path.is_empty() => return Err(libc::ENOENT),
+                None => b".\0".to_vec(),
+                Some(cut) => [&path[..=cut], b".\0"].concat(),
+            };
+            look(at, folder.as_ptr().cast(), 0)
+        };
+        let wrong = match kind {
+            Kind::Rename => parent(from).and_then(|()| parent(to)),
+            Kind::Link { follow } => {
+                let parent = parent(to);
+                let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
+                look(from.0, from.1, flags).and(parent).and_then(|()| {
+                    match look(to.0, to.1, libc::AT_SYMLINK_NOFOLLOW) {
+                        Ok(()) => Err(libc::EEXIST),
+                        // A directory is made by no link.
+                        Err(libc::ENOENT) if CStr::from_ptr(to.1).to_bytes().ends_with(b"/") => {
+                            Err(libc::ENOENT)
+                        }
+                        Err(_) => Ok(()),
+                    }
+                })
+            }
+        };
+        wrong.err().unwrap_or(libc::EXDEV)
+    }
+}
