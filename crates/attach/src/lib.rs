@@ -12,9 +12,11 @@ pub mod nbd;
 mod origin;
 mod record;
 pub mod ublk;
+mod watch;
 
 pub use backend::{Backend, Finished, Geometry, Operation, Request};
 pub use error::Error;
 pub use native::Native;
 pub use origin::Origin;
 pub use record::{Claim, Kind, Record};
+pub use watch::watch_size;

@@ -134,6 +134,18 @@ impl Native {
         geometry(&self.disk.info())
     }
 
+    /// Asks the server how many bytes the disk has now.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub fn ask_size(&self) -> Result<u64, Error> {
+        let info = self.disk.refresh().map_err(|error| Error::System {
+            what: "the size of the disk".to_owned(),
+            source: std::io::Error::other(error.to_string()),
+        })?;
+        Ok(info.size)
+    }
+
     /// Names the bytes of the disk: another number stands for other bytes.
     #[must_use]
     pub fn identity(&self) -> u64 {

@@ -24,4 +24,4 @@ pub use disk::Disk;
 pub use engine::{Engine, Limits, OwnerKey, RequestKey};
 pub use path::{DataPath, Delivery, Moved};
 pub use rate::{ClientKey, Meter, RateLimit};
-pub use request::{Driver, How, Output, Piece, Status, Times, Work};
+pub use request::{Call, Driver, How, Output, Piece, Status, Times, Work};

@@ -8,6 +8,9 @@ use std::time::Instant;
 use towline_mem::{Aggregate, PoolBuffer};
 use towline_store::{Direction, Place};
 
+/// Moves bytes between a disk and the buffer that it owns; tells how many, and gives the buffer back.
+pub type Call = Box<dyn FnOnce() -> (io::Result<usize>, PoolBuffer) + Send>;
+
 /// Something that waits for a device. Whoever does it tells the engine by [`crate::Engine::finished`]
 /// or [`crate::Engine::answered`], under the same token.
 pub enum Work {
@@ -23,7 +26,9 @@ pub enum Work {
         durable: bool,
     },
     /// Call this on a thread that may wait; it returns the buffer and the bytes moved.
-    Call(Box<dyn FnOnce() -> (io::Result<usize>, PoolBuffer) + Send>),
+    Call(Call),
+    /// Call this at that time, on any thread: it does not wait.
+    At(Instant, Call),
     /// Call this on a thread that may wait.
     Ask(Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>),
 }

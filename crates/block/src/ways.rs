@@ -8,8 +8,9 @@ use crate::request::{How, Piece, Work};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 use towline_mem::{Aggregate, PoolBuffer, Segment};
-use towline_store::{Direction, Now};
+use towline_store::{BlockStore, Direction, Now};
 
 /// Longest run of pages that is handed over as one piece.
 const LENT_BYTES_MAX: u64 = 1 << 20;
@@ -82,15 +83,33 @@ pub(crate) fn read_work(
     let work = match place {
         Some(place) => Work::Transfer { place, buffer, direction: Direction::Read, durable: false },
         None => {
-            let disk = disk.clone();
-            Work::Call(Box::new(move || {
+            let (at, store) = late(disk, length);
+            work_at(at, move || {
                 let target = &mut buffer.bytes_mut()[..length as usize];
-                let result = disk.store.read(offset, target).map(|()| length as usize);
+                let result = store.read(offset, target).map(|()| length as usize);
                 (result, buffer)
-            }))
+            })
         }
     };
     Some((ReadWork::Begin(work, false), length))
+}
+
+/// Whom to ask for so many bytes, and, where a disk only pretends to take time, when.
+fn late(disk: &Disk, length: u64) -> (Option<Instant>, Arc<dyn BlockStore>) {
+    match disk.store.later(length) {
+        Some((at, store)) => (Some(at), store),
+        None => (None, disk.store.clone()),
+    }
+}
+
+fn work_at(
+    at: Option<Instant>,
+    call: impl FnOnce() -> (io::Result<usize>, PoolBuffer) + Send + 'static,
+) -> Work {
+    match at {
+        Some(at) => Work::At(at, Box::new(call)),
+        None => Work::Call(Box::new(call)),
+    }
 }
 
 /// How bytes of a write are written.
@@ -107,11 +126,11 @@ pub(crate) fn write_work(
             Work::Transfer { place, buffer, direction, durable }
         }
         _ => {
-            let disk = disk.clone();
-            Work::Call(Box::new(move || {
-                let result = disk.store.write(offset, &buffer.bytes()[..length], durable);
+            let (at, store) = late(disk, length as u64);
+            work_at(at, move || {
+                let result = store.write(offset, &buffer.bytes()[..length], durable);
                 (result.map(|()| length), buffer)
-            }))
+            })
         }
     }
 }

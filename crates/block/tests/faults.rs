@@ -151,7 +151,7 @@ impl Faulty {
                 };
                 Some((token, result, buffer))
             }
-            Work::Ask(_) => panic!("nothing was asked"),
+            Work::At(..) | Work::Ask(_) => panic!("nothing was asked"),
         }
     }
 }

@@ -81,7 +81,7 @@ fn detach(record: &Record, force: bool) -> Outcome<()> {
                 return Ok(());
             }
             control.stop(record.number)?;
-            control.delete(record.number)
+            if force { control.delete_later(record.number) } else { control.delete(record.number) }
         }),
     };
     ended.map_err(|error| failure(&error))?;

@@ -5,6 +5,7 @@
 //! is printed as `towline: COMMAND: OBJECT: MESSAGE` and the others are still worked on.
 #![deny(unsafe_code)]
 
+mod allocator;
 mod attach;
 mod bench;
 mod cat;
@@ -31,6 +32,9 @@ mod time;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 const EXAMPLES: &str = "\
 Names of remote files:

@@ -79,6 +79,12 @@ impl Receiver {
         &self.agreed
     }
 
+    /// The export has so many bytes now. What was agreed is kept where it became shorter: what is beyond its
+    /// end then is up to the handler.
+    pub fn grown(&mut self, size: u64) {
+        self.agreed.export.size = self.agreed.export.size.max(size);
+    }
+
     /// Bytes of a write's payload that are missing: they may be received straight to where
     /// [`Handler::place`] says, and then be told by [`Receiver::placed`].
     #[must_use]

@@ -10,13 +10,13 @@ use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
 use crate::messages::send_reply;
 use crate::native;
-use crate::nbd::driver::CoreDriver;
+use crate::nbd::driver::{CoreDriver, Late};
 use crate::nbd::{self, Nbd};
 use crate::offload::{Job, Offload};
 use crate::serving::Serving;
 use crate::stats::CoreStatistics;
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -134,6 +134,8 @@ pub(crate) struct Core {
     pub(crate) engine: Engine<Ticket>,
     /// Transfers that the ring finished; kept for its memory.
     pub(crate) finished: Vec<Finished>,
+    /// Work of disks that only pretend to take time.
+    pub(crate) late: BinaryHeap<Late>,
     pool: Arc<Pool>,
     /// Transfers that wait for their next grant, in turn.
     pub(crate) grant_queue: VecDeque<(u64, u16)>,
@@ -187,6 +189,7 @@ impl Core {
             nbd: Nbd::new(),
             engine: Engine::new(disk_limits),
             finished: Vec::new(),
+            late: BinaryHeap::new(),
             pool,
             grant_queue: VecDeque::new(),
             disk_grants: VecDeque::new(),
@@ -224,6 +227,7 @@ impl Core {
                 self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             }
             self.finish_transfers();
+            self.finish_late();
             self.accept_again(&mut scratch);
             self.finish_sends();
             for event in events.drain(..) {
@@ -298,7 +302,8 @@ impl Core {
         let tick = (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK);
         let left = |at: Instant| at.saturating_duration_since(Instant::now());
         let nbd = self.nbd.next_wake().map(left);
-        [tick, nbd, self.throttled.next_wake().map(left)].into_iter().flatten().min()
+        let late = self.late.peek().map(|late| left(late.at));
+        [tick, nbd, late, self.throttled.next_wake().map(left)].into_iter().flatten().min()
     }
 
     /// Somebody waits for memory of disks: those who hold it without using it have to be found.
@@ -315,6 +320,7 @@ impl Core {
     pub(crate) fn engine_and_driver(&mut self) -> (&mut Engine<Ticket>, CoreDriver<'_>) {
         let driver = CoreDriver {
             reactor: &mut self.reactor,
+            late: &mut self.late,
             offload: &self.shared.offload,
             mailbox: &self.mailbox,
         };

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 use towline_mem::Aggregate;
 
 /// What a disk is like.
@@ -184,6 +185,12 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// What the device says.
     fn cache(&self, offset: u64, length: u64) -> io::Result<()>;
+
+    /// Of a store that only pretends to take time, for measurements: when it is done with so many bytes that are
+    /// asked for now, and whom to ask for them then, which does not wait.
+    fn later(&self, _bytes: u64) -> Option<(Instant, Arc<dyn BlockStore>)> {
+        None
+    }
 
     /// Waits until a range is in memory, so that [`BlockStore::lend`] finds it, if there is a cache.
     ///

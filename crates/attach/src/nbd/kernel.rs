@@ -3,9 +3,10 @@
 
 use super::netlink::{Attributes, Netlink, attribute, command};
 use super::source::{Connection, Source};
+use crate::watch::PERIOD;
 use crate::{Error, Geometry};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest block that the kernel takes.
 const BLOCK_BYTES_MAX: u32 = 4096;
@@ -32,6 +33,11 @@ pub struct Kernel {
     netlink: Netlink,
     source: Source,
     geometry: Geometry,
+    /// Bytes of the device, as the kernel knows.
+    size: u64,
+    /// Another size of the disk, seen once.
+    next_size: Option<u64>,
+    asked: Instant,
     number: u32,
     connections: u16,
     /// What the kernel says who made it: another text means that it is another device by now.
@@ -50,6 +56,12 @@ fn sockets(connections: &[Connection]) -> Attributes {
 #[must_use]
 pub fn owner(number: u32) -> Option<String> {
     std::fs::read_to_string(format!("/sys/block/nbd{number}/pid")).ok()
+}
+
+/// Bytes of a device.
+fn size_of(number: u32) -> Option<u64> {
+    let sectors = std::fs::read_to_string(format!("/sys/block/nbd{number}/size")).ok()?;
+    Some(sectors.trim().parse::<u64>().ok()? * 512)
 }
 
 /// Bytes that can be reached in whole blocks.
@@ -97,7 +109,19 @@ impl Kernel {
             .ok_or(Error::Protocol("the kernel does not say which device it made"))?;
         let owner = owner(number).unwrap_or_default();
         let connections = connections.len() as u16;
-        Ok(Self { netlink, source: source.clone(), geometry, number, connections, owner })
+        let (size, asked) = (whole(&geometry), Instant::now());
+        let source = source.clone();
+        Ok(Self {
+            netlink,
+            source,
+            geometry,
+            size,
+            next_size: None,
+            asked,
+            number,
+            connections,
+            owner,
+        })
     }
 
     /// Takes over the duty for a device whose process is gone.
@@ -114,7 +138,19 @@ impl Kernel {
         let netlink = Netlink::open()?;
         match owner(number) {
             Some(owner) if owner == expected => {
-                Ok(Self { netlink, source: source.clone(), geometry, number, connections, owner })
+                let (size, asked) = (size_of(number).unwrap_or(whole(&geometry)), Instant::now());
+                let source = source.clone();
+                Ok(Self {
+                    netlink,
+                    source,
+                    geometry,
+                    size,
+                    next_size: None,
+                    asked,
+                    number,
+                    connections,
+                    owner,
+                })
             }
             _ => Err(Error::Refused(format!("/dev/nbd{number} is not attached any more"))),
         }
@@ -165,8 +201,43 @@ impl Kernel {
                 Some(dead) => dead.iter().filter(|number| **number == self.number).count() as u16,
                 None => self.connections,
             };
+            match missing {
+                0 => self.follow_size(),
+                _ => self.next_size = None,
+            }
         }
         Ok(())
+    }
+
+    /// Asks the server now and then how long the disk is, and tells the kernel when that has changed.
+    ///
+    /// The kernel waits for all requests under way before it takes another size, and meanwhile no connection can be
+    /// replaced: with one that is dead it would wait for ever. So a size has to be seen twice, and no
+    /// connection may have died in between, as they do when a server that comes back has another size.
+    fn follow_size(&mut self) {
+        if self.next_size.is_none() && self.asked.elapsed() < PERIOD {
+            return;
+        }
+        self.asked = Instant::now();
+        // A server that is away is not asked again before its connections are replaced.
+        let Ok(connection) = self.source.connect() else { return };
+        let now = connection.geometry.size;
+        let size = whole(&Geometry { size: now, ..self.geometry });
+        if size == self.size || self.next_size != Some(size) {
+            self.next_size = (size != self.size).then_some(size);
+            return;
+        }
+        self.next_size = None;
+        let attributes = Attributes::default()
+            .u32(attribute::INDEX, self.number)
+            .u64(attribute::SIZE_BYTES, size);
+        match self.netlink.command(command::RECONFIGURE, &attributes) {
+            Ok(_) => {
+                log::warn!("/dev/nbd{}: {size} bytes now, were {}", self.number, self.size);
+                self.size = size;
+            }
+            Err(error) => log::error!("/dev/nbd{}: {size} bytes: {error}", self.number),
+        }
     }
 
     /// Replaces one dead connection; false when there is none, or the device is gone.
@@ -190,17 +261,13 @@ impl Kernel {
         if new.block_minimum > old.block_minimum || new.read_only != old.read_only {
             return Err(Error::Refused(format!("{}: another disk now", self.source)));
         }
-        let mut attributes = Attributes::default().u32(attribute::INDEX, self.number);
-        if new.size != old.size {
-            log::warn!("/dev/nbd{}: {} bytes now, were {}", self.number, new.size, old.size);
-            attributes = attributes.u64(attribute::SIZE_BYTES, whole(&new));
-        }
-        // Ours until the kernel has its own hold on it.
+        // Not the size, see `follow_size`. Ours until the kernel has its own hold on it.
         let connections = [connection];
-        let attributes = attributes.nested(attribute::SOCKETS, &sockets(&connections));
+        let attributes = Attributes::default()
+            .u32(attribute::INDEX, self.number)
+            .nested(attribute::SOCKETS, &sockets(&connections));
         match self.netlink.command(command::RECONFIGURE, &attributes) {
             Ok(_) => {
-                self.geometry.size = new.size;
                 log::warn!("/dev/nbd{}: connected again to {}", self.number, self.source);
                 Ok(true)
             }

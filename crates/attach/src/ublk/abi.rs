@@ -27,6 +27,7 @@ pub(super) const GET_PARAMETERS: u32 = control(READ, 0x09);
 pub(super) const START_RECOVERY: u32 = control(READ_WRITE, 0x10);
 pub(super) const END_RECOVERY: u32 = control(READ_WRITE, 0x11);
 pub(super) const GET_INFORMATION: u32 = control(READ, 0x02);
+pub(super) const DELETE_DEVICE_LATER: u32 = control(READ, 0x14);
 pub(super) const GET_FEATURES: u32 = control(READ, 0x13);
 pub(super) const UPDATE_SIZE: u32 = control(READ_WRITE, 0x15);
 

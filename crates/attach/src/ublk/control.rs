@@ -238,6 +238,18 @@ impl Control {
             .map_err(Error::system(format_args!("stopping ublk device {device}")))
     }
 
+    /// Removes a device as soon as nobody has it open any more, as those do who mounted it. Kernels before
+    /// 6.9 wait for that.
+    ///
+    /// # Errors
+    /// When there is none, or this user may not.
+    pub fn delete_later(&mut self, device: u32) -> Result<(), Error> {
+        match self.plain(abi::DELETE_DEVICE_LATER, device, 0) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => self.delete(device),
+            other => other.map_err(Error::system(format_args!("removing ublk device {device}"))),
+        }
+    }
+
     /// Removes a device; waits until nobody has it open.
     ///
     /// # Errors

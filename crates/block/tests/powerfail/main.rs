@@ -134,7 +134,7 @@ fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
                     engine.finished(token, result, buffer, &mut later);
                 }
                 Work::Ask(call) => engine.answered(token, call()),
-                Work::Transfer { .. } => panic!("the disk has no places"),
+                Work::At(..) | Work::Transfer { .. } => panic!("the disk has no places"),
             }
         }
         // A client may hear of an answer late, but never before it is given.

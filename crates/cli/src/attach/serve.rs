@@ -7,8 +7,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 use towline_attach::nbd::{Kernel, KernelOptions, Source};
-use towline_attach::ublk::{Control, Device, Options};
-use towline_attach::{Claim, Error, Geometry, Kind, Origin, Record};
+use towline_attach::ublk::{Control, Device, Event, Options};
+use towline_attach::{Claim, Error, Geometry, Kind, Origin, Record, watch_size};
 
 /// Longest read or write of a ublk device: each request under way may need as much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
@@ -143,11 +143,17 @@ fn serve(
 ) -> Result<(), Error> {
     let claim = record.claim()?;
     let patience = record.patience.map(Duration::from_secs);
-    let origin = origin.clone();
+    let (origin, size) = (origin.clone(), record.size);
     let depth = device.information().depth;
     let served = device.serve(
         &mut control,
-        move |_, tell| origin.backend(patience, depth, tell),
+        move |queue, tell| {
+            if queue == 0 {
+                let tell = tell.clone();
+                watch_size(&origin, size, move |size| tell.send(Event::Resized(size)).is_ok())?;
+            }
+            origin.backend(patience, depth, tell)
+        },
         || announce(args, record),
     );
     // A device that is still there waits for a successor.

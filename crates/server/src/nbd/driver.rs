@@ -3,14 +3,46 @@
 use crate::mailbox::{Mail, Mailbox};
 use crate::offload::{Job, Offload};
 use rustix::io::{Errno, ReadWriteFlags};
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
 use std::io::{self, IoSlice};
-use towline_block::{Driver, Work};
+use std::time::Instant;
+use towline_block::{Call, Driver, Work};
 use towline_mem::PoolBuffer;
 use towline_reactor::{Reactor, Transfer};
 use towline_store::{Direction, Place};
 
+/// Work that is done when its time has come, the first of it first.
+pub(crate) struct Late {
+    pub(crate) at: Instant,
+    pub(crate) token: u64,
+    pub(crate) call: Call,
+}
+
+impl Ord for Late {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // The heap gives the greatest.
+        (other.at, other.token).cmp(&(self.at, self.token))
+    }
+}
+
+impl PartialOrd for Late {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Late {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Late {}
+
 pub(crate) struct CoreDriver<'a> {
     pub(crate) reactor: &'a mut Reactor,
+    pub(crate) late: &'a mut BinaryHeap<Late>,
     pub(crate) offload: &'a Offload,
     pub(crate) mailbox: &'a Mailbox,
 }
@@ -42,6 +74,7 @@ impl Driver for CoreDriver<'_> {
                 let (result, buffer): (io::Result<usize>, PoolBuffer) = call();
                 Mail::Transferred { token, result, buffer }
             }),
+            Work::At(at, call) => self.late.push(Late { at, token, call }),
             Work::Ask(call) => {
                 self.on_thread(move || Mail::Answered { token, result: call() });
             }
