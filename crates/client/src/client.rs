@@ -158,6 +158,29 @@ impl Client {
         self.core.close_later(handle);
     }
 
+    /// Closes an open file of this family by a message that leaves with the next one, or by
+    /// [`Client::flush`].
+    pub fn close_with_next(&self, handle: u64) {
+        self.core.close_with_next(handle);
+    }
+
+    /// Sends what waits to be sent with something else.
+    pub fn flush(&self) {
+        let _ = self.core.flush(); // a broken connection shows when something is waited for
+    }
+
+    /// An open file of this family is closed by somebody else: it is not opened again after a restart
+    /// of the server.
+    pub fn forget_handle(&self, handle: u64) {
+        self.core.forget(handle);
+    }
+
+    /// True when locks were taken through this client on an open file, and not given back.
+    #[must_use]
+    pub fn has_locked(&self, handle: u64) -> bool {
+        self.core.state.lock().files.has_locked(handle)
+    }
+
     /// Tells the server that the session is over, so that it keeps nothing for it.
     pub fn close(self) {
         self.core.close();

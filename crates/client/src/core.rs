@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 use towline_net::{Counters, Input, Link};
-use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, SLOTS_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::limits::{HEADER_BYTES, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::reply::parse_results;
 use towline_wire::{Errno, Header, Kind, ProtocolError, Reply, Request};
 
@@ -102,6 +102,8 @@ enum Status {
 
 struct Slot {
     sequence: u32,
+    /// Later requests have larger ones: sent again, they keep their order.
+    order: u64,
     status: Status,
     /// Header, body and inline payload, to be sent again when the lane is lost.
     message: Arc<Vec<u8>>,
@@ -110,6 +112,9 @@ struct Slot {
     /// Sent under grants.
     source: Buffer,
     target: Buffer,
+    /// More may be read than rides inline, and goes straight to its place. Listings are short for
+    /// the most part, and are received by one system call, with their header.
+    bulk: bool,
     received: usize,
     landed: u64,
     checksums: Vec<Checked>,
@@ -128,13 +133,6 @@ struct Slot {
     waker: Option<Waker>,
 }
 
-impl Slot {
-    /// True when more is read than rides inline.
-    fn is_bulk(&self) -> bool {
-        self.target.len() > INLINE_BYTES_MAX
-    }
-}
-
 /// What a leader wants to happen.
 #[derive(Clone, Copy)]
 enum Wait<'a> {
@@ -147,6 +145,8 @@ enum Wait<'a> {
 pub(crate) struct State {
     slots: Vec<Slot>,
     free: Vec<u16>,
+    /// Requests so far.
+    requested: u64,
     /// Results that were not taken yet, and whose slots were needed.
     parked: HashMap<SlotRef, Finished>,
     leader: bool,
@@ -156,7 +156,7 @@ pub(crate) struct State {
     boot_epoch: u32,
     /// Why nothing works any more.
     pub(crate) dead: Option<Error>,
-    files: OpenFiles,
+    pub(crate) files: OpenFiles,
     pub(crate) disks: OpenDisks,
     pub(crate) closing: Vec<Closing>,
     /// Changes of disks that were not answered: slot, disk, range.
@@ -270,11 +270,13 @@ pub(crate) struct Core {
 fn fresh_slot() -> Slot {
     Slot {
         sequence: 0,
+        order: 0,
         status: Status::Free,
         message: Arc::default(),
         sending: 0,
         source: Buffer::none(),
         target: Buffer::none(),
+        bulk: false,
         received: 0,
         landed: 0,
         checksums: Vec::new(),
@@ -303,6 +305,7 @@ impl Core {
         let state = State {
             slots: (0..slots - 1).map(|_| fresh_slot()).collect(),
             free: (0..slots as u16 - 1).rev().collect(),
+            requested: 0,
             parked: HashMap::new(),
             leader: false,
             memories: Memories::of(&link, options.descriptor_min),

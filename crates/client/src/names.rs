@@ -170,9 +170,28 @@ impl File {
     /// # Errors
     /// As the system calls.
     pub fn set_attr(&self, path: &[u8], follow: bool, set: &SetAttr) -> Result<Attr, Error> {
+        self.one(self.set_attr_request(path, follow, set)?, attributes)
+    }
+
+    /// [`File::set_attr`] of this open file, completed later.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn start_set_attr(&self, set: &SetAttr) -> Result<Operation<Attr>, Error> {
+        let request = self.set_attr_request(b"", true, set)?;
+        self.core
+            .start(&[request], Vec::new(), Vec::new(), |outcome, _| attributes(outcome.single()?))
+    }
+
+    fn set_attr_request<'a>(
+        &self,
+        path: &'a [u8],
+        follow: bool,
+        set: &SetAttr,
+    ) -> Result<Request<'a>, Error> {
         let bit = |present: bool, bit: u32| if present { bit } else { 0 };
         let (accessed, modified) = set.times.unwrap_or((Timestamp::OMIT, Timestamp::OMIT));
-        let request = Request::SetAttr {
+        Ok(Request::SetAttr {
             base: self.handle,
             flags: flag(follow),
             valid: bit(set.mode.is_some(), valid::MODE)
@@ -187,8 +206,7 @@ impl File {
             accessed,
             modified,
             path: check(path)?,
-        };
-        self.one(request, attributes)
+        })
     }
 
     /// `mkdirat(2)`.

@@ -76,6 +76,10 @@ impl OpenFiles {
         }
     }
 
+    pub(crate) fn has_locked(&self, handle: u64) -> bool {
+        self.open.get(&handle).is_some_and(|open| !open.locks.is_empty())
+    }
+
     pub(crate) fn forget(&mut self, handle: u64) {
         self.open.remove(&handle);
         self.stale.remove(&handle);

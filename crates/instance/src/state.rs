@@ -23,7 +23,13 @@ pub enum Taken {
     Open = 1,
     /// Closed on the server; descriptors of it may not be closed yet.
     Closed = 2,
+    /// Its last descriptor is closed. Who had it closes it on the server with its next request,
+    /// unless the keeper is faster.
+    Leaving = 3,
 }
+
+/// Bits of the word that hold what the entry is used for; the others tell one leaving from another.
+const USE_BITS: u32 = 2;
 
 /// An open file description.
 #[repr(C, align(64))]
@@ -35,6 +41,9 @@ pub struct Entry {
     pub mount: AtomicU32,
     /// Set once another process may hold descriptors of it.
     pub shared: AtomicU32,
+    /// Set while changes of it were asked for and not answered: should who asked be killed, the server
+    /// has to find it open still.
+    pub unanswered: AtomicU32,
     /// Handle in the protocol.
     pub handle: AtomicU64,
     /// Inode number.
@@ -52,19 +61,36 @@ impl Entry {
     /// What the entry is used for now.
     #[must_use]
     pub fn taken(&self) -> Taken {
-        match self.taken.load(Ordering::Acquire) {
-            1 => Taken::Open,
-            2 => Taken::Closed,
-            _ => Taken::Free,
-        }
+        use_of(self.taken.load(Ordering::Acquire))
     }
 
     /// Changes it from one use to another; false when it was not `from`.
     #[must_use]
     pub fn change(&self, from: Taken, to: Taken) -> bool {
-        self.taken
-            .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        self.swap(from as u32, to as u32)
+    }
+
+    /// Leaves an open file to [`Entry::close_left`] with the same `tag` (of which 30 bits count), or
+    /// to the keeper.
+    pub fn leave(&self, tag: u32) {
+        let _ = self.swap(Taken::Open as u32, leaving(tag));
+    }
+
+    /// True when the caller is to close on the server what it left under this tag.
+    #[must_use]
+    pub fn close_left(&self, tag: u32) -> bool {
+        self.swap(leaving(tag), Taken::Closed as u32)
+    }
+
+    /// For the keeper, when the last descriptor is closed: true when it is to close the file.
+    #[must_use]
+    pub fn close_abandoned(&self) -> bool {
+        let now = self.taken.load(Ordering::Acquire);
+        matches!(use_of(now), Taken::Open | Taken::Leaving) && self.swap(now, Taken::Closed as u32)
+    }
+
+    fn swap(&self, from: u32, to: u32) -> bool {
+        self.taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Remembers the path from the root of the export, cut at 4096 bytes.
@@ -99,9 +125,8 @@ impl Entry {
         self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
     }
 
-    /// Takes the lock of the offset. A lock whose holder died is taken over.
-    pub fn lock(&self) -> EntryLock<'_> {
-        let me = std::process::id();
+    /// Takes the lock of the offset for process `me`. A lock whose holder died is taken over.
+    pub fn lock(&self, me: u32) -> EntryLock<'_> {
         let mut tries = 0u32;
         loop {
             let found = self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
@@ -137,6 +162,19 @@ impl Drop for EntryLock<'_> {
     fn drop(&mut self) {
         self.0.lock.store(0, Ordering::Release);
     }
+}
+
+fn use_of(word: u32) -> Taken {
+    match word & ((1 << USE_BITS) - 1) {
+        1 => Taken::Open,
+        2 => Taken::Closed,
+        3 => Taken::Leaving,
+        _ => Taken::Free,
+    }
+}
+
+fn leaving(tag: u32) -> u32 {
+    Taken::Leaving as u32 | tag << USE_BITS
 }
 
 #[repr(C)]
@@ -455,8 +493,17 @@ mod tests {
         let mut used: Vec<usize> = second.used().collect();
         used.sort_unstable();
         assert_eq!(used, all);
-        drop(entry.lock());
-        let _held = second.entry(taken[3]).unwrap().lock();
+        drop(entry.lock(1));
+        let _held = second.entry(taken[3]).unwrap().lock(1);
+        entry.leave(7);
+        assert_eq!(entry.taken(), Taken::Leaving);
+        assert!(!entry.close_left(8), "somebody else's");
+        assert!(entry.close_left(7));
+        assert!(!entry.close_abandoned(), "the keeper came too late");
+        assert!(entry.change(Taken::Closed, Taken::Open));
+        entry.leave(9);
+        assert!(entry.close_abandoned());
+        assert!(!entry.close_left(9), "the keeper was faster");
         second.give_back(taken[3]);
         assert_eq!(entry.taken(), Taken::Free);
         let again: Vec<usize> = (0..200).map(|_| first.take().unwrap()).collect();

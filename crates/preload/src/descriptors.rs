@@ -116,6 +116,7 @@ pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
     entry.flags.store((new.flags & !libc::O_CLOEXEC) as u32, Ordering::Relaxed);
     entry.mount.store(new.mount as u32, Ordering::Relaxed);
     entry.shared.store(0, Ordering::Relaxed);
+    entry.unanswered.store(0, Ordering::Relaxed);
     entry.handle.store(new.handle, Ordering::Relaxed);
     entry.inode.store(new.inode, Ordering::Relaxed);
     entry.mode.store(new.mode, Ordering::Relaxed);
@@ -161,6 +162,11 @@ fn placeholder(number: usize, cloexec: i32) -> Result<i32, i32> {
     unsafe { checked(libc::SYS_openat, arguments) }.map(|fd| fd as i32)
 }
 
+/// The file of a descriptor of which this process has no other.
+pub(crate) fn last_of(fd: i32) -> Option<Open> {
+    look(fd).filter(|open| COUNTS[open.number].load(Ordering::Acquire) == 1)
+}
+
 /// A descriptor came from another one.
 pub(crate) fn duplicated(from: i32, to: i32) {
     forget(to);
@@ -182,7 +188,7 @@ pub(crate) fn forget(fd: i32) {
         remote::drop_process_locks(open);
         if was == 1 {
             if open.entry.shared.load(Ordering::Relaxed) == 0 {
-                close_last(open);
+                remote::close(open);
             } else {
                 LEFT.store(true, Ordering::Relaxed);
             }
@@ -200,22 +206,12 @@ pub(crate) fn has_left() -> bool {
     LEFT.swap(false, Ordering::Relaxed)
 }
 
-/// This process held the only descriptors of a file, and has closed the last one.
-fn close_last(open: Open) {
-    let Some(state) = start::state() else { return };
-    if !open.entry.change(Taken::Open, Taken::Closed) {
-        return;
-    }
-    remote::close(open);
-    // Else the keeper gives it back, when it has seen the placeholder close: an entry used anew
-    // before that would look closed.
-    if !state.is_kept() {
-        state.give_back(open.number);
-    }
-}
-
 /// Another process is about to get our descriptors.
 pub(crate) fn share() {
+    let _ = guard::inside(|| {
+        crate::fresh::settle_all();
+        Ok(())
+    });
     for (_, open) in all(0, u32::MAX) {
         open.entry.shared.store(1, Ordering::Relaxed);
     }

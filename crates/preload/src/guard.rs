@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
+    /// Signals with handlers wait already.
+    static QUIET: Cell<bool> = const { Cell::new(false) };
     static THREAD: Thread = const { Thread { selector: Cell::new(PASS), armed: Cell::new(false) } };
 }
 
@@ -202,8 +204,7 @@ pub(crate) fn after_fork(is_child: bool) {
 /// Runs our own code: signals with handlers wait, panics become `EIO`, errno stays as it was.
 pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
     let errno = errno();
-    let handled = HANDLED.load(Ordering::Relaxed);
-    let before = (handled != 0).then(|| mask(libc::SIG_BLOCK, handled));
+    let quiet = Quiet::begin();
     let outer = INSIDE.try_with(|inside| inside.replace(true)).unwrap_or(true);
     net_up();
     if !outer {
@@ -215,11 +216,36 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
     }
     let _ = INSIDE.try_with(|inside| inside.set(outer));
     net_down();
-    if let Some(before) = before {
-        mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
-    }
+    drop(quiet);
     set_errno(errno);
     result
+}
+
+/// While it lives, signals with handlers wait. It costs two system calls where the program has such
+/// handlers, and nothing within another one of the same thread.
+pub(crate) struct Quiet {
+    /// The mask from before; `None`: there is nothing to undo.
+    before: Option<u64>,
+}
+
+impl Quiet {
+    /// Begins it.
+    pub(crate) fn begin() -> Self {
+        let handled = HANDLED.load(Ordering::Relaxed);
+        if handled == 0 || QUIET.try_with(|quiet| quiet.replace(true)).unwrap_or(true) {
+            return Self { before: None };
+        }
+        Self { before: Some(mask(libc::SIG_BLOCK, handled)) }
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            let _ = QUIET.try_with(|quiet| quiet.set(false));
+            mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
+        }
+    }
 }
 
 /// [`inside`], with the result as C expects it.

@@ -8,8 +8,10 @@
 #![allow(unsafe_code)] // everything here stands at the border to C
 
 mod alloc;
+mod closing;
 mod descriptors;
 mod elf;
+mod fresh;
 mod guard;
 mod hooks;
 mod known;

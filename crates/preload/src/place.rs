@@ -101,18 +101,28 @@ fn join(first: &[u8], second: &[u8]) -> Vec<u8> {
 /// `path` is null or ends with a zero byte.
 #[inline]
 pub(crate) unsafe fn find(directory: i32, path: *const c_char) -> Option<At> {
-    if start::mounts().is_empty() || !is_address(path) || guard::is_inside() {
-        return None;
-    }
     // SAFETY: as the caller says.
-    let text = unsafe { CStr::from_ptr(path) }.to_bytes();
-    // The kernel says of longer ones what it says of any.
-    if !may_be_remote(directory, text) || text.len() >= libc::PATH_MAX as usize {
+    if !unsafe { may_be(directory, path) } {
         return None;
     }
     // From here on memory is taken, which a signal handler must not find half done.
     // SAFETY: as the caller says.
     guard::inside(|| unsafe { search(directory, path) }.ok_or(libc::ENOENT)).ok()
+}
+
+/// False for nearly all paths of which [`find`] says that they are local, without taking memory.
+///
+/// # Safety
+/// As for `find`.
+#[inline]
+pub(crate) unsafe fn may_be(directory: i32, path: *const c_char) -> bool {
+    if start::mounts().is_empty() || !is_address(path) || guard::is_inside() {
+        return false;
+    }
+    // SAFETY: as the caller says.
+    let text = unsafe { CStr::from_ptr(path) }.to_bytes();
+    // The kernel says of longer ones what it says of any.
+    may_be_remote(directory, text) && text.len() < libc::PATH_MAX as usize
 }
 
 /// False for an address that no program can have memory at: the kernel then says `EFAULT`.

@@ -5,11 +5,11 @@
 
 use crate::descriptors::{self, Open};
 use crate::start::{self, Target};
-use crate::{opened, process};
+use crate::{closing, fresh, opened, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use towline_client::{Client, Error, File, Lock, Options, Transport};
-use towline_instance::MOUNTS_MAX;
+use towline_instance::{MOUNTS_MAX, Taken};
 use towline_wire::Attr;
 use towline_wire::request::lock;
 
@@ -85,6 +85,7 @@ fn identity() -> (u32, u32) {
 
 /// The process became another user or group.
 pub(crate) fn identity_changed() {
+    fresh::settle_all();
     let (user, group) = identity();
     let process = process::id();
     for place in &SESSIONS {
@@ -162,22 +163,32 @@ pub(crate) fn disown() {
         session.store(std::ptr::null_mut(), Ordering::Release);
     }
     HAS_PROCESS_LOCKS.store(false, Ordering::Relaxed);
+    closing::disown();
+    fresh::disown();
     descriptors::close_own();
 }
 
 /// Ends the sessions; a later call begins new ones.
 pub(crate) fn goodbye() {
+    fresh::settle_all();
     let mut ended: Vec<*mut Session> = Vec::new();
     let process = process::id();
-    for place in &SESSIONS {
+    for (mount, place) in SESSIONS.iter().enumerate() {
         let session = place.swap(std::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: null or a leaked box.
         if let Some(known) = unsafe { session.as_ref() }
             && known.process == process
-            && !ended.contains(&session)
         {
-            ended.push(session);
-            known.client.clone().close();
+            closing::close_left(mount, &known.client);
+            if !ended.contains(&session) {
+                ended.push(session);
+            }
+        }
+    }
+    for session in ended {
+        // SAFETY: never freed, and not null, as it was looked into above.
+        if let Some(session) = unsafe { session.as_ref() } {
+            session.client.clone().close();
         }
     }
 }
@@ -188,7 +199,23 @@ pub(crate) fn with_handle<T>(
     handle: u64,
     work: impl FnOnce(&File) -> Result<T, Error>,
 ) -> Result<T, i32> {
-    client(mount)?.with_handle(handle, 0, work).map_err(number)
+    work_with(mount, handle, 0, work)
+}
+
+fn work_with<T>(
+    mount: usize,
+    handle: u64,
+    flags: u32,
+    work: impl FnOnce(&File) -> Result<T, Error>,
+) -> Result<T, i32> {
+    let client = client(mount)?;
+    let closes = closing::close_left(mount, client);
+    let result = client.with_handle(handle, flags, work).map_err(number);
+    if closes {
+        // Should nothing have been sent.
+        client.flush();
+    }
+    result
 }
 
 /// Runs `work` with a remote open file.
@@ -197,17 +224,26 @@ pub(crate) fn with<T>(open: Open, work: impl FnOnce(&File) -> Result<T, Error>) 
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
     let (handle, flags) =
         (entry.handle.load(Ordering::Relaxed), entry.flags.load(Ordering::Relaxed));
-    client(mount)?.with_handle(handle, flags, work).map_err(number)
+    work_with(mount, handle, flags, work)
 }
 
-/// Closes a file on the server without waiting for the answer.
+/// Closes a file of which this process alone had descriptors; nobody waits for the answer.
 pub(crate) fn close(open: Open) {
     let entry = open.entry;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
     let handle = entry.handle.load(Ordering::Relaxed);
     opened::closed(mount, handle);
-    if let Ok(client) = client(mount) {
-        client.close_handle(handle);
+    // `close` has told already how that went; other ways to lose a descriptor tell nothing.
+    let _ = fresh::closing(open);
+    let Ok(client) = client(mount) else { return };
+    if closing::leave(open, client) || !entry.change(Taken::Open, Taken::Closed) {
+        return;
+    }
+    client.close_handle(handle);
+    // Else the keeper gives it back, when it has seen the placeholder close: an entry used anew
+    // before that would look closed.
+    if let Some(state) = start::state().filter(|state| !state.is_kept()) {
+        state.give_back(open.number);
     }
 }
 
@@ -226,7 +262,7 @@ pub(crate) fn stat(open: Open) -> Result<Attr, i32> {
 
 /// `read`: at the shared offset, which moves on.
 pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
-    let _lock = open.entry.lock();
+    let _lock = open.entry.lock(process::id());
     let offset = open.entry.offset.load(Ordering::Relaxed);
     let count = read_at(open, target, offset)?;
     open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
@@ -251,7 +287,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
 
 /// `write`: at the shared offset, which moves on, or at the end with `O_APPEND`.
 pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
-    let _lock = open.entry.lock();
+    let _lock = open.entry.lock(process::id());
     let offset = open.entry.offset.load(Ordering::Relaxed);
     let (count, offset) = write_at(open, data, offset)?;
     open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
@@ -289,7 +325,7 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
         return Err(libc::EBADF);
     }
     let entry = open.entry;
-    let _lock = entry.lock();
+    let _lock = entry.lock(process::id());
     let at = match whence {
         libc::SEEK_SET => Some(offset),
         libc::SEEK_CUR => entry.offset.load(Ordering::Relaxed).checked_add(offset),
@@ -325,6 +361,7 @@ pub(crate) fn drop_process_locks(open: Open) {
 
 /// This process is about to execute a program, which keeps its locks.
 pub(crate) fn will_execute() {
+    fresh::settle_all();
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed)
         && let Some(state) = start::state()
     {

@@ -147,6 +147,8 @@ pub(crate) struct Core {
     pub(crate) disk_sizes: Vec<(u64, u64)>,
     /// Lanes with something to send after this turn.
     pub(crate) dirty: Vec<usize>,
+    /// Lanes that cannot be sent to any more, see [`Core::end_failed`].
+    failed: Vec<(usize, Arc<Link>, io::Error)>,
     /// Lanes whose input was left unread and can be read now.
     resumable: Vec<usize>,
     draining: Option<Instant>,
@@ -196,6 +198,7 @@ impl Core {
             throttled: native::Throttled::default(),
             disk_sizes: Vec::new(),
             dirty: Vec::new(),
+            failed: Vec::new(),
             resumable: Vec::new(),
             draining: None,
             ticking,
@@ -244,6 +247,7 @@ impl Core {
             }
             self.grant();
             self.flush_dirty();
+            self.end_failed(&mut scratch);
             self.turn_disks(&mut scratch);
             if self.ticking && self.ticked.elapsed() >= TICK {
                 self.tick();
@@ -352,6 +356,8 @@ impl Core {
                     self.receive(index, scratch);
                     // The socket beside shared memory carries nothing any more but its end.
                     if self.shm_link(index).is_some_and(ShmLink::peer_closed) {
+                        // What the peer asked for after we looked, and before it ended.
+                        self.receive(index, scratch);
                         self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
                     }
                 }
@@ -656,7 +662,20 @@ impl Core {
                     self.resumable.push(index);
                 }
             }
-            Err(error) => self.close_lane(index, &error),
+            Err(error) => self.failed.push((index, lane.link.clone(), error)),
+        }
+    }
+
+    /// Ends the lanes that cannot be sent to any more, when all is read that their peers had asked for
+    /// before they ended: nobody waits for the answers, but what was asked for is done.
+    fn end_failed(&mut self, scratch: &mut [u8]) {
+        for (index, link, error) in std::mem::take(&mut self.failed) {
+            // Its place may be another's by now.
+            let is_same = |lane: &Lane| Arc::ptr_eq(&lane.link, &link);
+            if self.lanes[index].as_ref().is_some_and(is_same) {
+                self.receive(index, scratch);
+                self.close_lane(index, &error);
+            }
         }
     }
 }

@@ -14,9 +14,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use towline_client::Client;
-use towline_instance::{State, Taken};
+use towline_instance::{Entry, State};
 
 /// How long to let events gather: a program that opens and closes much would wake us for each.
 const GATHER: Duration = Duration::from_millis(2);
@@ -24,6 +24,10 @@ const GATHER: Duration = Duration::from_millis(2);
 /// How often, and how many times after the last event, the answers of servers are looked for.
 const SETTLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 const SETTLING: u32 = 50;
+
+/// How long a file stays open whose holder was killed before changes of it were answered. They are on
+/// their way in the holder's connection, and would find the file closed.
+const LINGER: Duration = Duration::from_secs(5);
 
 /// The thread that does it.
 pub(super) struct Keeper {
@@ -68,12 +72,13 @@ impl Keeper {
 fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client], mut notices: Notices) {
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
     let mut settling = 0;
+    let mut lingering: Vec<(Instant, usize)> = Vec::new();
     loop {
         let mut wait = [
             PollFd::from_borrowed_fd(events.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
         ];
-        let limit = (settling > 0).then_some(&SETTLE);
+        let limit = (settling > 0 || !lingering.is_empty()).then_some(&SETTLE);
         match poll(&mut wait, limit) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return log::warn!("cannot wait for closed files: {error}"),
@@ -83,7 +88,11 @@ fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client], mut
         while let Ok(event) = reader.next() {
             let number = event.file_name().and_then(number);
             if let Some(number) = number {
-                close(state, clients, number);
+                if state.entry(number).is_some_and(is_changing) {
+                    lingering.push((Instant::now() + LINGER, number));
+                } else {
+                    close(state, clients, number);
+                }
                 settling = SETTLING;
             } else if event.file_name().is_some() {
                 notices.print();
@@ -96,6 +105,13 @@ fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client], mut
         if over {
             return state.unkept();
         }
+        lingering.retain(|(until, number)| {
+            let lingers = Instant::now() < *until;
+            if !lingers {
+                close(state, clients, *number);
+            }
+            lingers
+        });
         // Takes the answers, so that what waits for a slot is closed, too.
         clients.iter().for_each(Client::progress);
         if wait.iter().all(|one| one.revents().is_empty()) {
@@ -110,10 +126,14 @@ fn number(name: &CStr) -> Option<usize> {
     name.to_str().ok()?.parse().ok()
 }
 
+fn is_changing(entry: &Entry) -> bool {
+    entry.unanswered.load(Ordering::Acquire) != 0
+}
+
 /// The last descriptor of this entry is closed.
 fn close(state: &State, clients: &[Client], number: usize) {
     let Some(entry) = state.entry(number) else { return };
-    if entry.change(Taken::Open, Taken::Closed) {
+    if entry.close_abandoned() {
         let mount = entry.mount.load(Ordering::Relaxed) as usize;
         if let Some(client) = clients.get(mount) {
             client.close_handle(entry.handle.load(Ordering::Relaxed));

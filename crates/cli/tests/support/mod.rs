@@ -48,6 +48,11 @@ impl World {
         Self { tcp: tcp.expect("an address"), path, server }
     }
 
+    /// Number of the server's process.
+    pub(crate) fn server_id(&self) -> u32 {
+        self.server.id()
+    }
+
     /// A path on this machine.
     pub(crate) fn local(&self, name: &str) -> PathBuf {
         self.path.join(name)

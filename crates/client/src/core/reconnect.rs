@@ -106,7 +106,9 @@ impl Core {
         state.session = welcome.session;
         state.secret = welcome.secret;
         state.boot_epoch = welcome.boot_epoch;
-        for number in 0..state.slots.len() {
+        let mut numbers: Vec<usize> = (0..state.slots.len()).collect();
+        numbers.sort_unstable_by_key(|number| state.slots[*number].order);
+        for number in numbers {
             let slot = &mut state.slots[number];
             slot.sending = 0;
             slot.indebted = false;

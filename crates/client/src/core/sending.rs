@@ -27,6 +27,31 @@ impl Core {
         self.close_pending();
     }
 
+    /// [`Core::close_later`], but the message is not sent before the next one.
+    pub(crate) fn close_with_next(&self, handle: u64) {
+        let mut state = self.state.lock();
+        state.files.forget(handle);
+        if state.dead.is_some() {
+            return;
+        }
+        if state.free.is_empty() {
+            state.closing.push(Closing::File(handle));
+            return;
+        }
+        if let Some(bytes) = self.fill_close(&mut state, Closing::File(handle)) {
+            drop(state);
+            self.out.lock().push_back(Out::Message { bytes, done: 0 });
+        }
+    }
+
+    /// Takes a slot for a close, if there is one; its message.
+    fn fill_close(&self, state: &mut State, closing: Closing) -> Option<Arc<Vec<u8>>> {
+        let slot = self.fill(state, &[closing.request()], Buffer::none(), Buffer::none())?;
+        let found = &mut state.slots[usize::from(slot.slot)];
+        found.abandoned = true;
+        Some(found.message.clone())
+    }
+
     /// Sends the closes that wait, as far as there are slots; nobody waits for their answers.
     pub(crate) fn close_pending(self: &Arc<Self>) {
         loop {
@@ -35,11 +60,7 @@ impl Core {
                 return;
             }
             let Some(closing) = state.closing.pop() else { return };
-            let slot = self.fill(&mut state, &[closing.request()], Buffer::none(), Buffer::none());
-            let Some(slot) = slot else { return };
-            let found = &mut state.slots[usize::from(slot.slot)];
-            found.abandoned = true;
-            let bytes = found.message.clone();
+            let Some(bytes) = self.fill_close(&mut state, closing) else { return };
             drop(state);
             self.send(Out::Message { bytes, done: 0 });
         }
@@ -65,6 +86,8 @@ impl Core {
         // This request gives back what the last reply lent.
         state.debts -= usize::from(std::mem::take(&mut slot.indebted));
         slot.sequence = slot.sequence.wrapping_add(1);
+        state.requested += 1;
+        slot.order = state.requested;
         slot.stamps = Stamps::of(slot.sequence);
         let inline = source.len() <= INLINE_BYTES_MAX;
         let mut header = Header::new(Kind::Request, number, slot.sequence);
@@ -94,7 +117,9 @@ impl Core {
         slot.sending = 0;
         slot.source = source;
         slot.target = target;
-        state.bulk += usize::from(slot.is_bulk());
+        slot.bulk = slot.target.len() > INLINE_BYTES_MAX
+            && !requests.iter().any(|request| matches!(request, Request::ReadDir { .. }));
+        state.bulk += usize::from(slot.bulk);
         slot.received = 0;
         slot.landed = 0;
         slot.checksums.clear();
@@ -189,7 +214,7 @@ impl Core {
     }
 
     /// Sends from the queue without waiting; false when something is left.
-    pub(super) fn flush(&self) -> io::Result<bool> {
+    pub(crate) fn flush(&self) -> io::Result<bool> {
         let mut out = self.out.lock();
         if out.is_empty() {
             return Ok(true);

@@ -214,7 +214,7 @@ impl Core {
         slot.status = Status::Waiting;
         slot.received = 0;
         slot.failed = None;
-        let (bulk, bytes) = (usize::from(slot.is_bulk()), slot.message.clone());
+        let (bulk, bytes) = (usize::from(slot.bulk), slot.message.clone());
         state.bulk += bulk;
         // Else it is sent again when whoever leads notices that the lane is lost.
         if !borrowed.is_of(&state.link) {
@@ -332,7 +332,7 @@ impl Core {
 
     pub(super) fn complete(&self, state: &mut State, slot: usize, result: Result<Outcome, Error>) {
         if matches!(state.slots[slot].status, Status::Waiting) {
-            state.bulk -= usize::from(state.slots[slot].is_bulk());
+            state.bulk -= usize::from(state.slots[slot].bulk);
             if state.slots[slot].alters {
                 self.count_change();
             }

@@ -4,7 +4,7 @@ use super::by_path;
 use crate::descriptors;
 use crate::guard::ours;
 use crate::table::real;
-use crate::{remote, start};
+use crate::{fresh, remote, start};
 use libc::{c_char, c_int, gid_t, mode_t, off64_t, timespec, timeval, uid_t, utimbuf};
 use towline_client::SetAttr;
 use towline_wire::Timestamp;
@@ -29,6 +29,9 @@ fn set_open(fd: c_int, set: &SetAttr) -> Option<c_int> {
     Some(ours(|| {
         if remote::is_path(open) {
             return Err(libc::EBADF);
+        }
+        if fresh::send(open, set) {
+            return Ok(0);
         }
         remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0)
     }))

@@ -6,7 +6,7 @@ use crate::guard::{self, finish, inside, ours};
 use crate::opened::{self, FIRST_BYTES, Opened};
 use crate::place::{self, At};
 use crate::table::real;
-use crate::{known, start};
+use crate::{fresh, known, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -73,7 +73,12 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         New { mount: at.mount, handle, inode: attr.inode, mode: attr.mode, flags, path: &path };
     let made = descriptors::make(&new);
     match made {
-        Ok(_) => {
+        Ok(fd) => {
+            if towline_wire::request::open_flag::creates_exclusively(sent)
+                && let Some(open) = descriptors::find(fd)
+            {
+                fresh::created(open, &attr);
+            }
             crate::stdio::take_over();
             crate::trap::arm();
         }
@@ -140,7 +145,13 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
     }
     if descriptors::find(fd).is_some() {
         super::maps::closing(fd);
+        let settled = inside(|| descriptors::last_of(fd).map_or(Ok(()), fresh::closing));
         descriptors::forget(fd);
+        if settled.is_err() {
+            // SAFETY: as the program says. It is closed all the same, as by the kernel.
+            unsafe { real::close(fd) };
+            return finish(settled.map(|()| 0));
+        }
     }
     // SAFETY: as the program says.
     unsafe { real::close(fd) }

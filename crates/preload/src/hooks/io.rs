@@ -2,8 +2,8 @@
 
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
-use crate::remote;
 use crate::table::real;
+use crate::{fresh, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
 use towline_client::SetAttr;
 use towline_wire::request::sync_kind;
@@ -285,7 +285,8 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
 fn sync(open: Open, kind: u32) -> c_int {
     ours(|| {
         super::maps::write_back_file(open);
-        remote::with(open, |file| file.sync(kind)).map(|()| 0)
+        let synced = remote::with(open, |file| file.sync(kind)).map(|()| 0);
+        fresh::settle(open).and(synced)
     })
 }
 

@@ -43,10 +43,15 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
     local: impl Fn(c_int, *const c_char) -> T,
     remote: impl Fn(&At) -> Result<T, i32>,
 ) -> T {
+    // From the search on, so that signals are held up once.
     // SAFETY: as the caller says.
-    let found =
-        unsafe { place::find(at, path).or_else(|| place::through_descriptor(path, follow)) };
+    let quiet = unsafe { place::may_be(at, path) }.then(guard::Quiet::begin);
+    // SAFETY: as the caller says.
+    let found = quiet.is_some().then(|| unsafe { place::find(at, path) }).flatten();
+    // SAFETY: as the caller says.
+    let found = found.or_else(|| unsafe { place::through_descriptor(path, follow) });
     let Some(found) = found else {
+        drop(quiet);
         let errno = guard::errno();
         let result = local(at, path);
         // SAFETY: as the caller says.
@@ -85,6 +90,7 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
         }
         other => other.map(Done::Here),
     });
+    drop(quiet);
     match result {
         Ok(Done::Here(done)) => done,
         Ok(Done::Outside(path)) => local(libc::AT_FDCWD, path.as_ptr().cast()),

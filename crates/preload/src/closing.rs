@@ -1,0 +1,74 @@
+//! Closes that leave together with the next request, by one system call and in one packet.
+//!
+//! Nobody waits for a close, but alone it would cost the client a system call and the server a wake-up.
+//! Should no request follow, the keeper closes the file some milliseconds later, when the kernel has
+//! told it that the placeholder is closed; so does it when this process is killed. Who of the two is
+//! first is decided in the shared entry (`Taken::Leaving`). A file that is locked is closed at once, as
+//! others may wait for its lock.
+
+use crate::descriptors::Open;
+use crate::known::lock;
+use crate::{process, start};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use towline_client::Client;
+
+/// Files left at a time; further ones are closed at once.
+const LEFT_MAX: usize = 8;
+
+static LEFT: Mutex<[Option<Left>; LEFT_MAX]> = Mutex::new([const { None }; LEFT_MAX]);
+/// How many there are: most requests find none, and then take no lock.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+static TAGS: AtomicU32 = AtomicU32::new(0);
+
+struct Left {
+    number: usize,
+    tag: u32,
+    mount: usize,
+    handle: u64,
+}
+
+/// Leaves a file to the next request, or the keeper. False: it is to be closed at once.
+pub(crate) fn leave(open: Open, client: &Client) -> bool {
+    let handle = open.entry.handle.load(Ordering::Relaxed);
+    if !start::state().is_some_and(towline_instance::State::is_kept) || client.has_locked(handle) {
+        return false;
+    }
+    let Some(mut left) = lock(&LEFT) else { return false };
+    let Some(place) = left.iter_mut().find(|place| place.is_none()) else { return false };
+    // No two processes have the same, nor two closes of one process so near to each other.
+    let tag = process::id() << 8 | TAGS.fetch_add(1, Ordering::Relaxed) & 0xff;
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    *place = Some(Left { number: open.number, tag, mount, handle });
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    client.forget_handle(handle);
+    open.entry.leave(tag);
+    true
+}
+
+/// Has the files of a mount that were left closed by the message that is sent next. True: there are
+/// some.
+pub(crate) fn close_left(mount: usize, client: &Client) -> bool {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return false;
+    }
+    let (Some(mut left), Some(state)) = (lock(&LEFT), start::state()) else { return false };
+    let mut any = false;
+    for place in &mut *left {
+        let Some(one) = place.take_if(|one| one.mount == mount) else { continue };
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+        if state.entry(one.number).is_some_and(|entry| entry.close_left(one.tag)) {
+            client.close_with_next(one.handle);
+            any = true;
+        }
+    }
+    any
+}
+
+/// The child of a fork has left nothing: what its parent left the parent closes, or the keeper.
+pub(crate) fn disown() {
+    if let Some(mut left) = lock(&LEFT) {
+        *left = [const { None }; LEFT_MAX];
+        COUNT.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,191 @@
+//! Files that this process has just created: changes of their owner, mode and times are sent at once,
+//! but their answers are waited for only when the file is closed, so that unpacking an archive costs
+//! one round trip for the three.
+//!
+//! This is done only where the answer is certain, since the file belongs to who asks. What is sent is
+//! done in the order in which it was asked for, before anything that this process asks later, and
+//! also when the process is killed (the keeper then leaves the file open for a while). A failure (of the server's disk, say) is told by `close` or
+//! `fsync`. Before a fork, an exec or the end of the process all answers are waited for. Data is never
+//! left unanswered: others, who see a write through another session, may be told of it as soon as it
+//! has returned.
+
+use crate::descriptors::Open;
+use crate::known::lock;
+use crate::remote;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use towline_client::{Operation, SetAttr};
+use towline_instance::Entry;
+use towline_wire::Attr;
+
+/// Files known to be fresh at a time, and changes of one that may be unanswered.
+const FILES_MAX: usize = 16;
+const CHANGES_MAX: usize = 8;
+/// Tries to get the list while another thread has it.
+const TRIES: u32 = 10_000;
+
+static FRESH: Mutex<Vec<Fresh>> = Mutex::new(Vec::new());
+/// How many there are: most calls find none, and then take no lock.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+struct Fresh {
+    mount: usize,
+    handle: u64,
+    entry: &'static Entry,
+    uid: u32,
+    gid: u32,
+    unanswered: Vec<Operation<Attr>>,
+    /// The first failure that nobody was told of.
+    failed: Option<i32>,
+}
+
+impl Fresh {
+    /// Waits for what is unanswered; the first failure that nobody was told of.
+    fn settled(self) -> Option<i32> {
+        let mut failed = self.failed;
+        for operation in self.unanswered {
+            if let Err(error) = operation.wait() {
+                failed.get_or_insert(remote::number(error));
+            }
+        }
+        self.entry.unanswered.store(0, Ordering::Release);
+        failed
+    }
+}
+
+/// The list. It is held for moments only: who waits for a server does not hold it.
+fn list() -> Option<MutexGuard<'static, Vec<Fresh>>> {
+    (0..TRIES).find_map(|_| {
+        lock(&FRESH).or_else(|| {
+            std::thread::yield_now();
+            None
+        })
+    })
+}
+
+fn count(fresh: &[Fresh]) {
+    COUNT.store(fresh.len() as u32, Ordering::Relaxed);
+}
+
+/// Notes that this process created a file exclusively.
+pub(crate) fn created(open: Open, attr: &Attr) {
+    if let Some(mut fresh) = list()
+        && fresh.len() < FILES_MAX
+    {
+        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+        let handle = open.entry.handle.load(Ordering::Relaxed);
+        let Open { entry, .. } = open;
+        let (uid, gid) = (attr.uid, attr.gid);
+        fresh.push(Fresh { mount, handle, entry, uid, gid, unanswered: Vec::new(), failed: None });
+        count(&fresh);
+    }
+}
+
+/// Mount and handle of a file, if any file may be fresh.
+fn names(open: Open) -> Option<(usize, u64)> {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    Some((mount, open.entry.handle.load(Ordering::Relaxed)))
+}
+
+fn find(fresh: &[Fresh], (mount, handle): (usize, u64)) -> Option<usize> {
+    fresh.iter().position(|one| one.handle == handle && one.mount == mount)
+}
+
+fn is_certain(fresh: &[Fresh], name: (usize, u64), set: &SetAttr) -> bool {
+    let same = |asked: Option<u32>, is: u32| asked.is_none_or(|asked| asked == is);
+    find(fresh, name).is_some_and(|place| {
+        let one = &fresh[place];
+        set.size.is_none()
+            && same(set.uid, one.uid)
+            && same(set.gid, one.gid)
+            && one.failed.is_none()
+            && one.unanswered.len() < CHANGES_MAX
+    })
+}
+
+/// Sends a change whose success is certain. False: it has to be asked for and waited for.
+pub(crate) fn send(open: Open, set: &SetAttr) -> bool {
+    let Some(name) = names(open) else { return false };
+    if !list().is_some_and(|fresh| is_certain(&fresh, name, set)) {
+        return false;
+    }
+    open.entry.unanswered.store(1, Ordering::Release);
+    let Ok(operation) = remote::with(open, |file| file.start_set_attr(set)) else { return false };
+    match list() {
+        Some(mut fresh) => match find(&fresh, name) {
+            Some(place) => fresh[place].unanswered.push(operation),
+            // Another thread closes it.
+            None => drop(operation),
+        },
+        None => drop(operation),
+    }
+    true
+}
+
+/// Takes a file from the list and waits for its answers; `again` puts it back.
+fn take(open: Open, again: bool) -> Result<(), i32> {
+    let Some(name) = names(open) else { return Ok(()) };
+    let taken = list().and_then(|mut fresh| {
+        let place = find(&fresh, name)?;
+        let Fresh { mount, handle, entry, uid, gid, .. } = fresh[place];
+        let rest = Fresh { mount, handle, entry, uid, gid, unanswered: Vec::new(), failed: None };
+        let taken = if again {
+            std::mem::replace(&mut fresh[place], rest)
+        } else {
+            fresh.swap_remove(place)
+        };
+        count(&fresh);
+        Some(taken)
+    });
+    taken.and_then(Fresh::settled).map_or(Ok(()), Err)
+}
+
+/// Waits for the answers of a file's changes.
+///
+/// # Errors
+/// That of the first one that failed, once.
+pub(crate) fn settle(open: Open) -> Result<(), i32> {
+    take(open, true)
+}
+
+/// [`settle`] for a file that is about to be closed.
+///
+/// # Errors
+/// As `settle`.
+pub(crate) fn closing(open: Open) -> Result<(), i32> {
+    take(open, false)
+}
+
+/// Waits for all answers: others are about to work with the same files, or this process ends. No
+/// further change of these files goes unanswered; failures are kept for `close`.
+pub(crate) fn settle_all() {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let all = list().map(|mut fresh| std::mem::take(&mut *fresh)).unwrap_or_default();
+    for one in all {
+        let Fresh { mount, handle, entry, uid, gid, .. } = one;
+        let failed = one.settled();
+        if failed.is_some()
+            && let Some(mut fresh) = list()
+        {
+            fresh.push(Fresh { mount, handle, entry, uid, gid, unanswered: Vec::new(), failed });
+        }
+    }
+    if let Some(fresh) = list() {
+        count(&fresh);
+    }
+}
+
+/// In the child of a fork: the connections are its parent's.
+pub(crate) fn disown() {
+    if let Some(mut fresh) = lock(&FRESH) {
+        // Dropping an operation would use its connection. They were all answered before the fork,
+        // unless it was one that libc does not know of.
+        std::mem::forget(std::mem::take(&mut *fresh));
+        count(&fresh);
+    }
+}
