@@ -159,13 +159,13 @@ pub(crate) unsafe fn through_descriptor(path: *const c_char, follow: bool) -> Op
     if !path.starts_with(b"/dev/") && !path.starts_with(b"/proc/") {
         return None;
     }
+    let (fd, rest) = numbered(path)?;
+    let open = descriptors::find(fd)?;
+    // Without following, the name itself is meant.
+    if rest.is_none() && !follow {
+        return None;
+    }
     guard::inside(|| {
-        let (fd, rest) = numbered(path).ok_or(libc::ENOENT)?;
-        let open = descriptors::find(fd).ok_or(libc::ENOENT)?;
-        // Without following, the name itself is meant.
-        if rest.is_none() && !follow {
-            return Err(libc::ENOENT);
-        }
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
         let rest = rest.unwrap_or_default();
         let start = rest.iter().position(|b| *b != b'/').unwrap_or(rest.len());
@@ -174,7 +174,8 @@ pub(crate) unsafe fn through_descriptor(path: *const c_char, follow: bool) -> Op
     .ok()
 }
 
-/// The number in the name of a descriptor, and what follows it.
+/// The number in the name of a descriptor, and what follows it. Many local paths come here, so it
+/// takes no memory, and asks the kernel nothing.
 fn numbered(path: &[u8]) -> Option<(i32, Option<&[u8]>)> {
     match path {
         b"/dev/stdin" => return Some((0, None)),
@@ -182,12 +183,22 @@ fn numbered(path: &[u8]) -> Option<(i32, Option<&[u8]>)> {
         b"/dev/stderr" => return Some((2, None)),
         _ => {}
     }
-    let own = format!("/proc/{}/fd/", std::process::id());
-    let rest = [&b"/dev/fd/"[..], b"/proc/self/fd/", b"/proc/thread-self/fd/", own.as_bytes()]
-        .iter()
-        .find_map(|prefix| path.strip_prefix(*prefix))?;
+    let digits = |text: &[u8]| std::str::from_utf8(text).ok();
+    let rest = match path.strip_prefix(b"/dev/fd/") {
+        Some(rest) => rest,
+        None => {
+            let rest = path.strip_prefix(b"/proc/")?;
+            let (who, rest) = rest.split_at(rest.iter().position(|b| *b == b'/')?);
+            let rest = rest.strip_prefix(b"/fd/")?;
+            let own = || digits(who)?.parse().ok().filter(|id: &u32| *id == crate::process::id());
+            if who != b"self" && who != b"thread-self" && own().is_none() {
+                return None;
+            }
+            rest
+        }
+    };
     let cut = rest.iter().position(|b| *b == b'/');
-    let number = std::str::from_utf8(&rest[..cut.unwrap_or(rest.len())]).ok()?.parse().ok()?;
+    let number = digits(&rest[..cut.unwrap_or(rest.len())])?.parse().ok()?;
     Some((number, cut.map(|cut| &rest[cut + 1..])))
 }
 

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""What `towline run` adds to a call: remote ones beside the library, local ones beside none.
+
+  python3 benches/run_calls.py [--towline PROGRAM] [--rounds N] [--secs S]
+
+Remote: stat, open+read+close and pread of 4 KiB by a C program (calls.c) under `run`, and the same through the
+library (`towline bench file`), in turns, medians of the rounds' medians. Local: the same program on local files,
+with and without `run`; the start of Python and a build of a small C project, with and without, as CPU time; system
+calls of a start of Python, counted by strace. Needs cc, and strace for the last.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import signal
+import statistics
+import subprocess
+import tempfile
+
+import goals
+import trees
+
+OPERATIONS = {"stat": "stat_diff", "orc": "orc", "pread": "randread"}
+
+
+def output(command):
+    return subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300).stdout
+
+
+def library(options, url, operation):
+    text = output([options.towline, "bench", "file", "--server", url, "--op", OPERATIONS[operation], "--secs", str(options.secs)])
+    result = json.loads(text.strip().splitlines()[-1])
+    return result["p50_us"]
+
+
+def program(options, prefix, calls, operation, root):
+    text = output([*prefix, str(calls), operation, root, str(goals.FILES), str(options.secs)])
+    return float(text.split()[0])
+
+
+def processor(prefix, script):
+    """CPU of a shell script in seconds; a run's own processes count, as it waits for them."""
+    text = output([*prefix, "bash", "-c", f"TIMEFORMAT='%U %S'; exec 3>&1; {{ time ( {script} ) >/dev/null 2>/dev/null; }} 2>&3"])
+    return sum(map(float, text.split()[-2:]))
+
+
+def counted(prefix, log):
+    """System calls of a start of Python, without those of the start of the library itself."""
+    script = f"strace -f -qq -o {log} python3 -S -c 'import json, re, socket'"
+    output([*prefix, "sh", "-c", script])
+    return sum(1 for line in pathlib.Path(log).read_text().splitlines() if "(" in line and "resumed" not in line)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--towline", default="target/release/towline")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--secs", type=float, default=1)
+    options = parser.parse_args()
+    place = pathlib.Path(tempfile.mkdtemp(prefix="run-calls-", dir="/dev/shm"))
+    server = None
+    try:
+        calls = place / "calls"
+        here = pathlib.Path(__file__).parent
+        subprocess.run(["cc", "-O2", "-o", calls, here / "calls.c"], check=True)
+        root = place / "served"
+        goals.make_tree(root)
+        port = trees.free_port()
+        listen = ["--listen", f"tcp://127.0.0.1:{port}", "--listen", f"unix://{place}/socket"]
+        server = subprocess.Popen([options.towline, "serve", "--dir", f"d={root}", *listen], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        trees.wait_for(port, server)
+        urls = {"tcp": f"towline+tcp://127.0.0.1:{port}/d", "shm": f"towline+shm:///d?socket={place}/socket"}
+
+        def run(url):
+            return [options.towline, "run", "--at", f"/towline-calls={url}", "--"]
+
+        print("| remote call | through | library | under `run` | ratio of the pairs |\n|---|---|---|---|---|")
+        for transport, url in urls.items():
+            for operation in OPERATIONS:
+                pairs = [(library(options, url, operation), program(options, run(url), calls, operation, "/towline-calls"))
+                         for _ in range(options.rounds)]
+                plain, ours = (statistics.median(column) for column in zip(*pairs))
+                ratio = statistics.median(b / a for a, b in pairs)
+                print(f"| {operation} | {transport} | {plain:.1f} us | {ours:.1f} us | {ratio:.2f} |", flush=True)
+        print("\n| local | plain | under `run` | ratio of the pairs |\n|---|---|---|---|")
+        for operation in OPERATIONS:
+            pairs = [(program(options, [], calls, operation, str(root)), program(options, run(urls["tcp"]), calls, operation, str(root)))
+                     for _ in range(options.rounds)]
+            plain, ours = (statistics.median(column) for column in zip(*pairs))
+            print(f"| {operation} | {plain:.2f} us | {ours:.2f} us | {statistics.median(b / a for a, b in pairs):.3f} |", flush=True)
+        project = place / "project"
+        project.mkdir()
+        for number in range(30):
+            body = "".join(f"int f{number}_{k}(int x) {{ return x * {k} + {number}; }}\n" for k in range(200))
+            (project / f"part{number}.c").write_text(f"#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n{body}")
+        scripts = {
+            "build of 30 C files": f"cd {project} && for f in part*.c; do cc -O1 -c $f -o $f.o; done",
+            "start of Python": "python3 -c 'import json, re, socket'",
+        }
+        for name, script in scripts.items():
+            pairs = [(processor([], script), processor(run(urls["tcp"]), script)) for _ in range(options.rounds)]
+            plain, ours = (statistics.median(column) for column in zip(*pairs))
+            print(f"| {name} (CPU) | {plain * 1000:.0f} ms | {ours * 1000:.0f} ms | {statistics.median(b / a for a, b in pairs):.3f} |", flush=True)
+        if shutil.which("strace"):
+            plain, ours = counted([], place / "log"), counted(run(urls["tcp"]), place / "log")
+            print(f"| start of Python (system calls) | {plain} | {ours} | {ours / plain:.3f} |")
+        else:
+            print("SKIPPED: system calls are not counted, strace is not installed")
+    finally:
+        if server:
+            server.send_signal(signal.SIGTERM)
+            server.wait()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
