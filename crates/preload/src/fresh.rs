@@ -29,7 +29,6 @@ static FRESH: Mutex<Vec<Fresh>> = Mutex::new(Vec::new());
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 struct Fresh {
-    mount: usize,
     handle: u64,
     entry: &'static Entry,
     uid: u32,
@@ -72,31 +71,28 @@ pub(crate) fn created(open: Open, attr: &Attr) {
     if let Some(mut fresh) = list()
         && fresh.len() < FILES_MAX
     {
-        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
         let handle = open.entry.handle.load(Ordering::Relaxed);
         let Open { entry, .. } = open;
         let (uid, gid) = (attr.uid, attr.gid);
-        fresh.push(Fresh { mount, handle, entry, uid, gid, unanswered: Vec::new(), failed: None });
+        fresh.push(Fresh { handle, entry, uid, gid, unanswered: Vec::new(), failed: None });
         count(&fresh);
     }
 }
 
-/// Mount and handle of a file, if any file may be fresh.
-fn names(open: Open) -> Option<(usize, u64)> {
-    if COUNT.load(Ordering::Relaxed) == 0 {
-        return None;
-    }
-    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    Some((mount, open.entry.handle.load(Ordering::Relaxed)))
+/// False when no file is fresh.
+fn is_any() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
 }
 
-fn find(fresh: &[Fresh], (mount, handle): (usize, u64)) -> Option<usize> {
-    fresh.iter().position(|one| one.handle == handle && one.mount == mount)
+/// A rename may move an open file to another mount, but not to another entry.
+fn find(fresh: &[Fresh], open: Open) -> Option<usize> {
+    let handle = open.entry.handle.load(Ordering::Relaxed);
+    fresh.iter().position(|one| one.handle == handle && std::ptr::eq(one.entry, open.entry))
 }
 
-fn is_certain(fresh: &[Fresh], name: (usize, u64), set: &SetAttr) -> bool {
+fn is_certain(fresh: &[Fresh], open: Open, set: &SetAttr) -> bool {
     let same = |asked: Option<u32>, is: u32| asked.is_none_or(|asked| asked == is);
-    find(fresh, name).is_some_and(|place| {
+    find(fresh, open).is_some_and(|place| {
         let one = &fresh[place];
         set.size.is_none()
             && same(set.uid, one.uid)
@@ -108,14 +104,13 @@ fn is_certain(fresh: &[Fresh], name: (usize, u64), set: &SetAttr) -> bool {
 
 /// Sends a change whose success is certain. False: it has to be asked for and waited for.
 pub(crate) fn send(open: Open, set: &SetAttr) -> bool {
-    let Some(name) = names(open) else { return false };
-    if !list().is_some_and(|fresh| is_certain(&fresh, name, set)) {
+    if !is_any() || !list().is_some_and(|fresh| is_certain(&fresh, open, set)) {
         return false;
     }
     open.entry.unanswered.store(1, Ordering::Release);
     let Ok(operation) = remote::with(open, |file| file.start_set_attr(set)) else { return false };
     match list() {
-        Some(mut fresh) => match find(&fresh, name) {
+        Some(mut fresh) => match find(&fresh, open) {
             Some(place) => fresh[place].unanswered.push(operation),
             // Another thread closes it.
             None => drop(operation),
@@ -127,11 +122,13 @@ pub(crate) fn send(open: Open, set: &SetAttr) -> bool {
 
 /// Takes a file from the list and waits for its answers; `again` puts it back.
 fn take(open: Open, again: bool) -> Result<(), i32> {
-    let Some(name) = names(open) else { return Ok(()) };
+    if !is_any() {
+        return Ok(());
+    }
     let taken = list().and_then(|mut fresh| {
-        let place = find(&fresh, name)?;
-        let Fresh { mount, handle, entry, uid, gid, .. } = fresh[place];
-        let rest = Fresh { mount, handle, entry, uid, gid, unanswered: Vec::new(), failed: None };
+        let place = find(&fresh, open)?;
+        let Fresh { handle, entry, uid, gid, .. } = fresh[place];
+        let rest = Fresh { handle, entry, uid, gid, unanswered: Vec::new(), failed: None };
         let taken = if again {
             std::mem::replace(&mut fresh[place], rest)
         } else {
@@ -162,17 +159,17 @@ pub(crate) fn closing(open: Open) -> Result<(), i32> {
 /// Waits for all answers: others are about to work with the same files, or this process ends. No
 /// further change of these files goes unanswered; failures are kept for `close`.
 pub(crate) fn settle_all() {
-    if COUNT.load(Ordering::Relaxed) == 0 {
+    if !is_any() {
         return;
     }
     let all = list().map(|mut fresh| std::mem::take(&mut *fresh)).unwrap_or_default();
     for one in all {
-        let Fresh { mount, handle, entry, uid, gid, .. } = one;
+        let Fresh { handle, entry, uid, gid, .. } = one;
         let failed = one.settled();
         if failed.is_some()
             && let Some(mut fresh) = list()
         {
-            fresh.push(Fresh { mount, handle, entry, uid, gid, unanswered: Vec::new(), failed });
+            fresh.push(Fresh { handle, entry, uid, gid, unanswered: Vec::new(), failed });
         }
     }
     if let Some(fresh) = list() {

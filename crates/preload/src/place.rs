@@ -183,7 +183,9 @@ fn numbered(path: &[u8]) -> Option<(i32, Option<&[u8]>)> {
         b"/dev/stderr" => return Some((2, None)),
         _ => {}
     }
-    let digits = |text: &[u8]| std::str::from_utf8(text).ok();
+    fn digits(text: &[u8]) -> Option<&str> {
+        std::str::from_utf8(text).ok()
+    }
     let rest = match path.strip_prefix(b"/dev/fd/") {
         Some(rest) => rest,
         None => {
