@@ -33,6 +33,9 @@ pub(super) struct Filling {
     pub(super) filled: usize,
 }
 
+/// Bytes of requests that are answered before the answers are sent: some microseconds of work for the client.
+const EARLY_BYTES: u64 = 32 * 1024;
+
 /// A connection.
 pub(super) struct NbdLane {
     pub(super) link: Arc<Link>,
@@ -42,6 +45,8 @@ pub(super) struct NbdLane {
     pub(super) held: Vec<u8>,
     /// Replies of this turn, with small data between them.
     pub(super) batch: Vec<u8>,
+    /// Bytes of requests that were answered at once since answers were sent early.
+    pub(super) answered: u64,
     /// A simple reply is told in part; what else is to be said waits in `later`.
     pub(super) speaking: bool,
     pub(super) later: Vec<u8>,
@@ -80,6 +85,7 @@ impl NbdLane {
             phase: Phase::Haggling(Box::default()),
             held: Vec::new(),
             batch: Haggle::greeting().to_vec(),
+            answered: 0,
             speaking: false,
             later: Vec::new(),
             out: SendQueue::default(),
@@ -140,6 +146,18 @@ impl NbdLane {
         let mut message = Aggregate::from_vec(batch);
         message.concatenate(bytes);
         self.out.push_foreign(message, telling);
+    }
+
+    /// A request that moved so many bytes was answered at once. After some of them the answers are sent: the client
+    /// can work on them while the server answers the rest. With all in one piece at the end of each turn, the two
+    /// would work by turns.
+    pub(super) fn send_early(&mut self, moved: u64, counters: &Counters) {
+        self.answered += moved;
+        if self.answered >= EARLY_BYTES && self.out.is_empty() && !self.speaking {
+            self.answered = 0;
+            // What failed fails again at the end of the turn, and is handled there.
+            let _ = self.flush(counters);
+        }
     }
 
     /// Sends as much as the link takes.

@@ -76,6 +76,7 @@ impl Serving<'_> {
             match self.disk.store.read_now(request.offset, &mut batch[data..]) {
                 Now::Done(Ok(())) => {
                     self.engine.count_staged(request.length);
+                    self.lane.send_early(request.length, &self.statistics.counters);
                     return self.record(Command::Read);
                 }
                 Now::Done(Err(error)) => {
@@ -245,6 +246,7 @@ impl Handler for Serving<'_> {
             Ok(()) => {
                 self.engine.count_written(request.length);
                 replying.done(self.lane.replies());
+                self.lane.send_early(request.length, &self.statistics.counters);
                 self.record(Command::Write);
             }
             Err(error) => {
