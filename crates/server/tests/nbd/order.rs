@@ -1,6 +1,6 @@
 //! Fragments leave when they land.
 
-use crate::client::{Chunk, DF, Form, READ};
+use crate::client::{Chunk, DF, Form, READ, WRITE};
 use crate::stores::Gated;
 use crate::{World, pattern, wait_until};
 use std::sync::Arc;
@@ -115,4 +115,35 @@ fn replies_overtake() {
     client.bytes(512).unwrap();
     disk.open(0);
     assert_eq!(client.simple().unwrap(), (0, 1));
+}
+
+/// With all answers in one piece, client and server would work by turns; with each in a piece of its own, system calls
+/// would be most of the work.
+#[test]
+fn answers_to_small_requests_leave_in_portions() {
+    const COUNT: u64 = 32;
+    let world = World::with(DiskKind::Memory(1 << 20), |_| {});
+    let mut client = world.client(Form::Simple);
+    let data = pattern(0, 1 << 20, 5);
+    assert_eq!(client.write(0, 0, &data), 0);
+    for kind in [READ, WRITE] {
+        let mut requests = Vec::new();
+        for cookie in 0..COUNT {
+            let at = cookie as usize * 4096;
+            let payload = if kind == WRITE { &data[at..at + 4096] } else { &[] };
+            requests.extend(client.request_bytes(kind, 0, cookie, at as u64, 4096, payload));
+        }
+        let before = world.counter("system_calls");
+        client.send(&requests);
+        for cookie in 0..COUNT {
+            assert_eq!(client.simple().unwrap(), (0, cookie));
+            if kind == READ {
+                let at = cookie as usize * 4096;
+                assert!(client.bytes(4096).unwrap() == data[at..at + 4096]);
+            }
+        }
+        let calls = world.counter("system_calls") - before;
+        // One receives at least, and each 32 KiB has a send. How many receive is up to the client.
+        assert!((5..COUNT).contains(&calls), "{kind}: {calls} system calls");
+    }
 }
