@@ -156,10 +156,17 @@ fn placeholder(number: usize, cloexec: i32) -> Result<i32, i32> {
     path.push(b'/');
     path.extend_from_slice(PLACEHOLDERS.as_bytes());
     path.extend_from_slice(format!("/{number}\0").as_bytes());
-    let flags = libc::O_ACCMODE | libc::O_CREAT | libc::O_NOFOLLOW | cloexec;
-    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
-    // SAFETY: the path ends with a zero byte.
-    unsafe { checked(libc::SYS_openat, arguments) }.map(|fd| fd as i32)
+    let open = |flags: i32| {
+        let flags = (libc::O_ACCMODE | libc::O_NOFOLLOW | cloexec | flags) as usize;
+        let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags, 0o600, 0, 0];
+        // SAFETY: the path ends with a zero byte.
+        unsafe { checked(libc::SYS_openat, arguments) }.map(|fd| fd as i32)
+    };
+    // It is there for most, from an earlier use of the entry: creating takes the directory's lock.
+    match open(0) {
+        Err(libc::ENOENT) => open(libc::O_CREAT),
+        result => result,
+    }
 }
 
 /// The file of a descriptor of which this process has no other.
