@@ -176,6 +176,27 @@ fn nobody_else_is_served_unless_told_so() {
 }
 
 #[test]
+fn disks_need_an_address_of_either_kind() {
+    let place = TempDir::new().unwrap();
+    let socket = place.path().join("socket");
+    let listen = format!("unix://{}", socket.display());
+    let arguments = ["serve", "--disk", "d=mem:1M", "--listen", &listen];
+    let mut server = Serving::new(Command::new(TOWLINE).args(arguments).stdin(Stdio::null()));
+    server.says("listening on unix://");
+    let url = format!("towline+unix:///d?socket={}", socket.display());
+    let info: serde_json::Value =
+        serde_json::from_str(&text(&["disk", "info", "--json", &url])).unwrap();
+    assert_eq!(info["size"], 1 << 20, "{info}");
+    server.end();
+    let mut alone = Command::new("timeout");
+    alone.args(["60", TOWLINE, "serve", "--disk", "d=mem:1M"]).stdin(Stdio::null());
+    let output = alone.output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert!(complaint.contains("--nbd") && complaint.contains("--listen"), "{complaint}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn prometheus_is_answered() {
     let arguments = ["serve", "--mem", "m=1M", "--listen", "tcp://127.0.0.1:0"];
     let mut server = Serving::new(

@@ -153,11 +153,11 @@ fn settings(args: &Args) -> Result<Settings, String> {
     if !fronts.is_empty() && disks.is_empty() {
         return Err("--nbd: there is no disk to serve; try --disk img=/srv/img.raw".into());
     }
-    if fronts.is_empty() && !disks.is_empty() {
-        return Err("--disk: nobody could reach it; say where with --nbd 127.0.0.1:10809".into());
-    }
     let mut listen = file.listen;
     listen.extend(args.listen.iter().cloned());
+    if fronts.is_empty() && listen.is_empty() && exports.is_empty() && !disks.is_empty() {
+        return Err("--disk: nobody could reach it; say where with --nbd 127.0.0.1:10809 or --listen tcp://127.0.0.1:7440".into());
+    }
     let engine = match args.engine.or(file.engine) {
         None | Some(Engine::Auto) => EngineWish::Automatic,
         Some(Engine::Uring) => EngineWish::Uring,
@@ -203,7 +203,7 @@ fn serve(args: &Args) -> Result<(), String> {
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
     let inherited = inherited_listeners()?;
-    // Disks are not reached at our own address yet.
+    // For disks alone somebody said where.
     if inherited.is_empty() && config.listen.is_empty() && !config.exports.is_empty() {
         config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
     }
