@@ -4,7 +4,8 @@
     benches/disk_goals.py [--towline PROGRAM] [--rounds N] [--secs S] [--dir DIR] [--json FILE] [--boost] [ROW ...]
 
 Needs two processors and about 1 GiB in /dev/shm; peers that are not installed are left out. --dir is on the disk that
-the interference row reads. --boost (root): servers and clients run in real time, before whatever else works on this machine.
+the interference row reads. --boost (root): servers and clients run in real time, before whatever else works on this machine,
+which nearly stands still for those minutes.
 All systems get the same client, `towline bench disk --nbd`.
 """
 import argparse
