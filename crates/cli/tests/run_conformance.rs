@@ -117,6 +117,11 @@ fn processes_and_locks_behave() {
     same("processes.c", &[]);
 }
 
+#[test]
+fn moved_directories_and_changed_mappings_behave() {
+    same("moved.c", &[]);
+}
+
 /// Runs a script under `run` on the served directory.
 fn under_run(world: &World, script: &str) -> Output {
     let at = format!("{}={}", world.local("at").display(), world.url("dir"));

@@ -6,8 +6,9 @@ use crate::convert::{attributes, bytes, check, done, flag, unexpected};
 use crate::core::Outcome;
 use crate::operation::Operation;
 use towline_wire::entry::Entries;
+use towline_wire::limits::PATH_BYTES_MAX;
 use towline_wire::request::{CURRENT, DIRECTORY, FOLLOW, listed, valid};
-use towline_wire::{Attr, Reply, Request, Timestamp};
+use towline_wire::{Attr, Errno, Reply, Request, Timestamp};
 
 /// Bytes of entries asked for at once: some 800 with attributes.
 pub(crate) const LIST_BYTES: usize = 128 * 1024;
@@ -233,6 +234,9 @@ impl File {
     /// # Errors
     /// As the system call.
     pub fn symlink(&self, path: &[u8], target: &[u8]) -> Result<Attr, Error> {
+        if target.len() > PATH_BYTES_MAX {
+            return Err(Errno::ENAMETOOLONG.into());
+        }
         self.one(Request::Symlink { base: self.handle, path: check(path)?, target }, attributes)
     }
 

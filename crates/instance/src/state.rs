@@ -186,6 +186,8 @@ struct Head {
     hint: AtomicU32,
     /// See [`State::changes`].
     changes: AtomicU64,
+    /// See [`State::mapped`].
+    mapped: AtomicU32,
     /// See [`State::moves`].
     moves: AtomicU64,
     /// Calls answered, by function of libc (in the order of the library's table).
@@ -321,6 +323,12 @@ impl State {
     #[must_use]
     pub fn moves(&self) -> &AtomicU64 {
         &self.head().moves
+    }
+
+    /// Not zero once a file was mapped for all processes of the run.
+    #[must_use]
+    pub fn mapped(&self) -> &AtomicU32 {
+        &self.head().mapped
     }
 
     /// Numbers of the entries that are taken.

@@ -165,6 +165,13 @@ fn placeholder(number: usize, cloexec: i32) -> Result<i32, i32> {
     // It is there for most, from an earlier use of the entry: creating takes the directory's lock.
     match open(0) {
         Err(libc::ENOENT) => open(libc::O_CREAT),
+        Err(libc::EACCES) => {
+            // Left by another user, which this process was or shares the run with; nobody has it open.
+            let unlink = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
+            // SAFETY: the path ends with a zero byte.
+            unsafe { checked(libc::SYS_unlinkat, unlink) }?;
+            open(libc::O_CREAT)
+        }
         result => result,
     }
 }

@@ -282,6 +282,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT == libc::S_IFDIR {
         return Err(libc::EISDIR);
     }
+    crate::hooks::maps::write_back_file(open);
     opened::read_at(open, target, offset)
 }
 
@@ -304,14 +305,16 @@ pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i
     if data.is_empty() {
         return Ok((0, offset));
     }
-    with(open, |file| {
+    let (count, at) = with(open, |file| {
         let (count, at) = if flags & libc::O_APPEND != 0 {
             file.append(&data[..data.len().min(APPEND_BYTES_MAX)])?
         } else {
             (file.write_at(data, at)?, at)
         };
         Ok((count, at as i64))
-    })
+    })?;
+    crate::hooks::maps::wrote(open, at, &data[..count.min(data.len())]);
+    Ok((count, at))
 }
 
 /// True for a descriptor that only names a file (`O_PATH`).

@@ -165,6 +165,7 @@ hooks! {
     [flock] (fd: c_int, operation: c_int) -> c_int => locks::flock;
     [lockf lockf64] (fd: c_int, command: c_int, length: off64_t) -> c_int => locks::lockf;
     [mmap mmap64] (at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> *mut c_void => maps::mmap;
+    [mremap] (at: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void => maps::mremap;
     [munmap] (at: *mut c_void, length: size_t) -> c_int => maps::munmap;
     [msync] (at: *mut c_void, length: size_t, flags: c_int) -> c_int => maps::msync;
 

@@ -211,8 +211,11 @@ pub(crate) unsafe fn copy_file_range(
         let count = count.min(CALL_BYTES_MAX) as u64;
         let handle = target.entry.handle.load(Ordering::Relaxed);
         let client = remote::client(mount(source) as usize)?;
-        let copied = remote::with(source, |source| {
-            client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count))
+        super::maps::write_back_file(source);
+        let copied = super::maps::changing(target, || {
+            remote::with(source, |source| {
+                client.with_handle(handle, 0, |target| source.copy_range(r, target, w, count))
+            })
         })? as usize;
         for (open, own, pointer) in [(source, a.is_none(), from_at), (target, b.is_none(), to_at)] {
             if own {

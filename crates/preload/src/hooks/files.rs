@@ -72,6 +72,11 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let new =
         New { mount: at.mount, handle, inode: attr.inode, mode: attr.mode, flags, path: &path };
     let made = descriptors::make(&new);
+    if flags & libc::O_TRUNC != 0
+        && let Some(open) = made.ok().and_then(descriptors::find)
+    {
+        super::maps::resized(open, 0, 0);
+    }
     match made {
         Ok(fd) => {
             if towline_wire::request::open_flag::creates_exclusively(sent)

@@ -1,11 +1,12 @@
 //! Reading and writing.
 
+use super::{maps, shared};
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
 use crate::table::real;
 use crate::{fresh, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
-use towline_client::SetAttr;
+use towline_client::{File, SetAttr};
 use towline_wire::request::sync_kind;
 
 /// Most bytes of one call, as on Linux.
@@ -277,14 +278,17 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
                 return Err(libc::EINVAL);
             }
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            remote::with(open, |file| file.set_attr(b"", true, &set)).map(|_| 0)
+            let before = if shared::is_any() { remote::with(open, File::stat)?.size } else { 0 };
+            remote::with(open, |file| file.set_attr(b"", true, &set))?;
+            maps::resized(open, before, size);
+            Ok(0)
         }),
     }
 }
 
 fn sync(open: Open, kind: u32) -> c_int {
     ours(|| {
-        super::maps::write_back_file(open);
+        maps::write_back_file(open);
         let synced = remote::with(open, |file| file.sync(kind)).map(|()| 0);
         fresh::settle(open).and(synced)
     })
@@ -330,7 +334,7 @@ pub(crate) unsafe fn sync_file_range(
 fn allocate(open: Open, mode: c_int, from: off64_t, length: off64_t) -> Result<(), i32> {
     let from = u64::try_from(from).map_err(|_| libc::EINVAL)?;
     let length = u64::try_from(length).ok().filter(|length| *length > 0).ok_or(libc::EINVAL)?;
-    remote::with(open, |file| file.allocate(mode as u32, from, length))
+    maps::changing(open, || remote::with(open, |file| file.allocate(mode as u32, from, length)))
 }
 
 pub(crate) unsafe fn fallocate(fd: c_int, mode: c_int, from: off64_t, length: off64_t) -> c_int {

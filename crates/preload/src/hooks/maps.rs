@@ -1,36 +1,45 @@
 //! Mappings of remote files. The bytes are read when the file is mapped. Shared mappings of a file are
-//! one piece of memory for all processes of the run (a file in the run's directory). A writable one
-//! is compared with what was read, and its changed pages are written at `msync`, `munmap`, `fsync`,
-//! `close`, `exec` and the end of the program.
+//! one piece of memory for all processes of the run (`shared.rs`). A writable one is compared with what
+//! was read, and its changed pages are written at `msync`, `munmap`, `fsync`, `close`, `exec`, the end of
+//! the program, and before this process reads the file. What processes of the run change by other calls
+//! reaches the shared memory at once.
 
+use super::shared::{self, Shared};
 use crate::descriptors::{self, Open};
 use crate::guard::{checked, finish, inside};
 use crate::remote;
 use libc::{c_int, c_void, off64_t, size_t};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
-/// A shared writable mapping.
+/// A mapping of a remote file.
 struct Map {
     at: usize,
     length: usize,
     mount: usize,
-    /// Handle of an open file of our own: the program may close its descriptor at once.
-    handle: u64,
     inode: u64,
     offset: i64,
+    /// Of a writable one.
+    written: Option<Written>,
+    /// Of a shared one: held as long as it is mapped, one for all mappings of a file.
+    shared: Option<Arc<Shared>>,
+}
+
+/// What it takes to write a mapping back.
+struct Written {
+    /// Handle of an open file of our own: the program may close its descriptor at once.
+    handle: u64,
     /// What the file held when last read or written.
     known: Vec<u8>,
-    shared: Shared,
 }
 
 static MAPS: Mutex<Vec<Map>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// libc's own, without `dlsym`, which may map memory itself.
-unsafe fn plain(
+pub(crate) unsafe fn plain(
     at: *mut c_void,
     length: size_t,
     protection: c_int,
@@ -71,145 +80,9 @@ pub(crate) unsafe fn mmap(
     })
 }
 
-fn unmap(at: *mut c_void, length: size_t) {
+pub(crate) fn unmap(at: *mut c_void, length: size_t) {
     // SAFETY: just mapped by us, and nobody knows of it.
     let _ = unsafe { checked(libc::SYS_munmap, [at as usize, length, 0, 0, 0, 0]) };
-}
-
-/// The memory that stands for a file in all processes of the run: a file whose first part tells,
-/// with a byte for each page, what was read. It stays locked while somebody maps it; the first who
-/// does reads anew.
-struct Shared(c_int);
-
-/// Where the pages begin: files of up to 256 GiB.
-const PAGES_AT: i64 = 64 << 20;
-
-impl Shared {
-    fn of(open: Open) -> Result<Self, i32> {
-        let (mount, inode) = (&open.entry.mount, &open.entry.inode);
-        let mut path = crate::start::directory().to_vec();
-        let name = format!(
-            "/{}/{}-{}\0",
-            towline_instance::MAPPINGS,
-            mount.load(Ordering::Relaxed),
-            inode.load(Ordering::Relaxed)
-        );
-        path.extend_from_slice(name.as_bytes());
-        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_CLOEXEC;
-        let arguments =
-            [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
-        let first = descriptors::own_first() as usize;
-        // SAFETY: the path ends with a zero byte; the first descriptor is closed again.
-        unsafe {
-            let fd = checked(libc::SYS_openat, arguments)?;
-            let moved = [fd, libc::F_DUPFD_CLOEXEC as usize, first, 0, 0, 0];
-            let own = checked(libc::SYS_fcntl, moved);
-            checked(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
-            own.map(|fd| Self(fd as c_int))
-        }
-    }
-
-    fn call(&self, number: i64, a: usize, b: usize, c: usize) -> Result<usize, i32> {
-        // SAFETY: calls on a descriptor of ours, without addresses.
-        unsafe { checked(number, [self.0 as usize, a, b, c, 0, 0]) }
-    }
-
-    /// Waits until no other process reads it in or writes it back.
-    fn turn(&self) -> Result<Turn<'_>, i32> {
-        set_turn(self.0, libc::F_WRLCK)?;
-        Ok(Turn(self))
-    }
-
-    fn map(
-        &self,
-        at: *mut c_void,
-        length: size_t,
-        flags: c_int,
-        open: Open,
-        offset: off64_t,
-    ) -> Result<*mut c_void, i32> {
-        let _turn = self.turn()?;
-        let pages = length.div_ceil(PAGE);
-        let first = offset as usize / PAGE;
-        if first + pages > PAGES_AT as usize {
-            return Err(libc::EFBIG);
-        }
-        if self.call(libc::SYS_flock, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0).is_ok() {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            self.call(libc::SYS_fallocate, mode as usize, 0, PAGES_AT as usize)?;
-        }
-        self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
-        let end = PAGES_AT + offset + (pages * PAGE) as i64;
-        // SAFETY: all zero is a valid `stat`, and the call fills it.
-        let mut status: libc::stat = unsafe { std::mem::zeroed() };
-        self.call(libc::SYS_fstat, &raw mut status as usize, 0, 0)?;
-        if status.st_size < end {
-            self.call(libc::SYS_ftruncate, end as usize, 0, 0)?;
-        }
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: as the program says.
-        let mapped = unsafe { plain(at, length, protection, flags, self.0, PAGES_AT + offset) };
-        if mapped == libc::MAP_FAILED {
-            return Err(crate::guard::errno());
-        }
-        let bytes = mapped.cast::<u8>();
-        let mut known = vec![0u8; pages];
-        let (list, at) = (known.as_mut_ptr() as usize, first);
-        if let Err(error) = self.call(libc::SYS_pread64, list, pages, at) {
-            unmap(mapped, length);
-            return Err(error);
-        }
-        // Runs of pages that nobody has read yet.
-        let mut page = 0;
-        while page < pages {
-            let run = known[page..].iter().take_while(|known| **known == 0).count();
-            if run == 0 {
-                page += 1;
-                continue;
-            }
-            let from = page * PAGE;
-            // Whole pages: what is behind the end of the file reads as zeros.
-            let count = run * PAGE;
-            // SAFETY: within the mapping, which ends with a page.
-            let target = unsafe { std::slice::from_raw_parts_mut(bytes.add(from), count) };
-            let read = remote::read_at(open, target, offset + from as i64);
-            match read {
-                Ok(read) => target[read..].fill(0),
-                Err(error) => {
-                    unmap(mapped, length);
-                    return Err(error);
-                }
-            }
-            known[page..page + run].fill(1);
-            page += run;
-        }
-        self.call(libc::SYS_pwrite64, known.as_ptr() as usize, pages, first)?;
-        Ok(mapped)
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        let _ = self.call(libc::SYS_close, 0, 0, 0);
-    }
-}
-
-/// Held while a shared mapping is read in or written back.
-struct Turn<'a>(&'a Shared);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let _ = set_turn(self.0.0, libc::F_UNLCK);
-    }
-}
-
-fn set_turn(fd: c_int, kind: c_int) -> Result<(), i32> {
-    // SAFETY: all zero is a valid `struct flock`.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    (lock.l_type, lock.l_len) = (kind as _, 1);
-    let arguments = [fd as usize, libc::F_OFD_SETLKW as usize, &raw const lock as usize, 0, 0, 0];
-    // SAFETY: the structure outlives the call.
-    unsafe { checked(libc::SYS_fcntl, arguments) }.map(drop)
 }
 
 unsafe fn map(
@@ -237,8 +110,12 @@ unsafe fn map(
     }
     let open_protection = protection | libc::PROT_READ | libc::PROT_WRITE;
     let (mapped, shared) = if is_shared {
-        let shared = Shared::of(open)?;
-        (shared.map(at, length, flags, open, offset)?, Some(shared))
+        let known = with_maps(None, |maps| {
+            Ok(maps.iter().filter(|map| map.is_of(open)).find_map(|map| map.shared.clone()))
+        })?;
+        let is_new = known.is_none();
+        let shared = known.map_or_else(|| Shared::of(open).map(Arc::new), Ok)?;
+        (shared.map(at, length, flags, (open, offset), is_new)?, Some(shared))
     } else {
         let flags = flags | libc::MAP_ANONYMOUS;
         // SAFETY: as the program says.
@@ -254,21 +131,23 @@ unsafe fn map(
         }
         (mapped, None)
     };
-    if writes {
-        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    let inode = open.entry.inode.load(Ordering::Relaxed);
+    let written = if writes {
         // By the open file itself, which may have no name any more.
-        let again = remote::with(open, |file| {
+        let handle = remote::with(open, |file| {
             file.open(b"", libc::O_RDWR as u32, 0).map(towline_client::File::into_handle)
         })?;
-        let inode = open.entry.inode.load(Ordering::Relaxed);
         // SAFETY: just mapped, readable.
         let known = unsafe { std::slice::from_raw_parts(mapped.cast::<u8>(), length) }.to_vec();
-        let at = mapped as usize;
-        let shared = shared.ok_or(libc::EIO)?;
-        let map = Map { at, length, mount, handle: again, inode, offset, known, shared };
-        MAPS.lock().map_err(|_| libc::EIO)?.push(map);
-        COUNT.fetch_add(1, Ordering::Release);
-    } else if protection != open_protection {
+        Some(Written { handle, known })
+    } else {
+        None
+    };
+    let map = Map { at: mapped as usize, length, mount, inode, offset, written, shared };
+    MAPS.lock().map_err(|_| libc::EIO)?.push(map);
+    COUNT.fetch_add(1, Ordering::Release);
+    if !writes && protection != open_protection {
         let arguments = [mapped as usize, length, protection as usize, 0, 0, 0];
         // SAFETY: just mapped.
         unsafe { checked(libc::SYS_mprotect, arguments) }?;
@@ -279,10 +158,17 @@ unsafe fn map(
 impl Map {
     /// Writes the pages that changed, as far as the file reaches.
     fn write_back(&mut self) -> Result<(), i32> {
-        let size = remote::with_handle(self.mount, self.handle, towline_client::File::stat)?.size;
-        let end = (size as i64).saturating_sub(self.offset).clamp(0, self.known.len() as i64);
+        let Some(Written { handle, known }) = &mut self.written else { return Ok(()) };
+        // SAFETY: mapped until it is taken off the list; the program may write meanwhile, as it may
+        // with any mapping: then it is the next time that this is seen.
+        let now = unsafe { std::slice::from_raw_parts(self.at as *const u8, known.len()) };
+        if now == known.as_slice() {
+            return Ok(());
+        }
+        let size = remote::with_handle(self.mount, *handle, towline_client::File::stat)?.size;
+        let end = (size as i64).saturating_sub(self.offset).clamp(0, known.len() as i64);
         // So that an older page of one process does not overtake a newer one of another.
-        let _turn = self.shared.turn()?;
+        let _turn = self.shared.as_ref().ok_or(libc::EIO)?.turn()?;
         // SAFETY: mapped until it is taken off the list; the program may write meanwhile, as it may
         // with any mapping, so pages are copied before they are compared.
         let now = self.at as *const u8;
@@ -291,15 +177,32 @@ impl Map {
             let length = PAGE.min(end as usize - start);
             // SAFETY: within the mapping, which is at least as long as what was read into it.
             unsafe { std::ptr::copy_nonoverlapping(now.add(start), page.as_mut_ptr(), length) };
-            let known = &mut self.known[start..start + length];
+            let known = &mut known[start..start + length];
             if known != &page[..length] {
                 let at = (self.offset + start as i64) as u64;
                 let data = &page[..length];
-                remote::with_handle(self.mount, self.handle, |file| file.write_at(data, at))?;
+                remote::with_handle(self.mount, *handle, |file| file.write_at(data, at))?;
                 known.copy_from_slice(data);
             }
         }
         Ok(())
+    }
+
+    /// The part of what is known that these bytes of the file are, and where it begins in them.
+    fn overlap(&mut self, offset: i64, length: usize) -> Option<(&mut [u8], usize)> {
+        let known = &mut self.written.as_mut()?.known;
+        let start = offset.max(self.offset);
+        let end = offset.saturating_add(length as i64).min(self.offset + known.len() as i64);
+        if start >= end {
+            return None;
+        }
+        let part = &mut known[(start - self.offset) as usize..(end - self.offset) as usize];
+        Some((part, (start - offset) as usize))
+    }
+
+    fn is_of(&self, open: Open) -> bool {
+        self.inode == open.entry.inode.load(Ordering::Relaxed)
+            && self.mount == open.entry.mount.load(Ordering::Relaxed) as usize
     }
 }
 
@@ -321,13 +224,15 @@ pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
         maps.retain_mut(|map| {
             let gone = map.at >= from && map.at < to;
             if gone {
-                if let Ok(client) = remote::client(map.mount) {
-                    client.close_handle(map.handle);
+                if let (Some(written), Ok(client)) = (&map.written, remote::client(map.mount)) {
+                    client.close_handle(written.handle);
                 }
                 COUNT.fetch_sub(1, Ordering::Release);
             } else if map.at < from && from < map.at + map.length {
                 map.length = from - map.at;
-                map.known.truncate(map.length);
+                if let Some(written) = &mut map.written {
+                    written.known.truncate(map.length);
+                }
             }
             !gone
         });
@@ -337,6 +242,50 @@ pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
     match unsafe { checked(libc::SYS_munmap, [from, length, 0, 0, 0, 0]) } {
         Ok(_) => finish(written.map(|()| 0)),
         Err(error) => finish(Err(error)),
+    }
+}
+
+/// A mapping of a remote file cannot grow: what it would show has not been read. Programs then map anew.
+pub(crate) unsafe fn mremap(
+    at: *mut c_void,
+    old: size_t,
+    new: size_t,
+    flags: c_int,
+    to: *mut c_void,
+) -> *mut c_void {
+    let (from, end) = (at as usize, (at as usize).saturating_add(old));
+    let is_in = |map: &Map| map.at < end && from < map.at + map.length;
+    let ours = with_maps(false, |maps| {
+        for map in maps.iter_mut().filter(|map| is_in(map)) {
+            map.write_back()?;
+        }
+        Ok(maps.iter().any(is_in))
+    });
+    let arguments = [from, old, new, flags as usize, to as usize, 0];
+    let result = match ours {
+        Err(error) => Err(error),
+        Ok(true) if new.div_ceil(PAGE) > old.div_ceil(PAGE) => Err(libc::ENOMEM),
+        // SAFETY: as the program says.
+        Ok(_) => unsafe { checked(libc::SYS_mremap, arguments) },
+    };
+    match result {
+        Ok(now) => {
+            let _ = with_maps((), |maps| {
+                for map in maps.iter_mut().filter(|map| is_in(map)) {
+                    map.at = map.at - from + now;
+                    map.length = map.length.min(new);
+                    if let Some(written) = &mut map.written {
+                        written.known.truncate(new);
+                    }
+                }
+                Ok(())
+            });
+            now as *mut c_void
+        }
+        Err(error) => {
+            crate::guard::set_errno(error);
+            libc::MAP_FAILED
+        }
     }
 }
 
@@ -365,13 +314,67 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
 
 /// Writes what mappings of a file changed.
 pub(crate) fn write_back_file(open: Open) {
-    let inode = open.entry.inode.load(Ordering::Relaxed);
     let _ = with_maps((), |maps| {
-        for map in maps.iter_mut().filter(|map| map.inode == inode) {
+        for map in maps.iter_mut().filter(|map| map.is_of(open)) {
             map.write_back()?;
         }
         Ok(())
     });
+}
+
+/// Bytes were written to a file.
+pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
+    if !shared::is_any() {
+        return;
+    }
+    let _ = with_maps((), |maps| {
+        for map in maps.iter_mut().filter(|map| map.is_of(open)) {
+            if let Some((known, from)) = map.overlap(offset, data.len()) {
+                known.copy_from_slice(&data[from..from + known.len()]);
+            }
+        }
+        Ok(())
+    });
+    // What fails leaves a mapping with what it had.
+    let _ = inside(|| Shared::existing(open)?.write(offset, data));
+}
+
+/// A file was made shorter or longer than it was before.
+pub(crate) fn resized(open: Open, before: u64, now: u64) {
+    if !shared::is_any() {
+        return;
+    }
+    let from = before.min(now) as i64;
+    let _ = with_maps((), |maps| {
+        for map in maps.iter_mut().filter(|map| map.is_of(open)) {
+            if let Some((known, _)) = map.overlap(from, usize::MAX >> 1) {
+                known.fill(0);
+            }
+        }
+        Ok(())
+    });
+    let _ = inside(|| Shared::existing(open)?.clear(from));
+}
+
+/// Runs a call that changes a file in some other way; mappings of it are read anew.
+pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> Result<T, i32> {
+    if !shared::is_any() {
+        return call();
+    }
+    write_back_file(open);
+    let result = call()?;
+    let read = with_maps((), |maps| {
+        for map in maps.iter_mut().filter(|map| map.is_of(open)) {
+            let Some(Written { handle, known }) = &mut map.written else { continue };
+            let at = map.offset as u64;
+            let read = remote::with_handle(map.mount, *handle, |file| file.read_at(known, at))?;
+            known[read..].fill(0);
+        }
+        Ok(())
+    });
+    read?;
+    let _ = inside(|| Shared::existing(open)?.read_anew(open));
+    Ok(result)
 }
 
 /// A descriptor is about to be closed.

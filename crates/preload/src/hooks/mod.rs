@@ -16,6 +16,7 @@ pub(crate) mod names;
 pub(crate) mod numbers;
 pub(crate) mod pairs;
 pub(crate) mod reach;
+pub(crate) mod shared;
 pub(crate) mod sockets;
 pub(crate) mod spawn;
 pub(crate) mod status;

@@ -127,6 +127,7 @@ calls! {
     SYS_splice => Subject::Fds(a, c), copies::splice(a as _, b as _, c as _, d as _, e, f as _);
     SYS_flock => Subject::Fd(a), locks::flock(a as _, b as _);
     SYS_mmap => mapped(d, e), maps::mmap(a as _, b, c as _, d as _, e as _, f as _);
+    SYS_mremap => Subject::Always, maps::mremap(a as _, b, c, d as _, e as _);
     SYS_munmap => Subject::Always, maps::munmap(a as _, b);
     SYS_msync => Subject::Always, maps::msync(a as _, b, c as _);
 

@@ -51,8 +51,15 @@ pub(crate) unsafe fn run(
             !place::is_address(path)
                 || CStr::from_ptr(path).count_bytes() >= libc::PATH_MAX as usize
         };
-        if start::mounts().is_empty() || is_odd(from.1) || is_odd(to.1) {
+        if start::mounts().is_empty() || is_odd(from.1) {
             return local(from, to);
+        }
+        if is_odd(to.1) {
+            if place::find(from.0, from.1).is_none() {
+                return local(from, to);
+            }
+            let wrong = if place::is_address(to.1) { libc::ENAMETOOLONG } else { libc::EFAULT };
+            return finish(Err(first_of(from, kind).err().unwrap_or(wrong)));
         }
         let mut sides = [place::find(from.0, from.1), place::find(to.0, to.1)]
             .map(|found| found.map(Led::Remote));
@@ -141,50 +148,61 @@ fn decide(
     }
 }
 
+fn look((at, path): Name, flags: c_int) -> Result<(), i32> {
+    // SAFETY: a string, as the program says of it; the structure is ours, and all zero is valid.
+    unsafe {
+        let mut status: libc::stat64 = std::mem::zeroed();
+        match super::status::fstatat(at, path, &raw mut status, flags) {
+            0 => Ok(()),
+            _ => Err(guard::errno()),
+        }
+    }
+}
+
+/// What is wrong with the directory that holds a name.
+unsafe fn parent((at, path): Name) -> Result<(), i32> {
+    // SAFETY: a string, as the caller says.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let end = path.len() - path.iter().rev().take_while(|b| **b == b'/').count();
+    let folder = match path[..end].iter().rposition(|b| *b == b'/') {
+        None if path.starts_with(b"/") => b"/.\0".to_vec(),
+        None if path.is_empty() => return Err(libc::ENOENT),
+        None => b".\0".to_vec(),
+        Some(cut) => [&path[..=cut], b".\0"].concat(),
+    };
+    look((at, folder.as_ptr().cast()), 0)
+}
+
+/// What is wrong with the first name, as far as the kernel looks before it looks at the other one.
+unsafe fn first_of(from: Name, kind: Kind) -> Result<(), i32> {
+    match kind {
+        // SAFETY: a string, as the caller says.
+        Kind::Rename => unsafe { parent(from) },
+        Kind::Link { follow: true } => look(from, 0),
+        Kind::Link { follow: false } => look(from, libc::AT_SYMLINK_NOFOLLOW),
+    }
+}
+
 /// Why a call fails whose two names are not in one tree: `EXDEV` comes behind what is wrong with
 /// the names themselves.
 unsafe fn apart(from: Name, to: Name, kind: Kind) -> c_int {
-    // SAFETY: strings, as the program says; the structure is ours.
-    unsafe {
-        let mut status: libc::stat64 = std::mem::zeroed();
-        let mut look = |at: c_int, path: *const c_char, flags: c_int| match super::status::fstatat(
-            at,
-            path,
-            &raw mut status,
-            flags,
-        ) {
-            0 => Ok(()),
-            _ => Err(guard::errno()),
-        };
-        // The directory that holds the name.
-        let mut parent = |(at, path): Name| {
-            let path = CStr::from_ptr(path).to_bytes();
-            let end = path.len() - path.iter().rev().take_while(|b| **b == b'/').count();
-            let folder = match path[..end].iter().rposition(|b| *b == b'/') {
-                None if path.starts_with(b"/") => b"/.\0".to_vec(),
-                None if path.is_empty() => return Err(libc::ENOENT),
-                None => b".\0".to_vec(),
-                Some(cut) => [&path[..=cut], b".\0"].concat(),
-            };
-            look(at, folder.as_ptr().cast(), 0)
-        };
-        let wrong = match kind {
-            Kind::Rename => parent(from).and_then(|()| parent(to)),
-            Kind::Link { follow } => {
-                let parent = parent(to);
-                let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW };
-                look(from.0, from.1, flags).and(parent).and_then(|()| {
-                    match look(to.0, to.1, libc::AT_SYMLINK_NOFOLLOW) {
-                        Ok(()) => Err(libc::EEXIST),
-                        // A directory is made by no link.
-                        Err(libc::ENOENT) if CStr::from_ptr(to.1).to_bytes().ends_with(b"/") => {
-                            Err(libc::ENOENT)
-                        }
-                        Err(_) => Ok(()),
-                    }
-                })
-            }
-        };
-        wrong.err().unwrap_or(libc::EXDEV)
-    }
+    let wrong = || {
+        // SAFETY: strings, as the caller says.
+        unsafe {
+            first_of(from, kind)?;
+            parent(to)?;
+        }
+        if matches!(kind, Kind::Rename) {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        let text = unsafe { CStr::from_ptr(to.1) }.to_bytes();
+        match look(to, libc::AT_SYMLINK_NOFOLLOW) {
+            Ok(()) => Err(libc::EEXIST),
+            // A directory is made by no link.
+            Err(libc::ENOENT) if text.ends_with(b"/") => Err(libc::ENOENT),
+            Err(_) => Ok(()),
+        }
+    };
+    wrong().err().unwrap_or(libc::EXDEV)
 }

@@ -1,0 +1,172 @@
+/* Directories that are renamed or removed while somebody is in them or has them open, and mappings
+ * of files that are changed by other calls. */
+#include "case.h"
+#include <sys/mman.h>
+
+static void here(const char *when) {
+    char path[PATH_MAX];
+    say("%s: %s", when, getcwd(path, sizeof path) ? path : strerrorname_np(errno));
+}
+
+static void name_of(int fd) {
+    char link[64], path[PATH_MAX] = {0};
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    if (readlink(link, path, sizeof path - 1) < 0) say("no name: %s", strerrorname_np(errno));
+    else say("is %s", path);
+}
+
+/* Runs a case in a process of its own. */
+static void apart(void (*what)(void)) {
+    pid_t child = fork();
+    if (child == 0) {
+        what();
+        _exit(0);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    say("child %d", status);
+}
+
+static void rename_it(void) { SAY(rename("../../d", "../../e")); }
+static void remove_it(void) { SAY(rmdir("../../e/in")); }
+
+static void working_directory_is_renamed(void) {
+    MUST(mkdir("d", 0755));
+    MUST(mkdir("d/in", 0755));
+    SAY(chdir("d/in"));
+    SAY(rename("../../d", "../../c"));
+    here("by ourselves");
+    make("f", "text");
+    SAY(access("../../c/in/f", F_OK));
+    SAY(rename("../../c", "../../d"));
+    apart(rename_it);
+    here("by a child");
+    show("f");
+    show("../../e/in/f");
+    if (fork() == 0) {
+        execlp("pwd", "pwd", "-P", NULL);
+        _exit(9);
+    }
+    wait(NULL);
+    MUST(mkdir("../../other", 0755));
+    SAY(renameat2(AT_FDCWD, "../../e", AT_FDCWD, "../../other", RENAME_EXCHANGE));
+    here("exchanged");
+    SAY(access("f", F_OK));
+    SAY(rename("../../other", "../../e"));
+    here("over an empty directory");
+    MUST(unlink("f"));
+    apart(remove_it);
+    here("removed");
+    SAY(open("new", O_CREAT | O_WRONLY, 0644));
+}
+
+static void open_directories_are_renamed(void) {
+    MUST(mkdir("d", 0755));
+    make("d/f", "text");
+    int d = SAY(open("d", O_RDONLY | O_DIRECTORY)), f = SAY(open("./d//f", O_RDONLY));
+    name_of(d);
+    name_of(f);
+    SAY(rename("d", "e"));
+    name_of(d);
+    name_of(f);
+    SAY(mkdir("d", 0755));
+    SAY(faccessat(d, "f", F_OK, 0));
+    SAY(fchdir(d));
+    here("by its descriptor");
+    SAY(rename("f", "g"));
+    name_of(f);
+    SAY(unlink("g"));
+    name_of(f);
+    SAY(fchdir(f));
+    peek(f, 4);
+}
+
+static void mappings_see_what_calls_change(void) {
+    char text[6000];
+    memset(text, 'a', sizeof text);
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    MUST(write(fd, text, sizeof text));
+    char *map = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *reader = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 0);
+    say("mapped %d", map != MAP_FAILED && reader != MAP_FAILED);
+    SAY(pwrite(fd, "written", 7, 100));
+    say("%.7s %.7s", map + 100, reader + 100);
+    memcpy(map + 4090, "across pages", 12);
+    SAY(pread(fd, text, 12, 4090));
+    say("%.12s %.12s", text, reader + 4090);
+    SAY(ftruncate(fd, 4092));
+    say("%.2s %d %d", map + 4090, map[4092], reader[4095]);
+    SAY(ftruncate(fd, 6000));
+    say("%d %d", map[4092], map[4096]);
+    SAY(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096));
+    say("%d %d", map[100], reader[0]);
+    int other = MUST(open("f", O_WRONLY | O_APPEND));
+    SAY(write(other, "appended", 8));
+    say("%.8s", map + 6000);
+    pid_t child = fork();
+    if (child == 0) {
+        SAY(pwrite(fd, "child", 5, 200));
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    say("%.5s", map + 200);
+    SAY(close(open("f", O_WRONLY | O_TRUNC)));
+    SAY(ftruncate(fd, 10));
+    say("%d %d", map[0], reader[1]);
+    map[0] = 'z';
+    map[20] = 'y';
+    SAY(munmap(map, 8192));
+    SAY(munmap(reader, 8192));
+    SAY(pread(fd, text, 30, 0));
+    say("%c", text[0]);
+}
+
+static void mappings_that_shrink(void) {
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    MUST(ftruncate(fd, 8192));
+    char *map = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    map[0] = 'a';
+    map[5000] = 'b';
+    char *less = mremap(map, 8192, 4096, 0);
+    say("%d %c", less == map, less[0]);
+    less[1] = 'c';
+    SAY(munmap(less, 4096));
+    char text[2];
+    SAY(pread(fd, text, 2, 0));
+    say("%.2s", text);
+    SAY(pread(fd, text, 1, 5000));
+    say("%c", text[0]);
+}
+
+static void long_names(void) {
+    const int lengths[] = {255, 256, 4000, 4095, 4096, 7000};
+    static char text[8000];
+    for (int i = 0; i < 6; i++) {
+        char link[16];
+        memset(text, 'x', lengths[i]);
+        text[lengths[i]] = 0;
+        snprintf(link, sizeof link, "l%d", i);
+        say("as a target %d: %d %s", lengths[i], symlink(text, link), strerrorname_np(errno));
+        say("as a name %d: %d %s", lengths[i], mkdir(text, 0755), strerrorname_np(errno));
+        /* Relative to a remote directory a path may be shorter by the length of that. */
+        if (lengths[i] == 4095) continue;
+        for (int k = 0; k + 1 < lengths[i]; k += 2) memcpy(text + k, "./", 2);
+        say("as a path %d: %d %s", lengths[i], symlink("t", text), strerrorname_np(errno));
+        say("renamed %d: %d %s", lengths[i], rename("l0", text), strerrorname_np(errno));
+        errno = 0;
+    }
+    say("no address: %d %s", rename("l0", NULL), strerrorname_np(errno));
+    say("no address: %d %s", link("l0", (char *)-1), strerrorname_np(errno));
+    say("no address: %d %s", rename("none/l0", NULL), strerrorname_np(errno));
+}
+
+static const struct test tests[] = {
+    {"long-names", long_names},
+    {"working-directory", working_directory_is_renamed},
+    {"open-directories", open_directories_are_renamed},
+    {"mappings", mappings_see_what_calls_change},
+    {"shrinking", mappings_that_shrink},
+    {NULL, NULL},
+};
+
+int main(int count, char **arguments) { return run(count, arguments, tests); }
