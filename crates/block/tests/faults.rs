@@ -11,9 +11,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 use towline_block::{Disk, Driver, Engine, How, Limits, Output, OwnerKey, Piece, Work};
-use towline_mem::{Aggregate, Pool, PoolBuffer};
+use towline_mem::{Pool, PoolBuffer};
 use towline_store::block::{CacheMode, FileDisk};
-use towline_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use towline_store::{BlockStore, Direction, Extent, Geometry, Place, ZeroHow};
 
 const SIZE: u64 = 256 * 1024;
 const FRAGMENT: usize = 8192;
@@ -29,22 +29,6 @@ struct Waits(Arc<FileDisk>);
 impl BlockStore for Waits {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
-    }
-
-    fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {
-        Now::WouldBlock
-    }
-
-    fn hole_now(&self, _offset: u64, _length: u64) -> u64 {
-        0
-    }
-
-    fn lend(&self, _offset: u64, _length: u64) -> Option<Aggregate> {
-        None
-    }
-
-    fn write_now(&self, _offset: u64, _data: &[u8], _durable: bool) -> Now {
-        Now::WouldBlock
     }
 
     fn locate(&self, offset: u64, length: u64, direction: Direction) -> Option<Place> {

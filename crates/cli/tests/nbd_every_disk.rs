@@ -179,9 +179,11 @@ fn qemu_io() {
         "read -P 0x55 3M 1M",
         "aio_write -P 1 5M 1M",
         "aio_write -P 2 6M 1M",
+        "aio_write -P 3 7M 65536",
         "aio_flush",
         "read -P 1 5M 1M",
         "read -P 2 6M 1M",
+        "read -P 3 7M 65536",
     ];
     for uri in world.uris() {
         let mut arguments = vec!["-f", "raw"];

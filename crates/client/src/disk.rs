@@ -4,7 +4,9 @@ use crate::convert::{done, unexpected};
 use crate::core::{Checked, Core, Outcome};
 use crate::disks::{DiskState, Stored};
 use crate::operation::Operation;
+use crate::vectored::UnderWay;
 use crate::{Client, Error};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 use towline_wire::disk::{
     DiskExtent, EXTENTS_MAX, checksums, disk_flag, disk_kind, extent_kind, first_difference,
@@ -182,13 +184,38 @@ impl Disk {
     /// # Errors
     /// What the device says; `EINVAL` for a range that is not in whole blocks inside of the disk.
     pub fn read_at(&self, target: &mut [u8], offset: u64) -> Result<(), Error> {
-        let mut at = offset;
-        for part in target.chunks_mut(TRANSFER_BYTES_MAX) {
-            self.state.check()?;
+        if target.len() > TRANSFER_BYTES_MAX {
+            return self.read_vectored_at(&mut [IoSliceMut::new(target)], offset);
+        }
+        self.state.check()?;
+        let request = self.read_request(offset, target.len());
+        let outcome = self.core.call(&[request], &[], target)?;
+        read_all(&outcome, target)
+    }
+
+    /// Fills several buffers with the bytes from `offset` on, one behind the other. Each is a
+    /// request of its own (or several, beyond 8 MiB), read straight into it; they are under way
+    /// together.
+    ///
+    /// # Errors
+    /// As [`Disk::read_at`], of the first one that failed; the others may be filled.
+    pub fn read_vectored_at(
+        &self,
+        targets: &mut [IoSliceMut<'_>],
+        offset: u64,
+    ) -> Result<(), Error> {
+        self.state.check()?;
+        let (mut under_way, mut at) = (UnderWay::new(&self.core), offset);
+        for part in targets.iter_mut().flat_map(|target| target.chunks_mut(TRANSFER_BYTES_MAX)) {
             let request = self.read_request(at, part.len());
-            let outcome = self.core.call(&[request], &[], part)?;
-            read_all(&outcome, part)?;
             at += part.len() as u64;
+            let mut part = Some(part);
+            while !under_way.read(&request, &mut part)? {
+                under_way.wait().map_or(Ok(()), |(outcome, part)| read_all(&outcome?, part))?;
+            }
+        }
+        while let Some((outcome, part)) = under_way.wait() {
+            read_all(&outcome?, part)?;
         }
         Ok(())
     }
@@ -228,17 +255,58 @@ impl Disk {
         self.write(data, offset, true)
     }
 
-    fn write(&self, data: &[u8], offset: u64, durable: bool) -> Result<(), Error> {
-        let mut at = offset;
-        for part in data.chunks(TRANSFER_BYTES_MAX) {
-            self.state.check()?;
+    /// Writes several buffers, one behind the other. Each is a request of its own (or several,
+    /// beyond 8 MiB), sent straight from it; they are under way together.
+    ///
+    /// # Errors
+    /// As [`Disk::write_at`], of the first one that failed; the others may be written.
+    pub fn write_vectored_at(
+        &self,
+        sources: &[IoSlice<'_>],
+        offset: u64,
+        durable: bool,
+    ) -> Result<(), Error> {
+        self.state.check()?;
+        let (mut under_way, mut at) = (UnderWay::new(&self.core), offset);
+        // Every answer counts, also behind a failure: what was stored may be lost later.
+        let mut result = Ok(());
+        let mut take = |under_way: &mut UnderWay<'_>| {
+            let Some((outcome, _)) = under_way.wait() else { return false };
+            let how = if durable { Stored::Durable } else { Stored::Cached };
+            let stored = outcome.and_then(|outcome| self.state.stored(&outcome, how));
+            if result.is_ok() {
+                result = stored;
+            }
+            true
+        };
+        let mut started = Ok(true);
+        for part in sources.iter().flat_map(|source| source.chunks(TRANSFER_BYTES_MAX)) {
             let sums = self.sums(part);
             let request = self.write_request(at, part.len(), durable, &sums);
-            let outcome = self.core.call(&[request], part, &mut [])?;
-            self.state.stored(&outcome, if durable { Stored::Durable } else { Stored::Cached })?;
             at += part.len() as u64;
+            loop {
+                started = under_way.write(&request, part);
+                if !matches!(started, Ok(false)) || !take(&mut under_way) {
+                    break;
+                }
+            }
+            if started.is_err() {
+                break;
+            }
         }
-        Ok(())
+        while take(&mut under_way) {}
+        result.and(started.map(drop))
+    }
+
+    fn write(&self, data: &[u8], offset: u64, durable: bool) -> Result<(), Error> {
+        if data.len() > TRANSFER_BYTES_MAX {
+            return self.write_vectored_at(&[IoSlice::new(data)], offset, durable);
+        }
+        self.state.check()?;
+        let sums = self.sums(data);
+        let request = self.write_request(offset, data.len(), durable, &sums);
+        let outcome = self.core.call(&[request], data, &mut [])?;
+        self.state.stored(&outcome, if durable { Stored::Durable } else { Stored::Cached })
     }
 
     /// Writes at most 8 MiB, later; yields the buffer.

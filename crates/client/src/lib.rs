@@ -25,6 +25,7 @@ mod operation;
 mod reclaim;
 mod times;
 mod url;
+mod vectored;
 
 pub use client::{Client, Options};
 pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};

@@ -103,7 +103,8 @@ pub struct Continuity {
 
 /// A disk. Ranges are inside [`Geometry::size`] and on its smallest units: callers check.
 ///
-/// Calls may wait for a device unless their documentation says otherwise. Nothing is promised
+/// A back end that can do nothing without waiting, and has no file, leaves out all that is about
+/// that. Calls may wait for a device unless their documentation says otherwise. Nothing is promised
 /// about the order of writes between two flushes. Overlapping requests at the same time may mix.
 pub trait BlockStore: Send + Sync + std::fmt::Debug {
     /// What the disk is like; its size as of the last [`BlockStore::refresh`]. Does not wait.
@@ -131,24 +132,34 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
     }
 
     /// Fills `target` if that needs no waiting.
-    fn read_now(&self, offset: u64, target: &mut [u8]) -> Now;
+    fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {
+        Now::WouldBlock
+    }
 
     /// How many bytes from `offset`, at most `length`, are zeroes that nothing is allocated for;
     /// 0 when there are none or nobody knows. Looks at metadata at most.
-    fn hole_now(&self, offset: u64, length: u64) -> u64;
+    fn hole_now(&self, _offset: u64, _length: u64) -> u64 {
+        0
+    }
 
     /// The first bytes of a range by reference, if they are in memory: as many as are, at least
     /// one page. They may be changed by writes until they are sent, as any read may that
     /// overlaps a write. Does not wait.
-    fn lend(&self, offset: u64, length: u64) -> Option<Aggregate>;
+    fn lend(&self, _offset: u64, _length: u64) -> Option<Aggregate> {
+        None
+    }
 
     /// Writes if that needs no waiting; with `durable` not before it is on stable storage.
-    fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now;
+    fn write_now(&self, _offset: u64, _data: &[u8], _durable: bool) -> Now {
+        Now::WouldBlock
+    }
 
     /// Where the first bytes of a range lie, for reading or writing them without this trait.
     /// `None`: there is no such place, use [`BlockStore::read`] and [`BlockStore::write`]. Does
     /// not wait.
-    fn locate(&self, offset: u64, length: u64, direction: Direction) -> Option<Place>;
+    fn locate(&self, _offset: u64, _length: u64, _direction: Direction) -> Option<Place> {
+        None
+    }
 
     /// Fills `target`.
     ///

@@ -140,8 +140,8 @@ impl Core {
         Some(SlotRef { slot: number, sequence })
     }
 
-    /// Takes a slot and sends a request, unless fewer than `coalesce` messages wait to be sent: then
-    /// it waits with them until somebody waits for an answer.
+    /// Takes a slot, for which it waits, and sends a request, unless fewer than `coalesce` messages
+    /// wait to be sent: then it waits with them until somebody waits for an answer.
     pub(super) fn submit(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -149,6 +149,19 @@ impl Core {
         target: Buffer,
         coalesce: usize,
     ) -> Result<SlotRef, Error> {
+        let slot = self.submit_if_room(requests, source, target, coalesce, true)?;
+        slot.ok_or(Errno::EAGAIN.into())
+    }
+
+    /// The same, but `None` when there is no slot and it is not to be waited for.
+    pub(crate) fn submit_if_room(
+        self: &Arc<Self>,
+        requests: &[Request<'_>],
+        source: Buffer,
+        target: Buffer,
+        coalesce: usize,
+        waits: bool,
+    ) -> Result<Option<SlotRef>, Error> {
         if source.len() > TRANSFER_BYTES_MAX || target.len() > TRANSFER_BYTES_MAX {
             return Err(Errno::EINVAL.into());
         }
@@ -159,6 +172,10 @@ impl Core {
                 // restart of the server never undoes what was answered later.
                 state = self.advance(state, Some(&[other]));
             } else if state.free.is_empty() && !self.park(&mut state) {
+                if !waits {
+                    self.hand_over(&state);
+                    return Ok(None);
+                }
                 state = self.advance(state, None);
             } else if !state.free.is_empty() {
                 break;
@@ -184,7 +201,7 @@ impl Core {
             out.extend(releases);
             if out.len() + 1 < coalesce {
                 out.push_back(Out::Message { bytes, done: 0 });
-                return Ok(slot);
+                return Ok(Some(slot));
             }
         }
         self.send(Out::Message { bytes, done: 0 });
@@ -193,7 +210,7 @@ impl Core {
         {
             stamps.sent();
         }
-        Ok(slot)
+        Ok(Some(slot))
     }
 
     /// Queues a message and sends what the link takes. What it does not take now, and a broken

@@ -58,13 +58,23 @@ pub(crate) fn setup_in(place: &Path, engine: EngineWish, memory: u64) -> Setup {
         ..Config::default()
     };
     let server = Server::start(&config).unwrap();
-    let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
-    let transports = vec![
-        Transport::Tcp(address.ip().to_string(), address.port()),
-        Transport::Unix(socket.clone()),
-        Transport::Shm(socket),
-    ];
+    let transports = transports(&server, socket);
     Setup { server: Some(server), transports, data, _directory: directory }
+}
+
+/// Every way to a server that listens on TCP first, and on this socket.
+pub(crate) fn transports(server: &Server, socket: PathBuf) -> Vec<Transport> {
+    let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
+    let tcp = Transport::Tcp(address.ip().to_string(), address.port());
+    vec![tcp, Transport::Unix(socket.clone()), Transport::Shm(socket)]
+}
+
+/// The port of the first of these.
+pub(crate) fn port(transports: &[Transport]) -> u16 {
+    match transports[0] {
+        Transport::Tcp(_, port) => port,
+        _ => panic!("no TCP"),
+    }
 }
 
 pub(crate) fn setup(engine: EngineWish) -> Setup {
@@ -74,10 +84,7 @@ pub(crate) fn setup(engine: EngineWish) -> Setup {
 impl Setup {
     /// The port of its TCP listener.
     pub(crate) fn port(&self) -> u16 {
-        match self.transports[0] {
-            Transport::Tcp(_, port) => port,
-            _ => panic!("no TCP"),
-        }
+        port(&self.transports)
     }
 
     /// A new client over TCP.

@@ -1,9 +1,12 @@
 //! What is written is read, by every way.
 
 use crate::common::{Random, counter, pattern, seed};
-use crate::setup::{Disks, KINDS, Model, SIZE, disks};
+use crate::setup::{Disks, KINDS, Model, SIZE, disks, export, start};
 use std::collections::HashSet;
+use std::io::{IoSlice, IoSliceMut};
+use tempfile::TempDir;
 use towline_client::{Client, Errno, ExtentKind, Group, Options, ZeroHow, extent_flag};
+use towline_server::DiskKind;
 
 const STEPS: usize = 30;
 
@@ -172,4 +175,54 @@ fn files_and_disks_share_a_session_and_closed_disks_are_closed() {
     assert_eq!(client.disk(b"memory").err().unwrap().errno(), Errno::EMFILE);
     drop(open);
     client.disk(b"memory").unwrap().write_at(&[1], 0).unwrap();
+}
+
+#[test]
+fn vectors_are_read_and_written_in_place_whatever_their_lengths() {
+    let (disks, mut random) = (disks(), Random::new(seed()));
+    for client in clients(&disks) {
+        for (kind, checked) in [("memory", false), ("cached", true), ("delay", false)] {
+            let disk = client.disk(kind.as_bytes()).unwrap().with_checksums(checked);
+            // More than may be under way together, empty ones among them, inline ones and granted.
+            let lengths: Vec<usize> =
+                (0..40).map(|_| [0, 1, 512, 4096, 100_000][random.below(5) as usize]).collect();
+            let parts: Vec<Vec<u8>> =
+                lengths.iter().map(|length| pattern(*length, random.next() as u8)).collect();
+            let slices: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+            let offset = random.below(1000);
+            disk.write_vectored_at(&slices, offset, kind == "cached").unwrap();
+            let mut whole = vec![0; parts.concat().len()];
+            disk.read_at(&mut whole, offset).unwrap();
+            assert!(whole == parts.concat(), "{kind}: written");
+            let mut back: Vec<Vec<u8>> = lengths.iter().rev().map(|l| vec![9; *l]).collect();
+            let mut targets: Vec<_> = back.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+            disk.read_vectored_at(&mut targets, offset).unwrap();
+            assert!(back.concat() == whole, "{kind}: read");
+        }
+        // One part is behind the end: the failure is told, and nothing stays under way.
+        let disk = client.disk(b"memory").unwrap();
+        let (mut one, mut two) = ([1; 4096], [1; 8192]);
+        let mut targets = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
+        let failed = disk.read_vectored_at(&mut targets, SIZE as u64 - 4096).unwrap_err();
+        assert_eq!(failed.errno(), Errno::EINVAL);
+        let sources = [IoSlice::new(&one), IoSlice::new(&two)];
+        let failed = disk.write_vectored_at(&sources, SIZE as u64 - 4096, false).unwrap_err();
+        assert_eq!(failed.errno(), Errno::ENOSPC);
+        disk.read_at(&mut two, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_call_may_be_longer_than_a_request() {
+    let size = 20 << 20;
+    let disks =
+        start(TempDir::new().unwrap(), vec![export("long", DiskKind::Memory(size as u64 + 4096))]);
+    for client in clients(&disks) {
+        let disk = client.disk(b"long").unwrap();
+        let data = pattern(size, 77);
+        disk.write_at(&data, 4096).unwrap();
+        let mut back = vec![0; size];
+        disk.read_at(&mut back, 4096).unwrap();
+        assert!(back == data);
+    }
 }

@@ -1,6 +1,6 @@
 //! A server of disks, and a model of what is on one.
 
-use crate::common::{Random, pattern};
+use crate::common::{Random, pattern, port, transports};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,21 +71,13 @@ pub(crate) fn start(directory: TempDir, disks: Vec<DiskExport>) -> Disks {
         ..Config::default()
     };
     let server = Server::start(&config).unwrap();
-    let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
-    let transports = vec![
-        Transport::Tcp(address.ip().to_string(), address.port()),
-        Transport::Unix(socket.clone()),
-        Transport::Shm(socket),
-    ];
+    let transports = transports(&server, socket);
     Disks { server: Some(server), transports, directory }
 }
 
 impl Disks {
     pub(crate) fn port(&self) -> u16 {
-        match self.transports[0] {
-            Transport::Tcp(_, port) => port,
-            _ => panic!("no TCP"),
-        }
+        port(&self.transports)
     }
 
     pub(crate) fn client(&self) -> Client {

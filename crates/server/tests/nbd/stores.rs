@@ -126,26 +126,6 @@ impl BlockStore for Gated {
         Some(Layout { chunk: GATE, members: 4, shift: 0 })
     }
 
-    fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {
-        Now::WouldBlock
-    }
-
-    fn hole_now(&self, _offset: u64, _length: u64) -> u64 {
-        0
-    }
-
-    fn lend(&self, _offset: u64, _length: u64) -> Option<Aggregate> {
-        None
-    }
-
-    fn write_now(&self, _offset: u64, _data: &[u8], _durable: bool) -> Now {
-        Now::WouldBlock
-    }
-
-    fn locate(&self, _offset: u64, _length: u64, _direction: Direction) -> Option<Place> {
-        None
-    }
-
     fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
         self.pass(offset, target.len() as u64)?;
         self.memory.read(offset, target)

@@ -4,14 +4,11 @@
 //! [`BlockStore::later`] lets a core wait by its own clock for what is read and written, as it waits for the
 //! interrupt of a device. A thread that sleeps meanwhile would add two wake-ups that no device needs.
 
-use crate::block_store::{
-    BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
-};
+use crate::block_store::{BlockStore, Continuity, Extent, Geometry, Layout, ZeroHow};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use towline_mem::Aggregate;
 
 /// Delays all that waits for a device on another disk.
 #[derive(Debug)]
@@ -78,26 +75,6 @@ impl BlockStore for DelayStore {
 
     fn continuity(&self) -> Option<Continuity> {
         self.inner.continuity()
-    }
-
-    fn read_now(&self, _offset: u64, _target: &mut [u8]) -> Now {
-        Now::WouldBlock
-    }
-
-    fn hole_now(&self, _offset: u64, _length: u64) -> u64 {
-        0
-    }
-
-    fn lend(&self, _offset: u64, _length: u64) -> Option<Aggregate> {
-        None
-    }
-
-    fn write_now(&self, _offset: u64, _data: &[u8], _durable: bool) -> Now {
-        Now::WouldBlock
-    }
-
-    fn locate(&self, _offset: u64, _length: u64, _direction: Direction) -> Option<Place> {
-        None
     }
 
     fn later(&self, bytes: u64) -> Option<(Instant, Arc<dyn BlockStore>)> {

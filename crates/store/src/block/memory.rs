@@ -4,7 +4,7 @@
 //! reading one takes no memory. The bit is set after the bytes were written and cleared before
 //! the page is given back, so that whatever overlaps, a page without its bit is all zeroes.
 
-use crate::block_store::{BlockStore, Direction, Extent, Geometry, Now, Place, ZeroHow};
+use crate::block_store::{BlockStore, Extent, Geometry, Now, ZeroHow};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -152,10 +152,6 @@ impl BlockStore for MemoryDisk {
     fn write_now(&self, offset: u64, data: &[u8], _durable: bool) -> Now {
         self.copy_in(offset, data);
         Now::Done(Ok(()))
-    }
-
-    fn locate(&self, _offset: u64, _length: u64, _direction: Direction) -> Option<Place> {
-        None
     }
 
     fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
