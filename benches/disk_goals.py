@@ -6,7 +6,7 @@
 Needs two processors and about 1 GiB in /dev/shm; peers that are not installed are left out. --dir is on the disk that
 the interference row reads. --boost (root): servers and clients run in real time, before whatever else works on this machine,
 which nearly stands still for those minutes.
-All systems get the same client, `towline bench disk --nbd`.
+All systems get the same client, `towline bench disk --nbd`; what is said of shared memory is our own protocol and client.
 """
 import argparse
 import json
@@ -74,7 +74,8 @@ class System:
     def towline(self, disk):
         self.metrics = free_port()
         at = f"127.0.0.1:{self.port}" if self.via == "tcp" else f"unix://{self.sock}"
-        return [self.bench.towline, "serve", "--disk", f"d={disk or self.bench.image}", "--nbd", at,
+        speaks = "--listen" if self.via == "shm" else "--nbd"
+        return [self.bench.towline, "serve", "--disk", f"d={disk or self.bench.image}", speaks, at,
                 "--metrics", f"127.0.0.1:{self.metrics}"]
 
     def nbdkit(self, disk):
@@ -95,6 +96,8 @@ class System:
         return ["qemu-nbd", "-f", "raw", "-t", "-e", "200", *at, self.bench.image]
 
     def address(self):
+        if self.via == "shm":
+            return f"towline+shm:///d?socket={self.sock}"
         return f"127.0.0.1:{self.port}" if self.via == "tcp" else f"unix://{self.sock}"
 
     def pid(self):
@@ -151,8 +154,8 @@ class Bench:
     def load(self, system, *arguments, secs=None):
         """One run of the client against a system; what it says, and `cpu`, seconds of the server."""
         before = system.cpu_seconds()
-        done = self.run("disk", "--nbd", system.address(), "--export", system.export, "--span", SIZE,
-                        "--secs", secs or self.secs, *arguments)
+        at = ["--server", system.address()] if system.via == "shm" else ["--nbd", system.address(), "--export", system.export]
+        done = self.run("disk", *at, "--span", SIZE, "--secs", secs or self.secs, *arguments)
         done["cpu"] = system.cpu_seconds() - before
         return done
 
@@ -236,6 +239,28 @@ def depth(bench):
                    f"{ours:.0f} k/s = {ours / limit:.0%}, {ours / best if best else 0:.1f} x best peer; {each:.2f} system calls each",
                    f"raw {limit:.0f}, " + told(others(found), "k/s", 0), ours >= 0.75 * limit and each < 0.5)
         bench.stop()
+
+
+def shared(bench):
+    """Our own protocol over shared memory; CPU of server and client beside it, which a busy machine changes less."""
+    systems = [System(bench, "towline", "shm", f"mem:{SIZE}")] + bench.peers("nbdkit memory", "nbd-server", "qemu-nbd", via="unix")
+    for what, more in (("read", []), ("write", ["--write"])):
+        cpu = {s.name: [] for s in systems}
+
+        def one(s):
+            before = children_seconds()
+            done = bench.load(s, "--random", "--depth", 32, *more)
+            cpu[s.name].append(((children_seconds() - before) / done["ops"] * 1e6, done["cpu"] / done["ops"] * 1e6))
+            return done["ops"] / done["secs"] / 1000
+
+        found = dict(zip((s.name for s in systems), bench.medians(*(lambda s=s: one(s) for s in systems))))
+        best, ours = max(others(found).values(), default=0), found["towline"]
+        each = {name: [statistics.median(column) for column in zip(*list_)] for name, list_ in cpu.items()}
+        costs = ", ".join(f"{name} {client:.2f} + {server:.2f}" for name, (client, server) in each.items())
+        yield (f"4 KiB random {what}, depth 32, native over shared memory", ">= 5 x best peer",
+               f"{ours:.0f} k/s = {ours / best if best else 0:.2f} x",
+               told(others(found), "k/s", 0) + f"; CPU of client + server: {costs} us each", ours >= 5 * best)
+    bench.stop()
 
 
 def sequential(bench):
@@ -353,7 +378,7 @@ def interference(bench):
                f"reads of {row['bytes_per_s'] / 1e6:.0f} MB/s", None)
 
 
-ROWS = [latency, depth, sequential, alone, first, memory, clients, interference]
+ROWS = [latency, depth, shared, sequential, alone, first, memory, clients, interference]
 
 
 def main():

@@ -1,18 +1,21 @@
 //! The engine.
 
+mod begin;
+mod tell;
+mod write;
+
 use crate::Disk;
 use crate::cursor::Cursor;
 use crate::path::Moved;
-use crate::request::{Driver, How, Output, Piece, Read, Status, Times, Waiting, Work, Write};
+use crate::request::{Driver, How, Output, Piece, Read, Status, Times, Work, Write};
 use crate::slab::{Key, Slab};
-use crate::ways::{ReadWork, aggregate, at_once, lent, read_work, write_work};
+use crate::ways::{aggregate, lent};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 use towline_mem::{Pool, PoolBuffer};
-use towline_store::{Direction, Now};
 
 /// What one core may hold.
 #[derive(Clone, Debug)]
@@ -238,242 +241,6 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Begins what may be begun: connections take turns, a fragment at a time.
-    pub fn pump(&mut self, driver: &mut dyn Driver) {
-        self.starved = false;
-        while let Some(owner_key) = self.line.pop_front() {
-            let Some(owner) = self.owners.get_mut(owner_key) else { continue };
-            let full = owner.is_full(&self.limits);
-            let Some(key) = owner.reads.front().copied().filter(|_| !full) else {
-                owner.in_line = false;
-                continue;
-            };
-            match self.step(key, driver) {
-                Step::Goes => {}
-                Step::AllBegun => {
-                    if let Some(owner) = self.owners.get_mut(owner_key) {
-                        owner.reads.pop_front();
-                    }
-                }
-                Step::NoMemory => {
-                    self.line.push_front(owner_key);
-                    self.starved = true;
-                    self.give_up_serial();
-                    return;
-                }
-            }
-            self.line.push_back(owner_key);
-        }
-    }
-
-    /// Begins the next fragment of a read.
-    fn step(&mut self, key: Key, driver: &mut dyn Driver) -> Step {
-        let Some(request) = self.requests.get_mut(key) else { return Step::AllBegun };
-        let Kind::Read(read) = &mut request.kind else { return Step::AllBegun };
-        let Some((offset, mut rest)) = read.cursor.peek().filter(|_| !read.failed) else {
-            return Step::AllBegun;
-        };
-        let owner = self.owners.get(request.owner);
-        let account = owner.filter(|_| !read.serial).map(|owner| owner.held.clone());
-        if read.how == How::Whole {
-            rest = read.cursor.rest();
-            let Some(mut buffer) = self.limits.take(rest) else { return Step::NoMemory };
-            if let Some(account) = &account {
-                buffer = buffer.charged_to(account);
-            }
-            let disk = read.disk.clone();
-            let call = move || {
-                let result = disk.store.read(offset, &mut buffer.bytes_mut()[..rest as usize]);
-                (result.map(|()| rest as usize), buffer)
-            };
-            read.cursor.finish();
-            self.moved.staged += rest;
-            self.begin(key, offset, rest, Work::Call(Box::new(call)), false, driver);
-            return Step::AllBegun;
-        }
-        if let Some(piece) = at_once(&read.disk, offset, rest, read.how) {
-            match &piece {
-                Piece::Hole(length) => self.moved.holes += length,
-                other => self.moved.lent += other.len(),
-            }
-            read.cursor.advance(piece.len());
-            let all = read.cursor.is_done();
-            self.land(key, offset, Ok(piece));
-            return if all { Step::AllBegun } else { Step::Goes };
-        }
-        let most = read.cursor.fragment(self.limits.fragments.buffer_bytes() as u64);
-        let (disk, how) = (&read.disk, read.how);
-        let work = read_work(&self.limits, disk, offset, most, how, account.as_ref());
-        let Some((work, length)) = work else { return Step::NoMemory };
-        read.cursor.advance(length);
-        let all = read.cursor.is_done();
-        match work {
-            ReadWork::Done(landed) => {
-                self.moved.staged += length;
-                self.land(key, offset, landed);
-            }
-            ReadWork::Begin(work, lends) => {
-                match &work {
-                    Work::Transfer { place, .. } if place.direct => self.moved.direct += length,
-                    _ if lends => self.moved.lent += length,
-                    _ => self.moved.staged += length,
-                }
-                self.begin(key, offset, length, work, lends, driver);
-            }
-        }
-        if all { Step::AllBegun } else { Step::Goes }
-    }
-
-    /// All memory is in use. Reads that keep some until they have all of their bytes give that up,
-    /// or each would wait for the others.
-    fn give_up_serial(&mut self) {
-        let begun = |key: &Key| Some((*key, *self.owners.get(*key)?.reads.front()?));
-        for (owner, read) in self.line.iter().filter_map(begun).collect::<Vec<_>>() {
-            if let Some(request) = self.requests.get_mut(read)
-                && let Kind::Read(found) = &mut request.kind
-                && std::mem::replace(&mut found.serial, false)
-            {
-                self.tell_landed(read, owner);
-            }
-        }
-    }
-
-    /// Begins a fragment.
-    fn begin(
-        &mut self,
-        key: Key,
-        offset: u64,
-        length: u64,
-        work: Work,
-        lends: bool,
-        driver: &mut dyn Driver,
-    ) {
-        let Some(request) = self.requests.get_mut(key) else { return };
-        let Kind::Read(read) = &mut request.kind else { return };
-        read.in_flight += 1;
-        if read.how == How::Ordered {
-            read.waiting.push_back(Waiting { offset, landed: None });
-        }
-        request.disk_since.get_or_insert_with(Instant::now);
-        if let Some(owner) = self.owners.get_mut(request.owner) {
-            owner.in_flight += length;
-        }
-        let fragment = Fragment { request: key, offset, length, done: 0, lends };
-        let token = self.fragments.insert(fragment);
-        driver.begin(token.to_bits(), work);
-    }
-
-    /// A piece of a read is there, or is known not to be had.
-    fn land(&mut self, key: Key, offset: u64, landed: io::Result<Piece>) {
-        let Some(request) = self.requests.get_mut(key) else { return };
-        let Kind::Read(read) = &mut request.kind else { return };
-        if self.owners.get(request.owner).is_none() {
-            // Nobody listens to a connection that is gone.
-            read.waiting.clear();
-            return self.forget_if_idle(key);
-        }
-        if read.how != How::Ordered && !read.serial && read.waiting.is_empty() {
-            return self.tell(key, offset, landed);
-        }
-        match read.waiting.iter_mut().find(|w| w.offset == offset && w.landed.is_none()) {
-            Some(place) => place.landed = Some(landed),
-            None => read.waiting.push_back(Waiting { offset, landed: Some(landed) }),
-        }
-        let owner = request.owner;
-        self.tell_landed(key, owner);
-    }
-
-    /// Tells what has landed and may be told.
-    fn tell_landed(&mut self, key: Key, owner: Key) {
-        let Some(request) = self.requests.get_mut(key) else { return };
-        let Kind::Read(read) = &mut request.kind else { return };
-        if read.how == How::Ordered {
-            while let Some(key) = self.next_speaker(owner) {
-                self.speak(key);
-            }
-        } else if read.may_be_told() {
-            while let Some(request) = self.requests.get_mut(key)
-                && let Kind::Read(read) = &mut request.kind
-                && let Some(Waiting { offset, landed: Some(landed) }) = read.waiting.pop_front()
-            {
-                self.tell(key, offset, landed);
-            }
-        }
-    }
-
-    /// The ordered read of this owner that has something to tell and may: the one that began to be
-    /// told; else the oldest, or one that needs no more memory to get to its end, since those that
-    /// wait for their turn hold some.
-    fn next_speaker(&self, owner: Key) -> Option<Key> {
-        let owner = self.owners.get(owner)?;
-        let may = |key: &Key| {
-            let Kind::Read(read) = &self.requests.get(*key)?.kind else { return None };
-            let lands = read.waiting.front().is_some_and(|w| w.landed.is_some());
-            let first = owner.ordered.front() == Some(key);
-            let may = lands && (first || read.cursor.is_done()) && read.may_be_told();
-            may.then_some(*key)
-        };
-        match owner.speaking {
-            Some(key) => may(&key),
-            None => owner.ordered.iter().find_map(may),
-        }
-    }
-
-    /// Tells what has landed of an ordered read, in order.
-    fn speak(&mut self, key: Key) {
-        while let Some(request) = self.requests.get_mut(key)
-            && let Kind::Read(read) = &mut request.kind
-            && read.waiting.front().is_some_and(|w| w.landed.is_some())
-        {
-            let owner = request.owner;
-            if let Some(Waiting { offset, landed: Some(landed) }) = read.waiting.pop_front() {
-                self.tell(key, offset, landed);
-            }
-            let over = self.requests.get(key).is_none();
-            if let Some(owner) = self.owners.get_mut(owner) {
-                owner.speaking = Some(key).filter(|_| !over);
-                if over {
-                    owner.ordered.retain(|other| *other != key);
-                }
-            }
-        }
-    }
-
-    fn tell(&mut self, key: Key, offset: u64, landed: io::Result<Piece>) {
-        let Some(request) = self.requests.get_mut(key) else { return };
-        let Kind::Read(read) = &mut request.kind else { return };
-        let landed = match landed {
-            // In order, what comes behind a failure has no use, and the failure is told last.
-            _ if read.failed && read.how == How::Ordered => None,
-            Err(error) if read.how == How::Ordered => {
-                read.failure = Some((offset, error));
-                None
-            }
-            landed => Some((offset, landed)),
-        };
-        read.failed |= read.failure.is_some() || matches!(landed, Some((_, Err(_))));
-        let begun = read.cursor.is_done() || read.failed;
-        let over = begun && read.in_flight == 0 && read.waiting.is_empty();
-        let landed = match read.failure.take_if(|_| over) {
-            Some((offset, error)) => Some((offset, Err(error))),
-            None => landed,
-        };
-        let Some((offset, landed)) = landed else { return };
-        let first = !std::mem::replace(&mut read.told, true);
-        let (tag, owner) = (request.tag, request.owner);
-        let last = over.then(|| request.times());
-        // Nobody listens to a connection that is gone.
-        if self.owners.get_mut(owner).is_some() {
-            self.outputs.push_back(match landed {
-                Ok(piece) => Output::Piece { tag, offset, piece, first, last },
-                Err(error) => Output::Failed { tag, offset, error, first, last },
-            });
-        }
-        if over {
-            self.remove_request(key);
-        }
-    }
-
     fn remove_request(&mut self, key: Key) {
         if let Some(request) = self.requests.remove(key)
             && let Some(owner) = self.owners.get_mut(request.owner)
@@ -495,123 +262,6 @@ impl<T: Copy> Engine<T> {
         if idle {
             self.requests.remove(key);
         }
-    }
-
-    /// A write whose payload follows by [`Engine::room`] and [`Engine::filled`].
-    pub fn write(
-        &mut self,
-        owner: OwnerKey,
-        tag: T,
-        disk: &Arc<Disk>,
-        range: std::ops::Range<u64>,
-        durable: bool,
-        arrived: Instant,
-    ) -> Option<RequestKey> {
-        let write = Write {
-            disk: disk.clone(),
-            next: range.start,
-            placed: range.start,
-            end: range.end,
-            durable,
-            in_flight: 0,
-            error: None,
-        };
-        disk.changes.note(range.start, range.end - range.start);
-        self.add(owner, tag, Kind::Write(write), arrived).map(RequestKey)
-    }
-
-    /// A buffer for the next bytes of a write and how many of them go into it; `None` when all
-    /// memory is in use, or all bytes have a buffer. Buffers are filled in the order of their bytes.
-    pub fn room(&mut self, key: RequestKey) -> Option<(PoolBuffer, usize)> {
-        let request = self.requests.get_mut(key.0)?;
-        let Kind::Write(write) = &mut request.kind else { return None };
-        let rest = (write.end - write.placed).min(self.limits.fragments.buffer_bytes() as u64);
-        if rest == 0 {
-            return None;
-        }
-        let rest = write
-            .disk
-            .store
-            .layout()
-            .map_or(rest, |layout| rest.min(layout.chunk_end(write.placed) - write.placed));
-        let place = write.disk.store.locate(write.placed, rest, Direction::Write);
-        let length = place.map_or(rest, |place| place.length);
-        let buffer = self.limits.take(length)?;
-        write.placed += length;
-        Some((buffer, length as usize))
-    }
-
-    /// The buffers of a write that are not filled yet never will be: their bytes come anew.
-    pub fn forget_room(&mut self, key: RequestKey) {
-        if let Some(request) = self.requests.get_mut(key.0)
-            && let Kind::Write(write) = &mut request.kind
-        {
-            write.placed = write.next;
-        }
-    }
-
-    /// A buffer of [`Engine::room`] holds its bytes: they are written.
-    pub fn filled(
-        &mut self,
-        key: RequestKey,
-        buffer: PoolBuffer,
-        length: usize,
-        driver: &mut dyn Driver,
-    ) {
-        let Some(request) = self.requests.get_mut(key.0) else { return };
-        let Kind::Write(write) = &mut request.kind else { return };
-        let offset = write.next;
-        write.next += length as u64;
-        let data = &buffer.bytes()[..length];
-        if let Now::Done(mut result) = write.disk.store.write_now(offset, data, write.durable) {
-            if write.durable {
-                result = write.disk.note_durable_write(result);
-            }
-            write.error = write.error.take().or(result.err());
-            self.moved.written_staged += length as u64;
-            return self.end_write(key.0);
-        }
-        let work = write_work(&write.disk, offset, buffer, length, write.durable);
-        match &work {
-            Work::Transfer { place, .. } if place.direct => {
-                self.moved.written_direct += length as u64;
-            }
-            _ => self.moved.written_staged += length as u64,
-        }
-        write.in_flight += 1;
-        request.disk_since.get_or_insert_with(Instant::now);
-        let length = length as u64;
-        let fragment = Fragment { request: key.0, offset, length, done: 0, lends: false };
-        let token = self.fragments.insert(fragment);
-        driver.begin(token.to_bits(), work);
-    }
-
-    /// Tells that a write is over, if it is.
-    fn end_write(&mut self, key: Key) {
-        let Some(request) = self.requests.get_mut(key) else { return };
-        let Kind::Write(write) = &mut request.kind else { return };
-        if write.in_flight > 0 || write.next < write.end {
-            return;
-        }
-        let result = write.error.take().map_or(Ok(()), Err);
-        let (tag, times, owner) = (request.tag, request.times(), request.owner);
-        if self.owners.get_mut(owner).is_some() {
-            self.outputs.push_back(Output::Done { tag, result, times });
-        }
-        self.remove_request(key);
-    }
-
-    /// The rest of a write will never come. True: parts of it are under way, and it will be told
-    /// that it is over.
-    pub fn abandon(&mut self, key: RequestKey) -> bool {
-        let Some(request) = self.requests.get_mut(key.0) else { return false };
-        let Kind::Write(write) = &mut request.kind else { return false };
-        if write.in_flight > 0 {
-            write.next = write.end;
-            return true;
-        }
-        self.remove_request(key.0);
-        false
     }
 
     /// Something without payload that waits for a device; what it returns is told as
@@ -742,19 +392,6 @@ impl<T: Copy> Engine<T> {
 const EINTR: i32 = 4;
 const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
-
-enum Step {
-    Goes,
-    AllBegun,
-    NoMemory,
-}
-
-impl Read {
-    /// What landed need not be kept until the disk is done with the rest.
-    fn may_be_told(&self) -> bool {
-        !self.serial || (self.in_flight == 0 && (self.cursor.is_done() || self.failed))
-    }
-}
 
 impl<T> Request<T> {
     fn times(&self) -> Times {

@@ -86,6 +86,29 @@ impl Loans {
         true
     }
 
+    /// Lets the client read in place what writes may change at any time: a disk in memory. Nothing
+    /// is kept for it. False: it has to be sent.
+    pub(crate) fn show(
+        &mut self,
+        header: &mut Header,
+        results: &mut Vec<u8>,
+        memory: &Arc<SharedMemory>,
+        mut extents: Extents,
+    ) -> bool {
+        let number = memory.lending().and_then(|lending| self.number(memory, lending));
+        let Some(number) = number.filter(|_| extents.extents.len() <= LENT_EXTENTS_MAX) else {
+            return false;
+        };
+        extents.memory = number;
+        header.flags |= reply_flag::LENT | reply_flag::LIVE;
+        header.offset = results.len() as u64;
+        extents.encode(results);
+        header.body_bytes = results.len() as u32;
+        Counters::add(&self.statistics.counters.bytes_lent, extents.bytes());
+        Counters::add(&self.statistics.counters.replies_lent, 1);
+        true
+    }
+
     /// The number by which the client knows a memory; hands it over when it is new.
     fn number(&mut self, memory: &Arc<SharedMemory>, lending: &Lending) -> Option<u32> {
         if let Some(at) = self.memories.iter().position(|known| Arc::ptr_eq(known, memory)) {

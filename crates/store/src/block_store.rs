@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_mem::Aggregate;
+use towline_mem::{Aggregate, SharedMemory};
 
 /// What a disk is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,6 +146,18 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
     /// one page. They may be changed by writes until they are sent, as any read may that
     /// overlaps a write. Does not wait.
     fn lend(&self, _offset: u64, _length: u64) -> Option<Aggregate> {
+        None
+    }
+
+    /// The memory in which the bytes of a range stand, if others may read them there: `tell` gets
+    /// each run in order, where it is in that memory (`None`: nowhere, it is zeroes), and its length.
+    /// They are changed by writes that overlap a read, as for any read. Does not wait.
+    fn in_place(
+        &self,
+        _offset: u64,
+        _length: u64,
+        _tell: &mut dyn FnMut(Option<u64>, u64),
+    ) -> Option<&Arc<SharedMemory>> {
         None
     }
 

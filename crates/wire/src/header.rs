@@ -76,6 +76,9 @@ pub mod reply_flag {
     /// The request was under way when the server was killed, and nobody can know whether it took
     /// effect.
     pub const UNKNOWN: u8 = 4;
+    /// With [`LENT`]: the data does not stay as it is, since writes that overlap the read may change
+    /// it, and there is nothing to give back.
+    pub const LIVE: u8 = 8;
 }
 
 /// Flags of a [`Kind::Data`].

@@ -45,6 +45,10 @@ struct LoadArgs {
     /// Of a load: requests of each connection under way.
     #[arg(long, value_name = "N", default_value_t = 1)]
     depth: usize,
+    /// With --server: requests under way that may wait to be sent together; default: a quarter of
+    /// --depth.
+    #[arg(long, value_name = "N")]
+    coalesce: Option<u32>,
     /// Of a load: connections, each with a thread of its own.
     #[arg(long, value_name = "N", default_value_t = 1)]
     clients: usize,
@@ -72,9 +76,10 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
         (None, Some(url)) => {
             let failed = |error: towline_client::Error| format!("{url}: {error}");
             let parsed = Url::parse(url)?;
+            let coalesce = args.load.coalesce.unwrap_or(args.load.depth as u32 / 4);
             load(
                 args,
-                || DiskClient::connect(&parsed, args.load.depth).map_err(failed),
+                || DiskClient::connect(&parsed, coalesce).map_err(failed),
                 |client, load| client.run(load).map_err(failed),
             )
         }

@@ -11,11 +11,10 @@ pub(super) struct DiskClient {
 }
 
 impl DiskClient {
-    /// Connects; as many requests will be under way as `depth` says.
-    pub(super) fn connect(url: &Url, depth: usize) -> Result<Self, Error> {
+    /// Connects; so many requests may wait to be sent together.
+    pub(super) fn connect(url: &Url, coalesce: u32) -> Result<Self, Error> {
         let mut options = Options::default();
-        // Whatever is answered while a request waits to be sent is followed by another one.
-        options.coalesce = depth as u32 / 2;
+        options.coalesce = coalesce;
         let client = Client::connect(&url.transport, options)?;
         let disk = client.disk(&url.export)?;
         Ok(Self { client, disk })

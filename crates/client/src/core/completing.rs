@@ -55,7 +55,7 @@ impl Completing<'_> {
         let Some(memories) = &mut state.memories else {
             return Err(ProtocolError { what: "lent what was not asked for", at: 1 });
         };
-        slot.indebted = true;
+        slot.indebted = header.flags & reply_flag::LIVE == 0;
         match memories.borrow(header, body, &self.link, slot.target.len()) {
             Ok(borrowed) => Ok(Some(borrowed)),
             Err(Refusal::Illegal(error)) => Err(error),

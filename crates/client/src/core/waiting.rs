@@ -124,7 +124,10 @@ impl Core {
         state: &mut MutexGuard<'_, State>,
         slot: &SlotRef,
     ) -> Option<Finished> {
-        if let Some(finished) = state.parked.remove(slot) {
+        // Looked up only when there is something: this is asked for each request of a group.
+        if !state.parked.is_empty()
+            && let Some(finished) = state.parked.remove(slot)
+        {
             return Some(finished);
         }
         let number = usize::from(slot.slot);

@@ -5,7 +5,7 @@ use crate::setup::{Disks, KINDS, Model, SIZE, disks, export, start};
 use std::collections::HashSet;
 use std::io::{IoSlice, IoSliceMut};
 use tempfile::TempDir;
-use towline_client::{Client, Errno, ExtentKind, Group, Options, ZeroHow, extent_flag};
+use towline_client::{Client, Errno, ExtentKind, Group, Options, Transport, ZeroHow, extent_flag};
 use towline_server::DiskKind;
 
 const STEPS: usize = 30;
@@ -224,5 +224,49 @@ fn a_call_may_be_longer_than_a_request() {
         let mut back = vec![0; size];
         disk.read_at(&mut back, 4096).unwrap();
         assert!(back == data);
+    }
+}
+
+#[test]
+fn memory_disks_are_read_in_place_over_shared_memory() {
+    let mut limited = export("limited", DiskKind::Memory(SIZE as u64));
+    limited.limit.bytes = 1 << 40;
+    let free = export("memory", DiskKind::Memory(SIZE as u64));
+    let disks = start(TempDir::new().unwrap(), vec![free, limited]);
+    for (transport, client) in disks.transports.iter().zip(clients(&disks)) {
+        let lent = || counter(&client, "replies_lent");
+        let is_shared = matches!(transport, Transport::Shm(_));
+        let disk = client.disk(b"memory").unwrap();
+        disk.zero(0, SIZE as u64, ZeroHow::default()).unwrap();
+        let data = pattern(3 * 4096 + 5, 17);
+        disk.write_at(&data, 8191).unwrap();
+        // From a hole into data and out of it again, short and long, now and later.
+        let mut expected = vec![0; 100_000];
+        expected[191..191 + data.len()].copy_from_slice(&data);
+        let before = lent();
+        let mut found = vec![1; expected.len()];
+        disk.read_at(&mut found, 8000).unwrap();
+        assert!(found == expected, "over {transport:?}");
+        let later = disk.start_read_at(vec![1; 300], 8100).unwrap();
+        assert!(later.wait().unwrap() == expected[100..400]);
+        let mut hole = [1; 4096];
+        disk.read_at(&mut hole, 1 << 20).unwrap();
+        assert_eq!(hole, [0; 4096]);
+        assert_eq!(lent() - before, if is_shared { 3 } else { 0 }, "over {transport:?}");
+        // What is written after a read is not in it, and is in the next one.
+        let read = disk.start_read_at(vec![1; 300], 8100).unwrap().wait().unwrap();
+        disk.write_at(&[9; 300], 8100).unwrap();
+        assert!(read == expected[100..400]);
+        disk.read_at(&mut found[..300], 8100).unwrap();
+        assert_eq!(found[..300], [9; 300]);
+        // The memory is given away once, whatever is read; checksums and limits need the bytes sent.
+        let before = lent();
+        let checked = client.disk(b"memory").unwrap().with_checksums(true);
+        checked.read_at(&mut found[..300], 8100).unwrap();
+        assert_eq!(found[..300], [9; 300]);
+        client.disk(b"limited").unwrap().read_at(&mut found, 0).unwrap();
+        assert!(found == vec![0; found.len()]);
+        assert_eq!(lent(), before, "over {transport:?}");
+        assert_eq!(counter(&client, "bytes_on_loan"), 0);
     }
 }

@@ -2,6 +2,7 @@
 //! server, hostile peers.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod agree;
 #[path = "../common/mod.rs"]
 mod common;
 mod data;

@@ -17,6 +17,8 @@ use towline_wire::disk::{
     Checking, DISKS_MAX, EXTENTS_MAX, checksums, disk_flag, disk_kind, extent_kind,
     first_difference,
 };
+use towline_wire::extents::Extents;
+use towline_wire::header::request_flag;
 use towline_wire::limits::{HEADER_BYTES, TRANSFER_BYTES_MAX};
 use towline_wire::request::parse_disk_request;
 use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError, Reply, Request};
@@ -265,23 +267,24 @@ impl Core {
         reading: Reading,
     ) -> Result<Begun<'static>, Errno> {
         let Reading { offset, length, checksums, .. } = reading;
-        if length <= READ_NOW_BYTES_MAX {
-            let before = Instant::now();
-            if let Some(message) = self.read_now(arrived, disk, &reading)? {
-                let storage = elapsed_ns(before);
-                let stages =
-                    Stages { server: elapsed_ns(arrived.at), storage, ..Stages::default() };
-                self.statistics.record(arrived.body[0], stages);
-                let Header { slot, sequence, .. } = *arrived.header;
-                if let Some(served) = self.sessions.get_mut(&arrived.session) {
-                    served.session.slots.answer(slot, None);
-                }
-                if let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) {
-                    lane.out.push(Aggregate::from_vec(message), slot, sequence);
-                    self.dirty.push(arrived.lane);
-                }
-                return Ok(Begun::Goes);
+        let before = Instant::now();
+        let message = match self.show(arrived, disk, &reading) {
+            None if length <= READ_NOW_BYTES_MAX => self.read_now(arrived, disk, &reading)?,
+            shown => shown,
+        };
+        if let Some(message) = message {
+            let storage = elapsed_ns(before);
+            let stages = Stages { server: elapsed_ns(arrived.at), storage, ..Stages::default() };
+            self.statistics.record(arrived.body[0], stages);
+            let Header { slot, sequence, .. } = *arrived.header;
+            if let Some(served) = self.sessions.get_mut(&arrived.session) {
+                served.session.slots.answer(slot, None);
             }
+            if let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) {
+                lane.out.push(Aggregate::from_vec(message), slot, sequence);
+                self.dirty.push(arrived.lane);
+            }
+            return Ok(Begun::Goes);
         }
         let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) else { return Ok(Begun::Goes) };
         let owner = *lane.reads.get_or_insert_with(|| self.engine.add_owner());
@@ -291,6 +294,33 @@ impl Core {
         let ticket = Ticket::Native(arrived.tag(owner));
         self.engine.read(owner, ticket, disk, range, how, arrived.at);
         Ok(Begun::Goes)
+    }
+
+    /// The answer to a read that says where the bytes stand, in memory that the client maps; `None`
+    /// when they are to be sent. Who is limited gets them sent: a client that has the memory could
+    /// read all of it unseen.
+    fn show(&mut self, arrived: &Arrived<'_>, disk: &Disk, reading: &Reading) -> Option<Vec<u8>> {
+        let Reading { offset, length, checksums, .. } = *reading;
+        let borrows = arrived.header.flags & request_flag::BORROWS != 0;
+        if !borrows || checksums || length == 0 || !disk.limit.is_none() {
+            return None;
+        }
+        let loans = self.lanes.get_mut(arrived.lane)?.as_mut()?.loans.as_mut()?;
+        let mut extents = Extents::default();
+        let memory = disk.store.in_place(offset, length.into(), &mut |at, length| {
+            // A part of a read, which is at most 8 MiB.
+            extents.push(at, length as u32);
+        })?;
+        let Header { slot, sequence, .. } = *arrived.header;
+        let mut results = Vec::with_capacity(64);
+        Reply::Read { length, errno: 0 }.encode(&mut results);
+        let mut reply = Header::new(MessageKind::Reply, slot, sequence);
+        if !loans.show(&mut reply, &mut results, memory, extents) {
+            return None;
+        }
+        reply.word_a = self.shared.boot_epoch;
+        reply.word_b = u32::try_from(elapsed_ns(arrived.at)).unwrap_or(u32::MAX);
+        Some([&reply.to_bytes()[..], &results].concat())
     }
 
     /// The whole answer to a read of what is in memory; `None` when it would wait.

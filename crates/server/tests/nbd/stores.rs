@@ -3,9 +3,8 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
-use towline_mem::Aggregate;
 use towline_store::block::MemoryDisk;
-use towline_store::{BlockStore, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow};
+use towline_store::{BlockStore, Extent, Geometry, Layout, ZeroHow};
 
 /// Memory behind a gate: reads and writes of a place wait until it is opened, and fail if told.
 pub(crate) struct Gated {

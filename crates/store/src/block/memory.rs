@@ -30,7 +30,7 @@ impl MemoryDisk {
     pub fn new(name: &str, size: u64) -> io::Result<Arc<Self>> {
         let length = usize::try_from(size).ok().filter(|length| *length > 0);
         let length = length.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let memory = Arc::new(SharedMemory::create(name, length)?);
+        let memory = Arc::new(SharedMemory::create_lendable(name, length, PAGE, 0)?);
         let words = size.div_ceil(PAGE).div_ceil(64) as usize;
         let written = (0..words).map(|_| AtomicU64::new(0)).collect();
         Ok(Arc::new(Self { memory, written, size }))
@@ -147,6 +147,21 @@ impl BlockStore for MemoryDisk {
         let mut aggregate = Aggregate::new();
         aggregate.append(Segment::Shared(self.memory.clone(), None), offset, length);
         Some(aggregate)
+    }
+
+    fn in_place(
+        &self,
+        offset: u64,
+        length: u64,
+        tell: &mut dyn FnMut(Option<u64>, u64),
+    ) -> Option<&Arc<SharedMemory>> {
+        let (mut at, end) = (offset, offset + length);
+        while at < end {
+            let (length, holds_data) = self.run(at, end - at);
+            tell(Some(at).filter(|_| holds_data), length);
+            at += length;
+        }
+        Some(&self.memory)
     }
 
     fn write_now(&self, offset: u64, data: &[u8], _durable: bool) -> Now {

@@ -1,0 +1,140 @@
+//! Which fragments of reads are begun, and when.
+
+use super::{Engine, Fragment, Kind};
+use crate::request::{Driver, How, Piece, Waiting, Work};
+use crate::slab::Key;
+use crate::ways::{ReadWork, at_once, read_work};
+use std::time::Instant;
+
+enum Step {
+    Goes,
+    AllBegun,
+    NoMemory,
+}
+
+impl<T: Copy> Engine<T> {
+    /// Begins what may be begun: connections take turns, a fragment at a time.
+    pub fn pump(&mut self, driver: &mut dyn Driver) {
+        self.starved = false;
+        while let Some(owner_key) = self.line.pop_front() {
+            let Some(owner) = self.owners.get_mut(owner_key) else { continue };
+            let full = owner.is_full(&self.limits);
+            let Some(key) = owner.reads.front().copied().filter(|_| !full) else {
+                owner.in_line = false;
+                continue;
+            };
+            match self.step(key, driver) {
+                Step::Goes => {}
+                Step::AllBegun => {
+                    if let Some(owner) = self.owners.get_mut(owner_key) {
+                        owner.reads.pop_front();
+                    }
+                }
+                Step::NoMemory => {
+                    self.line.push_front(owner_key);
+                    self.starved = true;
+                    self.give_up_serial();
+                    return;
+                }
+            }
+            self.line.push_back(owner_key);
+        }
+    }
+
+    /// Begins the next fragment of a read.
+    fn step(&mut self, key: Key, driver: &mut dyn Driver) -> Step {
+        let Some(request) = self.requests.get_mut(key) else { return Step::AllBegun };
+        let Kind::Read(read) = &mut request.kind else { return Step::AllBegun };
+        let Some((offset, mut rest)) = read.cursor.peek().filter(|_| !read.failed) else {
+            return Step::AllBegun;
+        };
+        let owner = self.owners.get(request.owner);
+        let account = owner.filter(|_| !read.serial).map(|owner| owner.held.clone());
+        if read.how == How::Whole {
+            rest = read.cursor.rest();
+            let Some(mut buffer) = self.limits.take(rest) else { return Step::NoMemory };
+            if let Some(account) = &account {
+                buffer = buffer.charged_to(account);
+            }
+            let disk = read.disk.clone();
+            let call = move || {
+                let result = disk.store.read(offset, &mut buffer.bytes_mut()[..rest as usize]);
+                (result.map(|()| rest as usize), buffer)
+            };
+            read.cursor.finish();
+            self.moved.staged += rest;
+            self.begin(key, offset, rest, Work::Call(Box::new(call)), false, driver);
+            return Step::AllBegun;
+        }
+        if let Some(piece) = at_once(&read.disk, offset, rest, read.how) {
+            match &piece {
+                Piece::Hole(length) => self.moved.holes += length,
+                other => self.moved.lent += other.len(),
+            }
+            read.cursor.advance(piece.len());
+            let all = read.cursor.is_done();
+            self.land(key, offset, Ok(piece));
+            return if all { Step::AllBegun } else { Step::Goes };
+        }
+        let most = read.cursor.fragment(self.limits.fragments.buffer_bytes() as u64);
+        let (disk, how) = (&read.disk, read.how);
+        let work = read_work(&self.limits, disk, offset, most, how, account.as_ref());
+        let Some((work, length)) = work else { return Step::NoMemory };
+        read.cursor.advance(length);
+        let all = read.cursor.is_done();
+        match work {
+            ReadWork::Done(landed) => {
+                self.moved.staged += length;
+                self.land(key, offset, landed);
+            }
+            ReadWork::Begin(work, lends) => {
+                match &work {
+                    Work::Transfer { place, .. } if place.direct => self.moved.direct += length,
+                    _ if lends => self.moved.lent += length,
+                    _ => self.moved.staged += length,
+                }
+                self.begin(key, offset, length, work, lends, driver);
+            }
+        }
+        if all { Step::AllBegun } else { Step::Goes }
+    }
+
+    /// All memory is in use. Reads that keep some until they have all of their bytes give that up,
+    /// or each would wait for the others.
+    fn give_up_serial(&mut self) {
+        let begun = |key: &Key| Some((*key, *self.owners.get(*key)?.reads.front()?));
+        for (owner, read) in self.line.iter().filter_map(begun).collect::<Vec<_>>() {
+            if let Some(request) = self.requests.get_mut(read)
+                && let Kind::Read(found) = &mut request.kind
+                && std::mem::replace(&mut found.serial, false)
+            {
+                self.tell_landed(read, owner);
+            }
+        }
+    }
+
+    /// Begins a fragment.
+    fn begin(
+        &mut self,
+        key: Key,
+        offset: u64,
+        length: u64,
+        work: Work,
+        lends: bool,
+        driver: &mut dyn Driver,
+    ) {
+        let Some(request) = self.requests.get_mut(key) else { return };
+        let Kind::Read(read) = &mut request.kind else { return };
+        read.in_flight += 1;
+        if read.how == How::Ordered {
+            read.waiting.push_back(Waiting { offset, landed: None });
+        }
+        request.disk_since.get_or_insert_with(Instant::now);
+        if let Some(owner) = self.owners.get_mut(request.owner) {
+            owner.in_flight += length;
+        }
+        let fragment = Fragment { request: key, offset, length, done: 0, lends };
+        let token = self.fragments.insert(fragment);
+        driver.begin(token.to_bits(), work);
+    }
+}
