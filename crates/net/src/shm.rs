@@ -6,7 +6,7 @@
 //! peer is not trusted: its positions are read once and checked before use.
 
 use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
-use rustix::thread::futex;
+use rustix::thread::{futex, sched_getcpu};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -28,6 +28,9 @@ const SERVER_SLEEPS: usize = 128;
 const RINGS: [usize; 2] = [256, 512];
 /// Set when what was lent over the link is not any more.
 const LOANS_ENDED: usize = 1024;
+/// The processor each side last ran on, plus one.
+const CLIENT_CPU: usize = 1152;
+const SERVER_CPU: usize = 1280;
 const WRITTEN: usize = 0;
 const READ: usize = 128;
 
@@ -288,14 +291,31 @@ impl ShmLink {
         true
     }
 
-    /// For the client: waits until bytes can be received (or sent, with `send`), spinning first.
-    /// Returns after at most 100 ms, or with an error once the server is gone.
+    /// Tells the peer that this side runs on `cpu`. True when the peer last ran there, too: then it
+    /// cannot go on while this side spins.
+    #[must_use]
+    pub fn shares_cpu(&self, cpu: usize) -> bool {
+        let (own, peer) = match self.side {
+            ShmSide::Client => (CLIENT_CPU, SERVER_CPU),
+            ShmSide::Server => (SERVER_CPU, CLIENT_CPU),
+        };
+        let here = cpu as u32 + 1;
+        let own = self.memory.word32(own);
+        // Written only when it changes: the peer keeps the cache line.
+        if own.load(Ordering::Relaxed) != here {
+            own.store(here, Ordering::Relaxed);
+        }
+        self.memory.word32(peer).load(Ordering::Relaxed) == here
+    }
+
+    /// For the client: waits until bytes can be received (or sent, with `send`), spinning first
+    /// unless the server needs this processor. Returns after at most 100 ms, or with an error once the server is gone.
     ///
     /// # Errors
     /// `ConnectionReset` when the server closed the socket.
     pub fn wait(&self, send: bool, spin: Duration) -> io::Result<()> {
         let ready = || if send { self.writable() } else { self.readable() };
-        if !spin.is_zero() {
+        if !spin.is_zero() && !self.shares_cpu(sched_getcpu()) {
             let start = std::time::Instant::now();
             loop {
                 for _ in 0..64 {

@@ -263,6 +263,13 @@ impl Core {
         if self.shm_lanes.is_empty() {
             return false;
         }
+        let cpu = rustix::thread::sched_getcpu();
+        let mut apart = false;
+        for index in &self.shm_lanes {
+            apart |= self.shm_link(*index).is_some_and(|link| !link.shares_cpu(cpu));
+        }
+        // A client that shares the processor has to wait for the spinning to end.
+        let spin = if apart { SPIN } else { Duration::ZERO };
         let start = Instant::now();
         loop {
             for _ in 0..32 {
@@ -275,7 +282,7 @@ impl Core {
                 }
                 std::hint::spin_loop();
             }
-            if start.elapsed() >= SPIN {
+            if start.elapsed() >= spin {
                 break;
             }
         }
