@@ -1,0 +1,81 @@
+//! Locks of a compound: who wants which range of which file. The driver owns the table.
+
+use super::{Compound, Context};
+use crate::locks::{FileKey, Owner, Range};
+use towline_wire::request::{lock, open_flag};
+use towline_wire::{Errno, Reply};
+
+impl Compound {
+    /// Takes the outcome of a lock; then run again.
+    pub fn locked(&mut self, outcome: Result<(), Errno>) {
+        match outcome {
+            Ok(()) => self.result(&Reply::Done {}),
+            Err(errno) => self.fail(errno),
+        }
+    }
+
+    /// Takes what [`Step::TestLock`] asked for; then run again. `family` owns the session's files:
+    /// a process of another one is not named.
+    pub fn tested(&mut self, family: u64, tested: Result<Option<(Owner, Range)>, Errno>) {
+        let conflict = match tested {
+            Ok(conflict) => conflict,
+            Err(errno) => return self.fail(errno),
+        };
+        self.result(&match conflict {
+            None => Reply::Conflict { kind: lock::UNLOCK, start: 0, length: 0, owner: 0 },
+            Some((owner, range)) => {
+                let known = owner.session == family && owner.process;
+                let owner = if known { owner.id } else { 0 };
+                Reply::Conflict {
+                    kind: range.kind,
+                    start: range.start,
+                    length: range.length(),
+                    owner,
+                }
+            }
+        });
+    }
+
+    #[allow(clippy::too_many_arguments)] // the fields of one wire structure
+    pub(super) fn lock_of(
+        &self,
+        context: &Context<'_>,
+        handle: u64,
+        process: u64,
+        family: u8,
+        kind: u8,
+        start: u64,
+        length: u64,
+    ) -> Result<(FileKey, Owner, Range), Errno> {
+        let handle = self.handle(handle)?;
+        let opened = context.files.find(handle)?;
+        let (process, id, range) = match family {
+            lock::PROCESS => (true, process, Range::new(kind, start, length)?),
+            lock::OPEN_FILE => (false, handle, Range::new(kind, start, length)?),
+            lock::FLOCK => (false, handle, Range::new(kind, 0, 0)?),
+            _ => return Err(Errno::EINVAL),
+        };
+        if opened.flags & open_flag::PATH != 0 {
+            return Err(Errno::EBADF);
+        }
+        let (device, inode) = opened.file.identity();
+        Ok((
+            (device, inode, family == lock::FLOCK),
+            Owner { session: context.files.owner, id, process },
+            range,
+        ))
+    }
+
+    /// A range is locked by who may read it, or exclusively by who may write it, as by `fcntl(2)`.
+    pub(super) fn may_lock(
+        &self,
+        context: &Context<'_>,
+        handle: u64,
+        family: u8,
+        kind: u8,
+    ) -> Result<(), Errno> {
+        let access = context.files.find(self.handle(handle)?)?.flags & 3;
+        let refused = matches!((kind, access), (lock::SHARED, 1) | (lock::EXCLUSIVE, 0));
+        if family != lock::FLOCK && refused { Err(Errno::EBADF) } else { Ok(()) }
+    }
+}

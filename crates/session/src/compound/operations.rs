@@ -1,0 +1,372 @@
+//! One operation of a compound: what it does to its session and its store.
+
+use super::names::{Change, Outcome};
+use super::{BlockingResult, Compound, Context, O_DIRECT, Step, Value};
+use crate::files::Opened;
+use crate::locks::{Owner, Waiter};
+use std::sync::Arc;
+use towline_mem::Aggregate;
+use towline_store::{
+    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction,
+};
+use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
+use towline_wire::entry::Entry;
+use towline_wire::limits::{LISTING_BYTES_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::request::{
+    CURRENT, DIRECTORY, FOLLOW, NO_FOLLOW, listed, open_flag, sync_kind, valid, xattr_how,
+};
+use towline_wire::{Attr, Errno, Reply, Request};
+
+impl Compound {
+    /// Executes one operation, or says what it waits for.
+    #[allow(clippy::too_many_lines)] // one arm for each operation, each a few lines
+    pub(super) fn execute(
+        &mut self,
+        request: &Request<'_>,
+        context: &mut Context<'_>,
+    ) -> Result<Option<Step>, Errno> {
+        let caller = context.caller;
+        match *request {
+            Request::Attach { name } => {
+                let (store, read_only) = context.exports.find(name).ok_or(Errno::ENOENT)?;
+                let (file, attr) = open_root(&*store, caller)?;
+                self.opened(context, Opened { store, file, read_only, flags: 0 }, None, attr)?;
+            }
+            Request::Open { base, flags, mode, path } => {
+                let at = self.at(context, base)?;
+                refuse_changes(at.read_only, flags)?;
+                let how = OpenHow { flags, mode };
+                if open_flag::creates_exclusively(flags) {
+                    let change = Change::open(at, path, flags);
+                    return self.change(context, change, |store, (at, _)| {
+                        let (file, attr) = store.open(caller, at, how)?;
+                        Ok(Outcome::Opened(file, attr))
+                    });
+                }
+                if flags & (open_flag::CREATE | open_flag::TRUNCATE) != 0 {
+                    self.changes(&*at.store);
+                }
+                let Opened { store, file, read_only, .. } = at;
+                let (file, attr) = store.open(caller, (&*file, path), how)?;
+                self.opened(context, Opened { store, file, read_only, flags }, None, attr)?;
+            }
+            Request::Reclaim { handle, flags, inode, export, path } => {
+                let (store, read_only) = context.exports.find_again(export).ok_or(Errno::ESTALE)?;
+                let root = store.root()?;
+                let flags = open_flag::without_changes(flags);
+                let (file, attr) = if path.is_empty() {
+                    open_root(&*store, caller)?
+                } else {
+                    store
+                        .open(caller, (&*root, path), OpenHow { flags, mode: 0 })
+                        .map_err(|_| Errno::ESTALE)?
+                };
+                if attr.inode != inode {
+                    return Err(Errno::ESTALE);
+                }
+                self.opened(context, Opened { store, file, read_only, flags }, Some(handle), attr)?;
+            }
+            Request::Close { handle } => {
+                let of_this = handle == CURRENT;
+                let handle = self.handle(handle)?;
+                context.files.remove(handle)?;
+                self.left_open -= usize::from(of_this);
+                self.result(&Reply::Done {});
+                return Ok(Some(Step::ReleaseLocks(Owner {
+                    session: context.files.owner,
+                    id: handle,
+                    process: false,
+                })));
+            }
+            Request::Stat { base, flags, path } => {
+                let opened = self.at(context, base)?;
+                let attr =
+                    opened.store.stat(caller, (&*opened.file, path), flags & NO_FOLLOW == 0)?;
+                self.result(&Reply::Attributes { attr });
+            }
+            Request::SetAttr {
+                base,
+                flags,
+                valid: set,
+                mode,
+                uid,
+                gid,
+                size,
+                accessed,
+                modified,
+                path,
+            } => {
+                let opened = self.writable_at(context, base)?;
+                let wanted = |bit| set & bit != 0;
+                let set = SetAttr {
+                    mode: wanted(valid::MODE).then_some(mode),
+                    uid: wanted(valid::UID).then_some(uid),
+                    gid: wanted(valid::GID).then_some(gid),
+                    size: wanted(valid::SIZE).then_some(size),
+                    times: wanted(valid::TIMES).then_some((accessed, modified)),
+                };
+                let attr = opened.store.set_attr(
+                    caller,
+                    (&*opened.file, path),
+                    flags & NO_FOLLOW == 0,
+                    &set,
+                )?;
+                self.result(&Reply::Attributes { attr });
+            }
+            Request::Read { handle, offset, length } => {
+                let opened = self.at(context, handle)?;
+                let length = length as usize;
+                if length > TRANSFER_BYTES_MAX {
+                    return Err(Errno::EINVAL);
+                }
+                match opened.file.read(offset, length, false)? {
+                    ReadOutcome::Ready(data) => self.read(data),
+                    ReadOutcome::WouldBlock => {
+                        // Other reads refer to the page cache, or are small.
+                        let copied = if opened.flags & O_DIRECT == 0 { 0 } else { length as u64 };
+                        let work = Box::new(move || {
+                            let result = match opened.file.read(offset, length, true) {
+                                Ok(ReadOutcome::Ready(data)) => Ok(Value::Read(data)),
+                                Ok(ReadOutcome::WouldBlock) => Err(Errno::EAGAIN),
+                                Err(errno) => Err(errno),
+                            };
+                            BlockingResult { result }
+                        });
+                        return Ok(Some(Step::Block(work, copied)));
+                    }
+                }
+            }
+            Request::Write { handle, offset, length, flags } => {
+                return self.begin_write(context, handle, offset, length, flags);
+            }
+            Request::ReadDir { handle, cookie, length, attributes } => {
+                let opened = self.at(context, handle)?;
+                let room = (length as usize).min(LISTING_BYTES_MAX);
+                let bytes = Vec::with_capacity(room.min(32 * 1024));
+                let with = |bit| attributes & bit != 0;
+                let mut listing = Collect { bytes, room, xattrs: with(listed::XATTRS) };
+                let attributes = with(listed::ATTRIBUTES);
+                let end = opened.file.read_directory(cookie, attributes, &mut listing)?;
+                if listing.bytes.is_empty() && !end {
+                    return Err(Errno::EINVAL); // not even one entry fits, as getdents64(2) says
+                }
+                self.result(&Reply::Listed { end: end.into(), length: listing.bytes.len() as u32 });
+                self.data = Aggregate::from_vec(listing.bytes);
+            }
+            Request::MakeDir { base, mode, path } => {
+                let opened = self.writable_at(context, base)?;
+                let change = Change::create(opened, path, TYPE_DIRECTORY);
+                return self.change(context, change, |store, (at, _)| {
+                    store.make_directory(caller, at, mode).map(Outcome::Attributes)
+                });
+            }
+            Request::MakeNode { base, mode, rdev, path } => {
+                let opened = self.writable_at(context, base)?;
+                let kind = if mode & TYPE_MASK == 0 { TYPE_FILE } else { mode & TYPE_MASK };
+                let change = Change::create(opened, path, kind);
+                return self.change(context, change, |store, (at, _)| {
+                    store.make_node(caller, at, mode, rdev).map(Outcome::Attributes)
+                });
+            }
+            Request::Symlink { base, path, target } => {
+                let opened = self.writable_at(context, base)?;
+                let change = Change::create(opened, path, TYPE_SYMLINK);
+                return self.change(context, change, |store, (at, _)| {
+                    store.symlink(caller, at, target).map(Outcome::Attributes)
+                });
+            }
+            Request::ReadLink { base, path } => {
+                let opened = self.at(context, base)?;
+                let value = opened.store.read_link(caller, (&*opened.file, path))?;
+                self.result(&Reply::Bytes { value: &value });
+            }
+            Request::Link { base, flags, path, new_base, new_path } => {
+                let from = self.writable_at(context, base)?;
+                let to = self.writable_at(context, new_base)?;
+                same_store(&from, &to)?;
+                let follow = flags & FOLLOW != 0;
+                let source = (from.file, path);
+                let change = Change::link(to, new_path, (source.clone(), follow));
+                return self.change(context, change, |store, (at, _)| {
+                    let source = (&*source.0, path);
+                    store.link(caller, source, follow, at).map(Outcome::Attributes)
+                });
+            }
+            Request::Unlink { base, flags, path } => {
+                let opened = self.writable_at(context, base)?;
+                let change = Change::unlink(opened, path);
+                return self.change(context, change, |store, (at, _)| {
+                    store.unlink(caller, at, flags & DIRECTORY != 0).map(|()| Outcome::Done)
+                });
+            }
+            Request::Rename { base, flags, path, new_base, new_path } => {
+                let from = self.writable_at(context, base)?;
+                let to = self.writable_at(context, new_base)?;
+                same_store(&from, &to)?;
+                let change = Change::rename((from, path), (to.file, new_path), flags);
+                return self.change(context, change, |store, (at, to)| {
+                    let to = to.ok_or(Errno::EINVAL)?;
+                    store.rename(caller, at, to, flags).map(|()| Outcome::Done)
+                });
+            }
+            Request::StatFs { handle } => {
+                let statfs = self.at(context, handle)?.store.stat_fs()?;
+                self.result(&Reply::FileSystem { statfs });
+            }
+            Request::Sync { handle, kind } => {
+                let opened = self.at(context, handle)?;
+                let may_block = opened.store.may_block();
+                return Ok(self.blocking(may_block, move || match kind {
+                    sync_kind::DATA => opened.file.sync(false).map(|()| Value::Done),
+                    sync_kind::FULL => opened.file.sync(true).map(|()| Value::Done),
+                    sync_kind::FILE_SYSTEM => opened.store.sync().map(|()| Value::Done),
+                    _ => Err(Errno::EINVAL),
+                }));
+            }
+            Request::Allocate { handle, mode, offset, length } => {
+                let opened = self.writable_at(context, handle)?;
+                let may_block = opened.store.may_block();
+                return Ok(self.blocking(may_block, move || {
+                    opened.file.allocate(mode, offset, length).map(|()| Value::Done)
+                }));
+            }
+            Request::Seek { handle, offset, whence } => {
+                let value = self.at(context, handle)?.file.seek(offset, whence)?;
+                self.result(&Reply::Number { value });
+            }
+            Request::CopyRange { handle, offset, new_handle, new_offset, length } => {
+                let from = self.at(context, handle)?;
+                let to = self.writable_at(context, new_handle)?;
+                same_store(&from, &to)?;
+                if to.flags & open_flag::APPEND != 0 {
+                    return Err(Errno::EBADF); // it cannot be written elsewhere than at its end
+                }
+                return Ok(self.blocking(true, move || {
+                    from.store
+                        .copy_range(&*from.file, offset, &*to.file, new_offset, length)
+                        .map(Value::Number)
+                }));
+            }
+            Request::GetXattr { base, flags, path, name } => {
+                let opened = self.at(context, base)?;
+                let value = opened.store.xattr(
+                    caller,
+                    (&*opened.file, path),
+                    flags & NO_FOLLOW == 0,
+                    XattrAction::Get(name),
+                )?;
+                self.result(&Reply::Bytes { value: &value });
+            }
+            Request::SetXattr { base, flags, how, path, name, value } => {
+                let opened = self.writable_at(context, base)?;
+                let follow = flags & NO_FOLLOW == 0;
+                let action = XattrAction::Set(name, value, how);
+                if how == xattr_how::CREATE {
+                    return self.change_xattr(context, &opened, (path, follow), action);
+                }
+                opened.store.xattr(caller, (&*opened.file, path), follow, action)?;
+                self.result(&Reply::Done {});
+            }
+            Request::ListXattr { base, flags, path } => {
+                let opened = self.at(context, base)?;
+                let value = opened.store.xattr(
+                    caller,
+                    (&*opened.file, path),
+                    flags & NO_FOLLOW == 0,
+                    XattrAction::List,
+                )?;
+                self.result(&Reply::Bytes { value: &value });
+            }
+            Request::RemoveXattr { base, flags, path, name } => {
+                let opened = self.writable_at(context, base)?;
+                let at = (path, flags & NO_FOLLOW == 0);
+                return self.change_xattr(context, &opened, at, XattrAction::Remove(name));
+            }
+            Request::Lock { handle, owner, family, kind, wait, start, length } => {
+                let (file, owner, range) =
+                    self.lock_of(context, handle, owner, family, kind, start, length)?;
+                let (session, slot, sequence) = (context.session, self.slot, self.sequence);
+                let waiter = Waiter { owner, session, range, slot, sequence };
+                self.may_lock(context, handle, family, kind)?;
+                return Ok(Some(Step::Lock(file, waiter, wait != 0)));
+            }
+            Request::TestLock { handle, owner, family, kind, start, length } => {
+                let (file, owner, range) =
+                    self.lock_of(context, handle, owner, family, kind, start, length)?;
+                return Ok(Some(Step::TestLock(file, owner, range)));
+            }
+            Request::Access { base, mode, path } => {
+                let opened = self.at(context, base)?;
+                if mode & 2 != 0 && opened.read_only {
+                    return Err(Errno::EROFS);
+                }
+                opened.store.access(caller, (&*opened.file, path), mode)?;
+                self.result(&Reply::Done {});
+            }
+            Request::Inquire { what } => {
+                let answer = match what {
+                    0 => context.exports.names(),
+                    1 => context.exports.statistics(),
+                    _ => return Err(Errno::EINVAL),
+                };
+                self.result(&Reply::Answer { length: answer.len() as u32 });
+                self.data = Aggregate::from_vec(answer);
+            }
+            Request::Reclaimed {} => {
+                self.result(&Reply::Done {});
+                return Ok(Some(Step::Reclaimed));
+            }
+            _ => return Err(Errno::ENOSYS),
+        }
+        Ok(None)
+    }
+}
+
+fn refuse_changes(read_only: bool, flags: u32) -> Result<(), Errno> {
+    let writes = flags & 3 != 0 || flags & (open_flag::CREATE | open_flag::TRUNCATE) != 0;
+    if read_only && writes && flags & open_flag::PATH == 0 { Err(Errno::EROFS) } else { Ok(()) }
+}
+
+/// The root of a store, open for listing where the caller may, else only to start paths from.
+fn open_root(store: &dyn FileStore, caller: &Caller) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+    const DIRECTORY_ONLY: u32 = 0o200_000;
+    let root = store.root()?;
+    let how = OpenHow { flags: DIRECTORY_ONLY, mode: 0 };
+    if let Ok(opened) = store.open(caller, (&*root, b"."), how) {
+        return Ok(opened);
+    }
+    let attr = root.stat()?;
+    Ok((root, attr))
+}
+
+fn same_store(a: &Opened, b: &Opened) -> Result<(), Errno> {
+    if Arc::ptr_eq(&a.store, &b.store) { Ok(()) } else { Err(Errno::EXDEV) }
+}
+
+struct Collect {
+    bytes: Vec<u8>,
+    room: usize,
+    xattrs: bool,
+}
+
+impl Listing for Collect {
+    fn wants_xattrs(&self) -> bool {
+        self.xattrs
+    }
+
+    fn entry(
+        &mut self,
+        cookie: u64,
+        inode: u64,
+        file_type: u8,
+        name: &[u8],
+        attr: Option<Attr>,
+    ) -> bool {
+        let entry = Entry { cookie, inode, file_type, name, attr };
+        if self.bytes.len() + entry.encoded_bytes() > self.room {
+            return false;
+        }
+        entry.encode(&mut self.bytes);
+        true
+    }
+}

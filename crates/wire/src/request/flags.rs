@@ -1,0 +1,112 @@
+//! Numbers that the fields of requests hold: bits of flags, kinds, families.
+
+/// In [`super::Request::Stat`] and others with `flags`: do not follow a symbolic link at the end.
+pub const NO_FOLLOW: u32 = 1;
+/// In [`super::Request::Unlink`]: remove a directory.
+pub const DIRECTORY: u32 = 2;
+/// In [`super::Request::Link`]: follow a symbolic link at the end of the source.
+pub const FOLLOW: u32 = 4;
+
+/// Bits of [`super::Request::Open`]'s flags that the protocol itself looks at: `O_*` of Linux on x86-64.
+pub mod open_flag {
+    /// `O_CREAT`.
+    pub const CREATE: u32 = 0o100;
+    /// `O_EXCL`.
+    pub const EXCLUSIVE: u32 = 0o200;
+    /// `O_TRUNC`.
+    pub const TRUNCATE: u32 = 0o1000;
+    /// `O_APPEND`.
+    pub const APPEND: u32 = 0o2000;
+    /// `O_DIRECTORY`.
+    pub const DIRECTORY: u32 = 0o200_000;
+    /// `O_PATH`.
+    pub const PATH: u32 = 0o10_000_000;
+
+    /// True when opening makes a file or fails.
+    #[must_use]
+    pub fn creates_exclusively(flags: u32) -> bool {
+        flags & (CREATE | EXCLUSIVE) == CREATE | EXCLUSIVE && flags & PATH == 0
+    }
+
+    /// True when opening can make or shorten a file.
+    #[must_use]
+    pub fn alters(flags: u32) -> bool {
+        flags & (CREATE | TRUNCATE) != 0 && flags & PATH == 0
+    }
+
+    /// For opening again what was opened so: without making or shortening anything.
+    #[must_use]
+    pub fn without_changes(flags: u32) -> u32 {
+        flags & !(CREATE | EXCLUSIVE | TRUNCATE)
+    }
+}
+
+/// What a listing tells of its entries beside names.
+pub mod listed {
+    /// Attributes.
+    pub const ATTRIBUTES: u8 = 1;
+    /// With attributes: which files have no extended ones ([`crate::attr::attr_flag::NO_XATTRS`]).
+    pub const XATTRS: u8 = 2;
+}
+
+/// How [`super::Request::SetXattr`] sets.
+pub mod xattr_how {
+    /// `XATTR_CREATE`: fails when the attribute is there.
+    pub const CREATE: u32 = 1;
+}
+
+/// Bits of [`super::Request::SetAttr`]'s `valid`.
+pub mod valid {
+    /// `mode` is to be set.
+    pub const MODE: u32 = 1;
+    /// `uid` is to be set.
+    pub const UID: u32 = 2;
+    /// `gid` is to be set.
+    pub const GID: u32 = 4;
+    /// `size` is to be set.
+    pub const SIZE: u32 = 8;
+    /// `accessed` and `modified` are to be set (each may be NOW or OMIT).
+    pub const TIMES: u32 = 16;
+}
+
+/// Flags of [`super::Request::Write`].
+pub mod write_flag {
+    /// Write at the end of the file, whatever the offset.
+    pub const APPEND: u32 = 1;
+    /// Data is on stable storage before the reply.
+    pub const DATA_SYNC: u32 = 2;
+}
+
+/// Kinds of [`super::Request::Sync`].
+pub mod sync_kind {
+    /// Data and what is needed to read it (`fdatasync`).
+    pub const DATA: u32 = 0;
+    /// Data and attributes (`fsync`).
+    pub const FULL: u32 = 1;
+    /// The whole file system (`syncfs`).
+    pub const FILE_SYSTEM: u32 = 2;
+}
+
+/// Whence of [`super::Request::Seek`].
+pub mod whence {
+    /// Next data (`SEEK_DATA`).
+    pub const DATA: u32 = 3;
+    /// Next hole (`SEEK_HOLE`).
+    pub const HOLE: u32 = 4;
+}
+
+/// Lock families and types of [`super::Request::Lock`].
+pub mod lock {
+    /// Owned by the process (`fcntl` F_SETLK); ends with any close by that owner.
+    pub const PROCESS: u8 = 0;
+    /// Owned by the open file (F_OFD_SETLK).
+    pub const OPEN_FILE: u8 = 1;
+    /// Whole-file lock of the open file (`flock`).
+    pub const FLOCK: u8 = 2;
+    /// Shared.
+    pub const SHARED: u8 = 0;
+    /// Exclusive.
+    pub const EXCLUSIVE: u8 = 1;
+    /// Release.
+    pub const UNLOCK: u8 = 2;
+}
