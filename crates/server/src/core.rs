@@ -5,14 +5,13 @@ use crate::disks::Disks;
 use crate::exports::Exports;
 use crate::families::Families;
 use crate::grace::Grace;
-use crate::grants::{Grant, Running, Served};
+use crate::grants::Served;
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
-use crate::messages::send_reply;
 use crate::native;
 use crate::nbd::driver::{CoreDriver, Late};
 use crate::nbd::{self, Nbd};
-use crate::offload::{Job, Offload};
+use crate::offload::Offload;
 use crate::serving::Serving;
 use crate::stats::CoreStatistics;
 use parking_lot::Mutex;
@@ -22,15 +21,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use towline_block::Engine;
-use towline_mem::{Aggregate, Pool};
+use towline_mem::Pool;
 use towline_net::address::Listener;
 use towline_net::{Flushed, Incoming, Link, ShmLink};
 use towline_reactor::{Event, Finished, Reactor};
-use towline_session::locks::{Locked, Locks, Owner, Waiter};
+use towline_session::locks::{Locks, Waiter};
 use towline_session::state::State;
-use towline_session::{Context, Step};
 use towline_store::directory::requests_arrived;
-use towline_wire::header::reply_flag;
 use towline_wire::{Header, Kind};
 
 /// What all cores share.
@@ -136,7 +133,7 @@ pub(crate) struct Core {
     pub(crate) finished: Vec<Finished>,
     /// Work of disks that only pretend to take time.
     pub(crate) late: BinaryHeap<Late>,
-    pool: Arc<Pool>,
+    pub(crate) pool: Arc<Pool>,
     /// Transfers that wait for their next grant, in turn.
     pub(crate) grant_queue: VecDeque<(u64, u16)>,
     /// The same of transfers to disks.
@@ -488,163 +485,6 @@ impl Core {
             (Some(error), _) => self.close_lane(index, &error),
             (None, Some(hello)) => self.greet(index, &hello),
             (None, None) => self.dirty.push(index),
-        }
-    }
-
-    pub(crate) fn take_running(
-        &mut self,
-        session: u64,
-        slot: u16,
-        sequence: u32,
-    ) -> Option<Box<Running>> {
-        let place = self.sessions.get_mut(&session)?.running.get_mut(usize::from(slot))?;
-        place.take_if(|running| running.sequence == sequence)
-    }
-
-    /// Goes on with a request until it is answered or waits.
-    pub(crate) fn drive(&mut self, session: u64, slot: u16, mut running: Box<Running>) {
-        loop {
-            let Some(served) = self.sessions.get_mut(&session) else { return };
-            let start = Instant::now();
-            let mut files = served.session.files.lock();
-            let mut context = Context {
-                files: &mut files,
-                exports: &self.shared.exports,
-                caller: &running.caller,
-                session,
-            };
-            let step = running.compound.run(&mut context);
-            drop(files);
-            running.stages.storage += elapsed_ns(start);
-            match step {
-                Step::Finished => return self.reply(session, slot, running),
-                Step::NeedsData => {
-                    running.data_since = Some(Instant::now());
-                    self.grant_queue.push_back((session, slot));
-                }
-                Step::Block(work, bytes) => {
-                    let sequence = running.sequence;
-                    running.expected = bytes;
-                    self.expect(session, |lane| lane.expected += bytes);
-                    let work = move || {
-                        let start = Instant::now();
-                        let result = work();
-                        let took = elapsed_ns(start);
-                        Mail::Unblocked { session, slot, sequence, result, took }
-                    };
-                    let reply_to = self.mailbox.clone();
-                    self.shared.offload.run(Job { work: Box::new(work), reply_to });
-                }
-                Step::Lock(_, waiter, _)
-                    if !served.session.reclaiming && self.shared.grace.holds_up(&waiter) => {}
-                Step::Lock(file, waiter, wait) => {
-                    if let Some(journal) = &served.session.journal {
-                        journal.note_locks();
-                    }
-                    let outcome = self.shared.locks.lock().lock(file, waiter, wait);
-                    match outcome {
-                        Ok(Locked::Done(granted)) => {
-                            self.shared.notify(granted);
-                            running.compound.locked(Ok(()));
-                            continue;
-                        }
-                        Err(errno) => {
-                            running.compound.locked(Err(errno));
-                            continue;
-                        }
-                        Ok(Locked::Waiting) => {}
-                    }
-                }
-                Step::TestLock(file, owner, range) => {
-                    let tested = self.shared.locks.lock().test(session, file, owner, &range);
-                    running.compound.tested(owner.session, tested);
-                    continue;
-                }
-                Step::ReleaseLocks(owner) => {
-                    let granted = self.shared.locks.lock().release(|o: &Owner| *o == owner);
-                    self.shared.notify(granted);
-                    continue;
-                }
-                Step::Reclaimed => {
-                    served.session.reclaiming = false;
-                    self.shared.reclaimed(session);
-                    continue;
-                }
-            }
-            if let Some(served) = self.sessions.get_mut(&session) {
-                served.running[usize::from(slot)] = Some(running);
-            }
-            return;
-        }
-    }
-
-    /// Changes how much memory the answers that a session's lane waits for will take.
-    fn expect(&mut self, session: u64, change: impl FnOnce(&mut Lane)) {
-        let lane = self.sessions.get(&session).and_then(|served| served.lane);
-        if let Some(Some(lane)) = lane.and_then(|lane| self.lanes.get_mut(lane as usize)) {
-            change(lane);
-        }
-    }
-
-    fn reply(&mut self, session: u64, slot: u16, running: Box<Running>) {
-        let Running { compound, sequence, borrows, arrived, mut stages, .. } = *running;
-        stages.server = elapsed_ns(arrived);
-        self.statistics.record(compound.first_tag(), stages);
-        let is_undecided = compound.is_undecided();
-        let (mut results, mut data, modifies, is_read) = compound.into_reply();
-        let Some(served) = self.sessions.get_mut(&session) else { return };
-        let mut header = Header::new(Kind::Reply, slot, sequence);
-        header.body_bytes = results.len() as u32;
-        if is_undecided {
-            header.flags |= reply_flag::UNKNOWN;
-        }
-        header.word_a = self.shared.boot_epoch;
-        header.word_b = u32::try_from(stages.server).unwrap_or(u32::MAX);
-        let remember = modifies && data.is_empty();
-        // The request of a lost lane is only remembered: the client asks again on the next one.
-        let index = served.lane.map(|lane| lane as usize);
-        let mut lane = index.and_then(|index| self.lanes.get_mut(index)?.as_mut());
-        if borrows
-            && is_read
-            && !modifies
-            && let Some(loans) = lane.as_mut().and_then(|lane| lane.loans.as_mut())
-            && loans.lend(&mut header, &mut results, &data)
-        {
-            data = Aggregate::new();
-        }
-        let bytes = send_reply(lane, header, &results, data, is_read);
-        served.session.slots.answer(slot, remember.then_some(bytes));
-        self.dirty.extend(index);
-    }
-
-    /// Gives buffers to transfers that wait for their data, in turn.
-    fn grant(&mut self) {
-        for _ in 0..self.grant_queue.len() {
-            let Some((session, slot)) = self.grant_queue.pop_front() else { return };
-            let Some(served) = self.sessions.get_mut(&session) else { continue };
-            let Some(index) = served.lane.map(|lane| lane as usize) else { continue };
-            let Some(Some(lane)) = self.lanes.get_mut(index) else { continue };
-            let Some(running) = served.running[usize::from(slot)].as_mut() else { continue };
-            let Some((offset, length)) = running.next_grant() else { continue };
-            let Some(buffer) = self.pool.take() else {
-                self.grant_queue.push_front((session, slot));
-                return;
-            };
-            let mut header = Header::new(Kind::Grant, slot, running.sequence);
-            header.offset = offset;
-            header.word_a = length as u32;
-            running.grants.push_back(Grant { offset, length, buffer });
-            running.granted += length as u64;
-            if lane.granted == 0 {
-                lane.since = Instant::now();
-            }
-            lane.granted += 1;
-            self.ticking = true;
-            lane.send_header(&header);
-            self.dirty.push(index);
-            if running.next_grant().is_some() {
-                self.grant_queue.push_back((session, slot));
-            }
         }
     }
 

@@ -23,6 +23,7 @@ mod messages;
 mod native;
 mod nbd;
 mod offload;
+mod running;
 mod server;
 mod serving;
 mod state_directory;
