@@ -40,9 +40,9 @@ def program(options, prefix, calls, operation, root):
 
 
 def processor(prefix, script):
-    """CPU of a shell script in seconds; a run's own processes count, as it waits for them."""
-    text = output([*prefix, "bash", "-c", f"TIMEFORMAT='%U %S'; exec 3>&1; {{ time ( {script} ) >/dev/null 2>/dev/null; }} 2>&3"])
-    return sum(map(float, text.split()[-2:]))
+    """CPU in seconds of all that a shell script starts, as the shell counts it."""
+    minutes = output([*prefix, "bash", "-c", f"({script}) >/dev/null 2>&1; times"]).split()[-2:]
+    return sum(60 * float(part.split("m")[0]) + float(part.split("m")[1].rstrip("s")) for part in minutes)
 
 
 def counted(prefix, log):
