@@ -188,10 +188,10 @@ impl ShmLink {
         self.available(&self.rings().1).map_or(true, |count| count > 0)
     }
 
-    /// True when there is room to send at least a quarter of the ring, or the peer spoiled it.
+    /// True when there is room to send at least half of the ring, or the peer spoiled it.
     fn writable(&self) -> bool {
         let ring = self.rings().0;
-        self.space(&ring).map_or(true, |count| count >= ring.bytes / 4)
+        self.space(&ring).map_or(true, |count| count >= ring.bytes / 2)
     }
 
     pub(crate) fn send_pieces(&self, pieces: &[Piece]) -> io::Result<usize> {
@@ -238,8 +238,9 @@ impl ShmLink {
         let position = start + done as u64;
         self.read.store(position, Ordering::Relaxed);
         self.memory.word64(ring.words + READ).store(position, Ordering::Release);
-        // A sender waits for room only when the ring was nearly full.
-        if available + ring.bytes / 4 > ring.bytes {
+        // A sender that found the ring full waits until half of it is free: one wake-up for many
+        // pieces.
+        if available > ring.bytes / 2 && available - done <= ring.bytes / 2 {
             self.wake_peer();
         }
         Ok(done)
