@@ -34,6 +34,7 @@ pub struct Disk {
     failed: AtomicBool,
     flushes: Mutex<Flushes>,
     flushed: Condvar,
+    resizing: Mutex<()>,
     meters: Meters,
 }
 
@@ -72,6 +73,7 @@ impl Disk {
             failed: AtomicBool::new(false),
             flushes: Mutex::default(),
             flushed: Condvar::new(),
+            resizing: Mutex::default(),
             meters: Meters::default(),
         }
     }
@@ -142,10 +144,16 @@ impl Disk {
         if size > 0 && (self.read_only || self.has_failed()) {
             return Err(io::Error::from_raw_os_error(EROFS));
         }
-        match size {
-            0 => self.store.refresh().map(|_| ()),
-            size => self.store.resize(size),
+        let _one_at_a_time = self.resizing.lock();
+        let before = self.store.refresh()?;
+        if size == 0 {
+            return Ok(());
         }
+        if size < before {
+            // Should it grow again, these bytes have become zeroes.
+            self.changes.note(size, before - size);
+        }
+        self.store.resize(size)
     }
 
     /// An operator has looked: changes are allowed again.

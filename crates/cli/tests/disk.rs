@@ -201,13 +201,26 @@ fn disks_are_shown_mapped_copied_and_resized() {
     File::options().write(true).open(place.path("served")).unwrap().set_len(size).unwrap();
     assert_eq!(place.disk(&["resize", &img]).unwrap(), "25165824 -> 25165824 bytes\n");
     assert_eq!(place.noted(), 0, "nothing is left to be gone on with");
+
+    assert_eq!(place.disk(&["resize", &scratch, "+8M"]).unwrap(), "25165824 -> 33554432 bytes\n");
+    let map = place.disk(&["map", "--totals", "--json", &scratch]).unwrap();
+    assert!(map.contains("hole"), "{map}");
+    assert_eq!(
+        place.disk(&["resize", "--shrink", &scratch, "1M"]).unwrap(),
+        "33554432 -> 1048576 bytes\n"
+    );
+    let nbd = place.disk(&["info", "--json", &place.nbd("scratch")]).unwrap();
+    assert!(nbd.contains(r#""size":1048576"#), "{nbd}");
 }
 
 #[test]
 fn what_cannot_be_copied_is_refused_with_a_reason() {
     let place = Place::new();
     let local = place.sparse("local", 8 * MIB);
-    let _server = place.serve(&[format!("img={local}"), "ro=mem:8M:ro".into(), "a=mem:4M".into()]);
+    let (one, two) = (place.sparse("one", 2 * MIB), place.sparse("two", 2 * MIB));
+    let pair = format!("pair=stripe:64K:{one},{two}");
+    let disks = [format!("img={local}"), "ro=mem:8M:ro".into(), "a=mem:4M".into(), pair];
+    let _server = place.serve(&disks);
     let (img, nbd) = (place.url("img"), place.nbd("a"));
     let fifo = place.path("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -228,7 +241,9 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         (&["resize", &place.nbd("a"), "1M"], "NBD"),
         (&["resize", &place.url("a"), "1X"], "1X"),
         (&["resize", "--shrink", &place.url("a"), "-4M"], "no disk"),
-        (&["resize", &place.url("a"), "16M"], "not supported"),
+        (&["resize", &place.url("a"), "65M"], "16 times"),
+        (&["resize", &place.url("ro"), "16M"], "read-only"),
+        (&["resize", &place.url("pair"), "+100K"], "number of members"),
         (&["info", &place.url("none")], "no such file"),
     ] {
         let error = place.disk(arguments).unwrap_err();

@@ -234,11 +234,16 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()>;
 
-    /// Makes the disk so many bytes long, not zero. What is added reads as zeroes.
+    /// [`BlockStore::resize`] can be.
+    fn resizes(&self) -> bool {
+        false
+    }
+
+    /// Makes the disk so many bytes long, not zero. What is added reads as zeroes. Callers do so one at a time.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where that cannot be; `EINVAL` for a length that is not in whole blocks, or none;
-    /// what the device says.
+    /// `EOPNOTSUPP` where that cannot be; `EINVAL` for a length that is not in whole blocks (of a disk of several
+    /// members: stripes), or none; `EFBIG` for one that it cannot grow to; what the device says.
     fn resize(&self, _size: u64) -> io::Result<()> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }

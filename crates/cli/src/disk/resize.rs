@@ -4,7 +4,7 @@ use super::end;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use towline_attach::nbd::Source;
-use towline_client::Url;
+use towline_client::{Disk, Errno, Url};
 
 /// Arguments of `disk resize`.
 #[derive(clap::Args)]
@@ -43,8 +43,30 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
             "{size} bytes are fewer than {before}: what is behind would be lost; --shrink allows it"
         )));
     }
-    let after = disk.resize(size)?.size;
+    let after = disk.resize(size).map_err(|error| explained(Failure::from(error), &disk))?.size;
     Ok(format!("{before} -> {after} bytes\n"))
+}
+
+/// What to do about it.
+fn explained(failure: Failure, disk: &Disk) -> Failure {
+    if failure.is(Errno::EOPNOTSUPP) {
+        return failure.with(
+            "a device, also one in a stripe, gets another size where it is made; \
+             then `towline disk resize` without a size makes it known",
+        );
+    }
+    if failure.is(Errno::EFBIG) {
+        return failure.with(
+            "memory grows to 16 times its first size, a file to what its file system allows",
+        );
+    }
+    if failure.is(Errno::EINVAL) {
+        let block = disk.info().block_minimum;
+        return failure.with(format_args!(
+            "it has to be in blocks of {block} bytes, for a stripe in its chunk times the number of members"
+        ));
+    }
+    failure
 }
 
 fn too_much() -> Failure {

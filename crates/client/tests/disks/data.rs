@@ -270,3 +270,45 @@ fn memory_disks_are_read_in_place_over_shared_memory() {
         assert_eq!(counter(&client, "bytes_on_loan"), 0);
     }
 }
+
+/// All who have a disk open use what it grew by, and fail beyond what it shrank to, whoever did it.
+#[test]
+fn a_disk_that_changes_its_size_does_so_for_all_its_users() {
+    let disks = disks();
+    let size = SIZE as u64;
+    let clients = clients(&disks);
+    for kind in KINDS {
+        let open: Vec<_> = clients.iter().map(|c| c.disk(kind.as_bytes()).unwrap()).collect();
+        for (at, disk) in open.iter().enumerate() {
+            let other = &open[(at + 1) % open.len()];
+            let what = format!("{kind} over {:?}", clients[at].link_kind());
+            let data = pattern(100_000, at as u8);
+            other.write_at(&data, size - 100_000).unwrap();
+            assert_eq!(disk.resize(2 * size).unwrap().size, 2 * size, "{what}");
+            let mut found = vec![1; 200_000];
+            other.read_at(&mut found, size - 100_000).unwrap();
+            assert!(found[..100_000] == data && found[100_000..].iter().all(|b| *b == 0), "{what}");
+            other.write_at(&data, 2 * size - 100_000).unwrap();
+            assert_eq!(other.refresh().unwrap().size, 2 * size, "{what}");
+            disk.read_at(&mut found[..100_000], 2 * size - 100_000).unwrap();
+            assert!(found[..100_000] == data, "{what}");
+
+            assert_eq!(disk.resize(size / 2).unwrap().size, size / 2, "{what}");
+            for length in [512, 100_000] {
+                let read = other.read_at(&mut found[..length], size / 2).unwrap_err();
+                assert_eq!(read.errno(), Errno::EINVAL, "{what}");
+                let write = other.write_at(&data[..length], size / 2 - 256).unwrap_err();
+                assert_eq!(write.errno(), Errno::ENOSPC, "{what}");
+            }
+            assert_eq!(other.refresh().unwrap().size, size / 2, "{what}");
+            // What was cut off does not come back.
+            disk.resize(size).unwrap();
+            other.read_at(&mut found, size - 200_000).unwrap();
+            assert!(found.iter().all(|byte| *byte == 0), "{what}");
+        }
+    }
+    let refused = |kind: &[u8], size| clients[0].disk(kind).unwrap().resize(size).unwrap_err();
+    assert_eq!(refused(b"memory", 16 * size + 1).errno(), Errno::EFBIG);
+    assert_eq!(refused(b"stripe", size + 4096).errno(), Errno::EINVAL);
+    assert_eq!(refused(b"read-only", 2 * size).errno(), Errno::EROFS);
+}

@@ -2,7 +2,10 @@
 
 use crate::client::{Form, WRITE, WRITE_ZEROES};
 use crate::{World, long, pattern, wait_until};
-use towline_server::{CacheMode, DiskKind};
+use std::sync::Arc;
+use towline_server::{CacheMode, DiskKind, OwnStore};
+use towline_store::BlockStore;
+use towline_store::block::{FileDisk, MemoryDisk, StripeDisk};
 
 const MIB: u64 = 1 << 20;
 const EIO: u32 = 5;
@@ -91,6 +94,46 @@ fn beyond_the_end_of_a_file_that_shrank_everything_fails() {
             file.as_file().set_len(4 * MIB).unwrap();
             assert!(client.read(2 * MIB, MIB).unwrap().iter().all(|byte| *byte == 0), "{what}");
             assert_eq!(client.write(0, 2 * MIB, &data[..1 << 20]), 0, "{what}");
+        }
+    }
+}
+
+/// Memory and stripes that are resized while clients of all forms use them: those who were told another size
+/// use what is there now, and get `EIO` for what is gone.
+#[test]
+fn memory_and_stripes_are_resized_under_their_clients() {
+    let files = [file(2 * MIB), file(2 * MIB)];
+    let open = |file: &tempfile::NamedTempFile| -> Arc<dyn BlockStore> {
+        FileDisk::open(file.path(), CacheMode::Cached, false).unwrap()
+    };
+    let stripe = StripeDisk::new(files.iter().map(open).collect(), 64 << 10).unwrap();
+    let stores: [Arc<dyn BlockStore>; 2] = [MemoryDisk::new("test", 4 * MIB).unwrap(), stripe];
+    for store in stores {
+        let world = World::with(DiskKind::Own(OwnStore(store.clone())), |_| {});
+        let data = pattern(0, 4 << 20, 3);
+        for form in FORMS {
+            let what = format!("{store:?} {form:?}");
+            let mut client = world.client(form);
+            assert_eq!(client.size, 4 * MIB, "{what}");
+            assert_eq!(client.write(0, 0, &data), 0, "{what}");
+            store.resize(MIB).unwrap();
+            for length in [4096, MIB] {
+                assert_eq!(client.read(2 * MIB, length), Err(EIO), "{what} {length}");
+                let bytes = &data[..length as usize];
+                assert_eq!(client.write(0, 2 * MIB, bytes), EIO, "{what} {length}");
+                assert_eq!(client.write(1, MIB - 2048, bytes), EIO, "{what} {length}, across");
+            }
+            client.request(WRITE_ZEROES, 0, 1, 2 * MIB, 4096);
+            assert_eq!(client.outcome().unwrap(), EIO, "{what}, zeroes");
+            assert!(client.read(0, MIB).unwrap() == data[..MIB as usize], "{what}");
+            assert_eq!(world.client(form).size, MIB, "{what}");
+            store.resize(8 * MIB).unwrap();
+            assert!(client.read(MIB, MIB).unwrap().iter().all(|b| *b == 0), "{what}");
+            assert_eq!(client.write(0, 7 * MIB, &data[..1 << 20]), 0, "{what}");
+            let mut late = world.client(form);
+            assert_eq!(late.size, 8 * MIB, "{what}");
+            assert!(late.read(7 * MIB, MIB).unwrap() == data[..1 << 20], "{what}");
+            store.resize(4 * MIB).unwrap();
         }
     }
 }

@@ -69,6 +69,14 @@ impl BlockStore for DelayStore {
         self.inner.refresh()
     }
 
+    fn resizes(&self) -> bool {
+        self.inner.resizes()
+    }
+
+    fn resize(&self, size: u64) -> io::Result<()> {
+        self.inner.resize(size)
+    }
+
     fn layout(&self) -> Option<Layout> {
         self.inner.layout()
     }

@@ -313,8 +313,12 @@ impl BlockStore for FileDisk {
         Ok(size)
     }
 
-    fn resize(&self, size: u64) -> io::Result<()> {
+    fn resizes(&self) -> bool {
         // A device gets another size where it is made; `refresh` sees it.
+        !self.is_device
+    }
+
+    fn resize(&self, size: u64) -> io::Result<()> {
         if self.is_device {
             return Err(Errno::OPNOTSUPP.into());
         }

@@ -3,9 +3,13 @@
 //! A bit for each page tells whether it holds data. So holes are known without a system call, and
 //! reading one takes no memory. The bit is set after the bytes were written and cleared before
 //! the page is given back, so that whatever overlaps, a page without its bit is all zeroes.
+//!
+//! The memfd is longer than the disk, so that it can grow: what is not used takes no memory, and its
+//! length never changes, so that whoever mapped it reads without looking.
 
 use crate::block_store::{BlockStore, Extent, Geometry, Now, ZeroHow};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use towline_mem::{Aggregate, Segment, SharedMemory};
@@ -14,37 +18,72 @@ const PAGE: u64 = 4096;
 /// Shorter reads are copied: that costs less than referring to them.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
 
+/// How many times its first size a disk can become.
+const GROWTH: u64 = 16;
+
+const EIO: i32 = 5;
+const EINVAL: i32 = 22;
+const EFBIG: i32 = 27;
+const EOPNOTSUPP: i32 = 95;
+
 /// A disk in memory, gone when the server ends.
 #[derive(Debug)]
 pub struct MemoryDisk {
     memory: Arc<SharedMemory>,
-    written: Box<[AtomicU64]>,
-    size: u64,
+    /// A bit for each page of `memory`; memory of its own, since most of it is never touched.
+    written: SharedMemory,
+    size: AtomicU64,
+}
+
+fn failed<T>(errno: i32) -> io::Result<T> {
+    Err(io::Error::from_raw_os_error(errno))
 }
 
 impl MemoryDisk {
-    /// A disk of `size` bytes, all zero.
+    /// A disk of `size` bytes, all zero, that can become 16 times as long; where there are not
+    /// enough addresses for that, no longer than it is.
     ///
     /// # Errors
     /// `EINVAL` for no bytes; what `memfd_create(2)` or `mmap(2)` say.
     pub fn new(name: &str, size: u64) -> io::Result<Arc<Self>> {
-        let length = usize::try_from(size).ok().filter(|length| *length > 0);
-        let length = length.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let memory = Arc::new(SharedMemory::create_lendable(name, length, PAGE, 0)?);
-        let words = size.div_ceil(PAGE).div_ceil(64) as usize;
-        let written = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Arc::new(Self { memory, written, size }))
+        if size == 0 {
+            return failed(EINVAL);
+        }
+        let (memory, written) =
+            Self::map(name, size.saturating_mul(GROWTH)).or_else(|_| Self::map(name, size))?;
+        Ok(Arc::new(Self { memory: Arc::new(memory), written, size: AtomicU64::new(size) }))
+    }
+
+    /// Memory for so many bytes, and for their bits.
+    fn map(name: &str, bytes: u64) -> io::Result<(SharedMemory, SharedMemory)> {
+        let Ok(length) = usize::try_from(bytes) else { return failed(EFBIG) };
+        let memory = SharedMemory::create_lendable(name, length, PAGE, 0)?;
+        let words = bytes.div_ceil(PAGE).div_ceil(64) as usize;
+        Ok((memory, SharedMemory::create("written", words * 8)?))
+    }
+
+    /// The bits of 64 pages.
+    fn word(&self, page: u64) -> &AtomicU64 {
+        self.written.word64((page / 64) as usize * 8)
     }
 
     fn is_written(&self, page: u64) -> bool {
-        self.written[(page / 64) as usize].load(Ordering::Acquire) & (1 << (page % 64)) != 0
+        self.word(page).load(Ordering::Acquire) & (1 << (page % 64)) != 0
     }
 
     fn set_written(&self, offset: u64, length: u64) {
         for page in offset / PAGE..(offset + length).div_ceil(PAGE) {
             if !self.is_written(page) {
-                self.written[(page / 64) as usize].fetch_or(1 << (page % 64), Ordering::Release);
+                self.word(page).fetch_or(1 << (page % 64), Ordering::Release);
             }
+        }
+    }
+
+    /// `EIO` for what lies behind the end: the disk became shorter since somebody looked.
+    fn inside(&self, offset: u64, length: u64) -> io::Result<()> {
+        match offset + length > self.size.load(Ordering::Acquire) {
+            true => failed(EIO),
+            false => Ok(()),
         }
     }
 
@@ -54,8 +93,8 @@ impl MemoryDisk {
         let first = self.is_written(offset / PAGE);
         let mut at = (offset / PAGE + 1) * PAGE;
         while at < end {
-            let (word, bit) = (at / PAGE / 64, at / PAGE % 64);
-            let bits = self.written[word as usize].load(Ordering::Acquire) >> bit;
+            let bit = at / PAGE % 64;
+            let bits = self.word(at / PAGE).load(Ordering::Acquire) >> bit;
             let alike = if first { bits.trailing_ones() } else { bits.trailing_zeros() };
             let alike = u64::from(alike).min(64 - bit);
             at += alike * PAGE;
@@ -87,11 +126,24 @@ impl MemoryDisk {
             return self.zero_partly(offset, length);
         }
         self.zero_partly(offset, first - offset)?;
-        for page in first / PAGE..last / PAGE {
-            self.written[(page / 64) as usize].fetch_and(!(1 << (page % 64)), Ordering::AcqRel);
-        }
+        self.clear_written(first / PAGE..last / PAGE);
         self.memory.punch(first as usize, (last - first) as usize)?;
         self.zero_partly(last, offset + length - last)
+    }
+
+    fn clear_written(&self, pages: Range<u64>) {
+        let mut page = pages.start;
+        while page < pages.end {
+            // All of a word that are in the range, and none where there is nothing to be cleared: that
+            // would take memory for bits that were never set.
+            let count = (64 - page % 64).min(pages.end - page);
+            let bits = (u64::MAX >> (64 - count)) << (page % 64);
+            let word = self.word(page);
+            if word.load(Ordering::Acquire) & bits != 0 {
+                word.fetch_and(!bits, Ordering::AcqRel);
+            }
+            page += count;
+        }
     }
 
     /// Zeroes less than two pages, unless they are holes already.
@@ -108,7 +160,7 @@ impl MemoryDisk {
 impl BlockStore for MemoryDisk {
     fn geometry(&self) -> Geometry {
         Geometry {
-            size: self.size,
+            size: self.size.load(Ordering::Acquire),
             block_minimum: 1,
             block_preferred: PAGE as u32,
             rotational: false,
@@ -117,6 +169,11 @@ impl BlockStore for MemoryDisk {
     }
 
     fn read_now(&self, offset: u64, target: &mut [u8]) -> Now {
+        Now::Done(self.read(offset, target))
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        self.inside(offset, target.len() as u64)?;
         let mut done = 0;
         while done < target.len() {
             let at = offset + done as u64;
@@ -129,19 +186,19 @@ impl BlockStore for MemoryDisk {
             }
             done += length as usize;
         }
-        Now::Done(Ok(()))
+        Ok(())
     }
 
     fn hole_now(&self, offset: u64, length: u64) -> u64 {
         match self.run(offset, length) {
-            (length, false) => length,
+            (length, false) if self.inside(offset, length).is_ok() => length,
             _ => 0,
         }
     }
 
     fn lend(&self, offset: u64, length: u64) -> Option<Aggregate> {
         let (length, holds_data) = self.run(offset, length);
-        if !holds_data || length < LEND_BYTES_MIN {
+        if !holds_data || length < LEND_BYTES_MIN || self.inside(offset, length).is_err() {
             return None;
         }
         let mut aggregate = Aggregate::new();
@@ -155,6 +212,7 @@ impl BlockStore for MemoryDisk {
         length: u64,
         tell: &mut dyn FnMut(Option<u64>, u64),
     ) -> Option<&Arc<SharedMemory>> {
+        self.inside(offset, length).ok()?;
         let (mut at, end) = (offset, offset + length);
         while at < end {
             let (length, holds_data) = self.run(at, end - at);
@@ -164,17 +222,12 @@ impl BlockStore for MemoryDisk {
         Some(&self.memory)
     }
 
-    fn write_now(&self, offset: u64, data: &[u8], _durable: bool) -> Now {
-        self.copy_in(offset, data);
-        Now::Done(Ok(()))
-    }
-
-    fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
-        self.read_now(offset, target);
-        Ok(())
+    fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now {
+        Now::Done(self.write(offset, data, durable))
     }
 
     fn write(&self, offset: u64, data: &[u8], _durable: bool) -> io::Result<()> {
+        self.inside(offset, data.len() as u64)?;
         self.copy_in(offset, data);
         Ok(())
     }
@@ -184,9 +237,10 @@ impl BlockStore for MemoryDisk {
     }
 
     fn zero(&self, offset: u64, length: u64, how: ZeroHow) -> io::Result<()> {
+        self.inside(offset, length)?;
         if how.allocate {
             if how.fast {
-                return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+                return failed(EOPNOTSUPP);
             }
             self.copy_zeroes(offset, length);
             return Ok(());
@@ -202,12 +256,38 @@ impl BlockStore for MemoryDisk {
         Ok(())
     }
 
+    fn resizes(&self) -> bool {
+        true
+    }
+
+    fn resize(&self, size: u64) -> io::Result<()> {
+        if size == 0 {
+            return failed(EINVAL);
+        }
+        if size > self.memory.len() as u64 {
+            return failed(EFBIG);
+        }
+        let before = self.size.load(Ordering::Acquire);
+        if size < before {
+            self.size.store(size, Ordering::Release);
+        }
+        // What lies behind the end is given back. It is once more before the disk grows, for the sake of a
+        // write that had looked at the size before it shrank.
+        let (from, to) = (size.min(before), size.max(before));
+        if from < to {
+            self.punch(from, to - from)?;
+        }
+        self.size.store(size, Ordering::Release);
+        Ok(())
+    }
+
     fn extents(
         &self,
         mut offset: u64,
         length: u64,
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()> {
+        self.inside(offset, length)?;
         let end = offset + length;
         while offset < end {
             let (length, holds_data) = self.run(offset, end - offset);

@@ -110,6 +110,36 @@ impl BlockStore for StripeDisk {
         Ok(self.geometry().size)
     }
 
+    fn resizes(&self) -> bool {
+        self.members.iter().all(|member| member.resizes())
+    }
+
+    fn resize(&self, size: u64) -> io::Result<()> {
+        if !self.resizes() {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        // Whole stripes: a chunk on each member.
+        let count = self.members.len() as u64;
+        if size == 0 || !size.is_multiple_of(self.chunk.saturating_mul(count)) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let (before, each) = (self.refresh()? / count, size / count);
+        for member in &self.members {
+            // A member may have been longer than what of it was used: none of that becomes visible.
+            if each > before && member.geometry().size > before {
+                member.resize(before)?;
+            }
+        }
+        let outcome: io::Result<()> = self.members.iter().try_for_each(|m| m.resize(each));
+        if outcome.is_err() && each > before {
+            // As long as the shortest, so that nobody sees a size that it does not have; the space is given back.
+            for member in &self.members {
+                let _ = member.resize(before);
+            }
+        }
+        outcome
+    }
+
     fn layout(&self) -> Option<Layout> {
         Some(Layout { chunk: self.chunk, members: self.members.len() as u32, shift: 0 })
     }

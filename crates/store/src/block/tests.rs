@@ -193,3 +193,75 @@ fn memory_is_taken_by_writes_alone() {
     disk.extents(0, 1 << 20, &mut tell).unwrap();
     assert_eq!(extents, [(4096, true), (4096, false), ((1 << 20) - 8192, true)]);
 }
+
+/// What is added reads as zeroes, and what was cut off is gone, on every disk that can be resized.
+#[test]
+fn disks_that_change_their_size() {
+    /// Whole pages, and whole stripes of three.
+    const HALF: u64 = 36 * 4096;
+    let members = || (0..3).map(|_| file(CacheMode::Cached, SIZE / 3)).collect();
+    let mut disks = disks();
+    disks.push(("stripe of files", StripeDisk::new(members(), 4096).unwrap()));
+    for (name, disk) in disks {
+        assert!(disk.resizes(), "{name}");
+        disk.write(0, &vec![7; SIZE as usize], false).unwrap();
+        disk.resize(HALF).unwrap();
+        assert_eq!((disk.geometry().size, disk.refresh().unwrap()), (HALF, HALF), "{name}");
+        for (at, count) in [(HALF, 4096), (HALF - 4096, 8192), (0, SIZE)] {
+            let errno = |result: std::io::Result<()>| result.unwrap_err().raw_os_error();
+            let mut bytes = vec![0; count as usize];
+            assert_eq!(errno(disk.read(at, &mut bytes)), Some(libc::EIO), "{name} {at} {count}");
+            assert!(disk.in_place(at, count, &mut |_, _| {}).is_none(), "{name} {at}");
+            let zeroed = disk.zero(at, count, ZeroHow::default());
+            assert!(zeroed.is_err() || disk.geometry().size == HALF, "{name} {at}");
+        }
+        assert_eq!(disk.hole_now(HALF, 128 * 1024), 0, "{name}: nothing, not even a hole");
+        disk.write(0, &vec![7; HALF as usize], false).unwrap();
+        disk.resize(2 * SIZE).unwrap();
+        let mut bytes = vec![1; 2 * SIZE as usize];
+        disk.read(0, &mut bytes).unwrap();
+        let (old, new) = bytes.split_at(HALF as usize);
+        assert!(old.iter().all(|byte| *byte == 7), "{name}: what stays is as it was");
+        assert!(new.iter().all(|byte| *byte == 0), "{name}: what is added is empty");
+        disk.write(2 * SIZE - 4096, &[9; 4096], false).unwrap();
+        let mut last = [0; 4096];
+        disk.read(2 * SIZE - 4096, &mut last).unwrap();
+        assert_eq!(last, [9; 4096], "{name}");
+        assert_eq!(disk.resize(0).unwrap_err().raw_os_error(), Some(libc::EINVAL), "{name}");
+    }
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let errno = |disk: &dyn BlockStore, size| disk.resize(size).unwrap_err().raw_os_error();
+    let memory = MemoryDisk::new("test", SIZE).unwrap();
+    memory.resize(16 * SIZE).unwrap();
+    assert_eq!(errno(&*memory, 16 * SIZE + 4096), Some(libc::EFBIG));
+    assert_eq!(memory.geometry().size, 16 * SIZE);
+
+    // Whole stripes only, and all members or none.
+    let files: Vec<_> = (0..3).map(|_| file(CacheMode::Cached, SIZE / 3)).collect();
+    let stripe = StripeDisk::new(files.clone(), 4096).unwrap();
+    assert_eq!(errno(&*stripe, SIZE + 4096), Some(libc::EINVAL));
+    let limited = MemoryDisk::new("test", SIZE / 3).unwrap();
+    let members: Vec<Arc<dyn BlockStore>> = vec![files[0].clone(), limited, files[1].clone()];
+    let stripe = StripeDisk::new(members, 4096).unwrap();
+    assert_eq!(errno(&*stripe, 20 * SIZE), Some(libc::EFBIG));
+    assert_eq!((stripe.geometry().size, files[0].geometry().size), (SIZE, SIZE / 3));
+    stripe.resize(2 * SIZE).unwrap();
+    assert_eq!(stripe.geometry().size, 2 * SIZE);
+}
+
+/// Members longer than what of them was used held bytes there, which nobody gets to see.
+#[test]
+fn a_stripe_that_grows_into_its_members_shows_zeroes() {
+    let members = [file(CacheMode::Cached, 4 << 12), file(CacheMode::Cached, 1 << 12)];
+    members[0].write(0, &[5; 4 << 12], false).unwrap();
+    let stripe = StripeDisk::new(members.to_vec(), 4096).unwrap();
+    assert_eq!(stripe.geometry().size, 2 << 12);
+    stripe.resize(6 << 12).unwrap();
+    let mut bytes = vec![1; 6 << 12];
+    stripe.read(0, &mut bytes).unwrap();
+    assert!(bytes[..4096].iter().all(|byte| *byte == 5));
+    assert!(bytes[4096..].iter().all(|byte| *byte == 0));
+}
