@@ -1,7 +1,9 @@
 //! NBD as a client: agreeing with a server, serving a queue from it, and giving its connections to
 //! the kernel's own client.
 
+mod bytes;
 mod calls;
+mod extents;
 mod handshake;
 mod kernel;
 mod lane;
@@ -11,4 +13,4 @@ mod source;
 pub use calls::Caller;
 pub use kernel::{Kernel, KernelOptions, owner};
 pub use lane::Lane;
-pub use source::{Connection, Source};
+pub use source::{Connection, Extent, Source};

@@ -236,7 +236,6 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         (&["copy", "--resume", "-", &nbd], "--resume"),
         (&["copy", "--verify", &img, "-"], "cannot be read back"),
         (&["copy", "nbds://h/x", &local], "TLS"),
-        (&["map", &place.nbd("a")], "nbdinfo"),
         (&["map", &place.url("none")], "no such file"),
         (&["resize", &place.nbd("a"), "1M"], "NBD"),
         (&["resize", &place.url("a"), "1X"], "1X"),

@@ -1,7 +1,7 @@
 //! Blocking calls of any thread on one connection to an NBD server.
 
 use super::lane::Lane;
-use super::source::Source;
+use super::source::{Extent, Source};
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
@@ -30,6 +30,7 @@ struct Call {
 #[derive(Debug)]
 pub struct Caller {
     geometry: Geometry,
+    extents: Option<Vec<Extent>>,
     calls: Option<Sender<Call>>,
     bell: Arc<OwnedFd>,
     /// Free tags, counted.
@@ -40,14 +41,21 @@ pub struct Caller {
 impl Caller {
     /// Connects. A connection that is lost is made anew, what was not answered is asked again, and
     /// calls fail when there was no new one for `patience`. Without it they fail at once: nothing in
-    /// NBD tells whether a server that comes back still has what was written and not flushed.
+    /// NBD tells whether a server that comes back still has what was written and not flushed. So
+    /// patience is for whoever only reads, and holes are asked for, too: they are not sent then.
     ///
     /// # Errors
     /// When the server cannot be reached or has no such disk.
     pub fn connect(source: &Source, patience: Option<Duration>) -> Result<Self, Error> {
         // Another size is not looked at: a call beyond the end fails.
-        let lane = Lane::connect(source, Some(patience.unwrap_or_default()), mpsc::channel().0)?;
         let reconnects = patience.is_some();
+        let connection = match reconnects {
+            true => source.connect_for_chunks()?,
+            false => source.connect()?,
+        };
+        let (connection, extents) = connection.extents(source)?;
+        let tell = mpsc::channel().0;
+        let lane = Lane::adopting(source, connection, Some(patience.unwrap_or_default()), tell)?;
         let geometry = lane.geometry();
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::system(source)(error.into()))?;
@@ -58,7 +66,13 @@ impl Caller {
             .name("nbd".to_owned())
             .spawn(move || serve(lane, reconnects, &queue, &rings))
             .map_err(Error::system(source))?;
-        Ok(Self { geometry, calls: Some(calls), bell, room, thread: Some(thread) })
+        Ok(Self { geometry, extents, calls: Some(calls), bell, room, thread: Some(thread) })
+    }
+
+    /// What was allocated when it connected, in order; `None` when the server does not tell.
+    #[must_use]
+    pub fn extents(&self) -> Option<&[Extent]> {
+        self.extents.as_deref()
     }
 
     /// What the disk is like.

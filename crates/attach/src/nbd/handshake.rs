@@ -1,5 +1,6 @@
-//! The first phase of NBD, from the side of the client: one option, GO.
+//! The first phase of NBD, from the side of the client: GO, and before it what whoever copies asks for.
 
+use super::bytes::{be16, be32, be64};
 use crate::{Error, Geometry};
 use std::fmt::Display;
 use std::io::{Read, Write};
@@ -10,25 +11,35 @@ use towline_nbd::constants::{
 
 /// Answers to one option that are read before the server is taken for a mad one.
 const REPLIES_MAX: usize = 1000;
+/// The context that tells what is allocated.
+const ALLOCATION: &str = "base:allocation";
 
-/// Agrees on a disk; `what` names the server in errors.
+/// What was agreed on.
+pub(super) struct Agreed {
+    /// What the disk is like.
+    pub(super) geometry: Geometry,
+    /// The flags of transmission.
+    pub(super) flags: u16,
+    /// Replies come in chunks.
+    pub(super) chunks: bool,
+    /// The number of the context that tells what is allocated, if the server has it.
+    pub(super) allocation: Option<u32>,
+}
+
+/// Agrees on a disk, with `chunks` also on replies in chunks and on extents, where the server has them;
+/// `what` names the server in errors.
 pub(super) fn agree<S: Read + Write>(
     stream: &mut S,
     name: &str,
+    chunks: bool,
     what: &dyn Display,
-) -> Result<(Geometry, u16), Error> {
+) -> Result<Agreed, Error> {
     if name.len() > STRING_BYTES_MAX {
         return Err(Error::Refused(format!("{what}: the name of the disk is too long")));
     }
-    let failed = |error: std::io::Error| match error.kind() {
-        std::io::ErrorKind::UnexpectedEof => Error::system(what)(std::io::Error::new(
-            error.kind(),
-            "the server hung up in the handshake",
-        )),
-        _ => Error::system(what)(error),
-    };
+    let mut asking = Asking { stream, what };
     let mut greeting = [0; 18];
-    stream.read_exact(&mut greeting).map_err(failed)?;
+    asking.read(&mut greeting)?;
     if be64(&greeting[0..]) != INIT_MAGIC {
         return Err(Error::Protocol("it does not begin like an NBD server"));
     }
@@ -40,35 +51,111 @@ pub(super) fn agree<S: Read + Write>(
     if flags & server_flag::NO_ZEROES != 0 {
         ours |= client_flag::NO_ZEROES;
     }
-    let mut out = ours.to_be_bytes().to_vec();
-    out.extend(OPTION_MAGIC.to_be_bytes());
-    out.extend(option::GO.to_be_bytes());
-    out.extend((name.len() as u32 + 8).to_be_bytes());
-    out.extend((name.len() as u32).to_be_bytes());
-    out.extend(name.as_bytes());
-    out.extend(1_u16.to_be_bytes());
-    out.extend(info::BLOCK_SIZE.to_be_bytes());
-    stream.write_all(&out).map_err(failed)?;
-    let mut export = None;
-    let mut blocks = None;
-    for _ in 0..REPLIES_MAX {
-        let mut head = [0; 20];
-        stream.read_exact(&mut head).map_err(failed)?;
-        let (kind, length) = (be32(&head[12..]), be32(&head[16..]) as usize);
-        if be64(&head) != OPTION_REPLY_MAGIC || be32(&head[8..]) != option::GO {
-            return Err(Error::Protocol("no answer to the option GO"));
+    asking.write(&ours.to_be_bytes())?;
+    // What a server does not know it refuses, and all goes on without.
+    let chunks = chunks && asking.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?.is_none();
+    let allocation = if chunks { asking.allocation(name)? } else { None };
+    let (geometry, flags) = asking.go(name)?;
+    Ok(Agreed { geometry, flags, chunks, allocation })
+}
+
+/// Options of a client, one after the other.
+struct Asking<'a, S> {
+    stream: &'a mut S,
+    what: &'a dyn Display,
+}
+
+/// Why the server refused an option: its number, and what it said.
+struct Refused {
+    kind: u32,
+    text: String,
+}
+
+impl<S: Read + Write> Asking<'_, S> {
+    fn failed(&self, error: std::io::Error) -> Error {
+        match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => Error::system(self.what)(std::io::Error::new(
+                error.kind(),
+                "the server hung up in the handshake",
+            )),
+            _ => Error::system(self.what)(error),
         }
-        if length > OPTION_BYTES_MAX {
-            return Err(Error::Protocol("an answer that is too long"));
-        }
-        let mut body = vec![0; length];
-        stream.read_exact(&mut body).map_err(failed)?;
-        match kind {
-            option_reply::ACK => {
-                let (size, flags) = export.ok_or(Error::Protocol("it tells no size"))?;
-                return geometry(size, flags, blocks).map(|geometry| (geometry, flags));
+    }
+
+    fn read(&mut self, target: &mut [u8]) -> Result<(), Error> {
+        self.stream.read_exact(target).map_err(|error| self.failed(error))
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.stream.write_all(bytes).map_err(|error| self.failed(error))
+    }
+
+    /// Sends an option and gives `each` the answers before the one that ends them, which says whether it
+    /// was refused.
+    fn ask(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        mut each: impl FnMut(u32, &[u8]) -> Result<(), Error>,
+    ) -> Result<Option<Refused>, Error> {
+        let mut out = OPTION_MAGIC.to_be_bytes().to_vec();
+        out.extend(option.to_be_bytes());
+        out.extend((data.len() as u32).to_be_bytes());
+        out.extend(data);
+        self.write(&out)?;
+        for _ in 0..REPLIES_MAX {
+            let mut head = [0; 20];
+            self.read(&mut head)?;
+            let (kind, length) = (be32(&head[12..]), be32(&head[16..]) as usize);
+            if be64(&head) != OPTION_REPLY_MAGIC || be32(&head[8..]) != option {
+                return Err(Error::Protocol("no answer to the option that was sent"));
             }
-            option_reply::INFO if length >= 2 => match (be16(&body), length) {
+            if length > OPTION_BYTES_MAX {
+                return Err(Error::Protocol("an answer that is too long"));
+            }
+            let mut body = vec![0; length];
+            self.read(&mut body)?;
+            match kind {
+                option_reply::ACK => return Ok(None),
+                kind if kind & 1 << 31 != 0 => {
+                    let text = String::from_utf8_lossy(&body).into_owned();
+                    return Ok(Some(Refused { kind, text }));
+                }
+                kind => each(kind, &body)?,
+            }
+        }
+        Err(Error::Protocol("it does not stop to tell about the disk"))
+    }
+
+    /// The number under which the server tells what is allocated.
+    fn allocation(&mut self, name: &str) -> Result<Option<u32>, Error> {
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend(name.as_bytes());
+        data.extend(1_u32.to_be_bytes());
+        data.extend((ALLOCATION.len() as u32).to_be_bytes());
+        data.extend(ALLOCATION.as_bytes());
+        let mut number = None;
+        let refused = self.ask(option::SET_META_CONTEXT, &data, |kind, body| {
+            if kind == option_reply::META_CONTEXT && body.len() > 4 {
+                number = (&body[4..] == ALLOCATION.as_bytes()).then(|| be32(body)).or(number);
+            }
+            Ok(())
+        })?;
+        Ok(number.filter(|_| refused.is_none()))
+    }
+
+    fn go(&mut self, name: &str) -> Result<(Geometry, u16), Error> {
+        let mut data = (name.len() as u32).to_be_bytes().to_vec();
+        data.extend(name.as_bytes());
+        data.extend(1_u16.to_be_bytes());
+        data.extend(info::BLOCK_SIZE.to_be_bytes());
+        let mut export = None;
+        let mut blocks = None;
+        let refused = self.ask(option::GO, &data, |kind, body| {
+            if kind != option_reply::INFO || body.len() < 2 {
+                return Err(Error::Protocol("an answer that means nothing"));
+            }
+            match (be16(body), body.len()) {
                 (info::EXPORT, 12) => export = Some((be64(&body[2..]), be16(&body[10..]))),
                 (info::BLOCK_SIZE, 14) => {
                     blocks = Some([be32(&body[2..]), be32(&body[6..]), be32(&body[10..])]);
@@ -77,18 +164,24 @@ pub(super) fn agree<S: Read + Write>(
                     return Err(Error::Protocol("information of a wrong length"));
                 }
                 _ => (),
-            },
-            option_reply::ERR_UNKNOWN => {
-                return Err(Error::Refused(format!("{what}: the server has no such disk")));
             }
-            _ => {
-                let text = String::from_utf8_lossy(&body);
-                let text = if text.is_empty() { format!("error {kind:#x}") } else { text.into() };
-                return Err(Error::Refused(format!("{what}: the server refused: {text:?}")));
+            Ok(())
+        })?;
+        let what = self.what;
+        match refused {
+            None => {
+                let (size, flags) = export.ok_or(Error::Protocol("it tells no size"))?;
+                geometry(size, flags, blocks).map(|geometry| (geometry, flags))
+            }
+            Some(Refused { kind: option_reply::ERR_UNKNOWN, .. }) => {
+                Err(Error::Refused(format!("{what}: the server has no such disk")))
+            }
+            Some(Refused { kind, text }) => {
+                let text = if text.is_empty() { format!("error {kind:#x}") } else { text };
+                Err(Error::Refused(format!("{what}: the server refused: {text:?}")))
             }
         }
     }
-    Err(Error::Protocol("it does not stop to tell about the disk"))
 }
 
 /// What a disk is like, by what the server told.
@@ -118,16 +211,4 @@ fn geometry(size: u64, flags: u16, blocks: Option<[u32; 3]>) -> Result<Geometry,
         zero: has(transmission_flag::SEND_WRITE_ZEROES),
         connections: has(transmission_flag::CAN_MULTI_CONN),
     })
-}
-
-fn be16(bytes: &[u8]) -> u16 {
-    u16::from_be_bytes([bytes[0], bytes[1]])
-}
-
-fn be32(bytes: &[u8]) -> u32 {
-    u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
-}
-
-fn be64(bytes: &[u8]) -> u64 {
-    u64::from(be32(bytes)) << 32 | u64::from(be32(&bytes[4..]))
 }

@@ -1,23 +1,31 @@
-//! A queue's connection to an NBD server: many requests under way, simple replies, and when the
-//! connection is lost another one, on which all that was not answered is asked again.
+//! A queue's connection to an NBD server: many requests under way, simple replies or structured ones,
+//! and when the connection is lost another one, on which all that was not answered is asked again.
 //!
 //! Asking again is safe as every request names the range it is about, and the kernel has no other
 //! request for a range that it is still writing.
 
-use super::source::Source;
+use super::bytes::{be16, be32, be64};
+use super::source::{Connection, Source};
 use crate::ublk::Event;
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
-use towline_nbd::constants::{REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, command, command_flag};
+use towline_nbd::constants::{
+    REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, command, command_flag,
+};
 
 const REQUEST_BYTES: usize = 28;
 const REPLY_BYTES: usize = 16;
+/// Header of a structured reply's chunk.
+const CHUNK_BYTES: usize = 20;
+/// Longest chunk that tells an error: two numbers, and a text of 4096 bytes, with room to spare.
+const ERROR_BYTES_MAX: usize = 8192;
 /// Requests that one system call sends, at most two parts each.
 const GATHER: usize = 32;
 /// Replies without data, and the beginnings of others, that one system call reads.
@@ -30,14 +38,18 @@ const SHUTDOWN: u32 = towline_nbd::Error::Shutdown as u32;
 struct Pending {
     request: Request,
     header: [u8; REQUEST_BYTES],
+    /// Bytes of a read that came.
+    filled: usize,
+    /// What went wrong with a part of it.
+    failed: Option<i32>,
 }
 
 /// What a lane is reading.
 enum Reading {
-    /// The header of a reply.
+    /// The header of a reply or chunk.
     Header,
-    /// Data of the request with this tag, and how much of it came.
-    Data(u16, usize),
+    /// Data of the request with this tag, for this part of its buffer; with the last of it the request is done.
+    Data { tag: u16, place: Range<usize>, last: bool },
 }
 
 /// A connection that serves a queue, see [`Backend`].
@@ -46,6 +58,8 @@ pub struct Lane {
     geometry: Geometry,
     tell: Sender<Event>,
     socket: Option<OwnedFd>,
+    /// Structured replies were agreed on, and are to be again.
+    chunks: bool,
     pending: Vec<Option<Pending>>,
     /// Tags in the order in which they are to be sent; of the first, `sent` bytes were.
     outbox: VecDeque<u16>,
@@ -53,7 +67,7 @@ pub struct Lane {
     blocked: bool,
     inbox: Box<[u8]>,
     /// What is in the inbox and not looked at.
-    unread: std::ops::Range<usize>,
+    unread: Range<usize>,
     reading: Reading,
     finished: VecDeque<Finished>,
     /// Counts connections and is part of each cookie, so that no answer is taken for another's.
@@ -82,12 +96,22 @@ impl Lane {
         patience: Option<Duration>,
         tell: Sender<Event>,
     ) -> Result<Self, Error> {
-        let connection = source.connect()?;
+        Self::adopting(source, source.connect()?, patience, tell)
+    }
+
+    /// The same, over a connection that is there.
+    pub(super) fn adopting(
+        source: &Source,
+        connection: Connection,
+        patience: Option<Duration>,
+        tell: Sender<Event>,
+    ) -> Result<Self, Error> {
         let mut lane = Self {
             source: source.clone(),
             geometry: connection.geometry,
             tell,
             socket: None,
+            chunks: connection.chunks,
             pending: Vec::new(),
             outbox: VecDeque::new(),
             sent: 0,
@@ -162,7 +186,11 @@ impl Lane {
         if Instant::now() < self.again {
             return;
         }
-        let adopted = self.source.connect().and_then(|connection| {
+        let connected = match self.chunks {
+            true => self.source.connect_for_chunks(),
+            false => self.source.connect(),
+        };
+        let adopted = connected.and_then(|connection| {
             let (old, new) = (self.geometry, connection.geometry);
             if new.read_only && !old.read_only || new.block_minimum > old.block_minimum {
                 return Err(Error::Refused(format!("{}: another disk now", self.source)));
@@ -188,6 +216,7 @@ impl Lane {
         let generation = self.generation;
         for pending in self.pending.iter_mut().flatten() {
             pending.header = header(&pending.request, generation);
+            (pending.filled, pending.failed) = (0, None);
         }
     }
 
@@ -256,10 +285,9 @@ impl Lane {
             let mut nothing = [];
             let (target, wanted) = match self.reading {
                 Reading::Header => (&mut nothing[..], 0),
-                Reading::Data(tag, done) => match &mut self.pending[usize::from(tag)] {
+                Reading::Data { tag, ref place, .. } => match &mut self.pending[usize::from(tag)] {
                     Some(Pending { request, .. }) => {
-                        let length = request.length as usize;
-                        (&mut request.buffer[done..length], length - done)
+                        (&mut request.buffer[place.clone()], place.len())
                     }
                     None => return Err("data of nothing".to_owned()),
                 },
@@ -273,8 +301,8 @@ impl Lane {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.to_string()),
             };
-            if let Reading::Data(_, done) = &mut self.reading {
-                *done += read.min(wanted);
+            if let Reading::Data { place, .. } = &mut self.reading {
+                place.start += read.min(wanted);
             }
             self.unread.end += read.saturating_sub(wanted);
         }
@@ -283,75 +311,184 @@ impl Lane {
     /// Looks at what is in the inbox.
     fn look(&mut self) -> Result<(), String> {
         loop {
-            match self.reading {
-                Reading::Data(tag, done) => {
-                    let Some(Some(Pending { request, .. })) =
-                        self.pending.get_mut(usize::from(tag))
-                    else {
-                        return Err("data of nothing".to_owned());
-                    };
-                    let length = request.length as usize;
-                    let copied = self.unread.len().min(length - done);
-                    let from = self.unread.start;
-                    request.buffer[done..done + copied]
-                        .copy_from_slice(&self.inbox[from..from + copied]);
-                    self.unread.start += copied;
-                    if done + copied < length {
-                        self.reading = Reading::Data(tag, done + copied);
-                        return Ok(());
-                    }
-                    self.reading = Reading::Header;
-                    self.finish(tag, Ok(()));
+            let Reading::Data { tag, place, last } = &mut self.reading else {
+                if self.header()? {
+                    continue;
                 }
-                Reading::Header if self.unread.len() < REPLY_BYTES => return Ok(()),
-                Reading::Header => {
-                    let mut head = [0; REPLY_BYTES];
-                    head.copy_from_slice(&self.inbox[self.unread.start..][..REPLY_BYTES]);
-                    self.unread.start += REPLY_BYTES;
-                    self.reply(head)?;
-                }
+                return Ok(());
+            };
+            let Some(Some(pending)) = self.pending.get_mut(usize::from(*tag)) else {
+                return Err("data of nothing".to_owned());
+            };
+            let from = self.unread.start;
+            let copied = self.unread.len().min(place.len());
+            pending.request.buffer[place.start..place.start + copied]
+                .copy_from_slice(&self.inbox[from..from + copied]);
+            self.unread.start += copied;
+            place.start += copied;
+            if place.start < place.end {
+                return Ok(());
+            }
+            let (tag, last) = (*tag, *last);
+            self.reading = Reading::Header;
+            if last {
+                self.finish_told(tag);
             }
         }
     }
 
-    fn reply(&mut self, head: [u8; REPLY_BYTES]) -> Result<(), String> {
-        let word =
-            |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        if word(0) != SIMPLE_REPLY_MAGIC {
-            return Err("the server broke the protocol: no reply where one should be".to_owned());
-        }
-        let (error, generation, tag) = (word(4), word(8), word(12));
+    /// Takes the header of a reply or chunk, and what belongs to it except for data. False: not all of it
+    /// is there.
+    fn header(&mut self) -> Result<bool, String> {
+        let bytes = &self.inbox[self.unread.clone()];
+        let magic = bytes.first_chunk().map(|magic| u32::from_be_bytes(*magic));
+        let used = match magic {
+            None => return Ok(false),
+            Some(SIMPLE_REPLY_MAGIC) => match bytes.first_chunk::<REPLY_BYTES>() {
+                None => return Ok(false),
+                Some(head) => {
+                    let head = *head;
+                    self.simple(&head)?;
+                    REPLY_BYTES
+                }
+            },
+            Some(STRUCTURED_REPLY_MAGIC) => match self.chunk()? {
+                None => return Ok(false),
+                Some(used) => used,
+            },
+            Some(_) => {
+                let what = "the server broke the protocol: no reply where one should be";
+                return Err(what.to_owned());
+            }
+        };
+        self.unread.start += used;
+        Ok(true)
+    }
+
+    /// The request that a reply names, which must be one that was sent and not answered.
+    fn known(&self, cookie: [u32; 2]) -> Result<u16, String> {
+        let [generation, tag] = cookie;
         let known = u16::try_from(tag).ok().filter(|tag| {
             let waiting = self.outbox.contains(tag);
             generation == self.generation && !waiting && self.at(*tag).is_some()
         });
-        let Some(tag) = known else {
-            return Err("the server broke the protocol: a reply to no request".to_owned());
-        };
-        match error {
-            0 => {
-                let reads = self.at(tag).is_some_and(|p| p.request.operation == Operation::Read);
-                if reads {
-                    self.reading = Reading::Data(tag, 0);
-                } else {
-                    self.finish(tag, Ok(()));
-                }
-                Ok(())
+        known.ok_or_else(|| "the server broke the protocol: a reply to no request".to_owned())
+    }
+
+    fn reads(&self, tag: u16) -> bool {
+        self.at(tag).is_some_and(|pending| pending.request.operation == Operation::Read)
+    }
+
+    fn simple(&mut self, head: &[u8; REPLY_BYTES]) -> Result<(), String> {
+        let tag = self.known([be32(&head[8..]), be32(&head[12..])])?;
+        match be32(&head[4..]) {
+            0 if self.reads(tag) => {
+                let length = self.at(tag).map_or(0, |pending| pending.request.length);
+                let place = self.place(tag, None, length as usize)?;
+                self.reading = Reading::Data { tag, place, last: true };
             }
-            SHUTDOWN => Err("the server is about to end".to_owned()),
-            // The protocol's numbers are those of Linux.
+            0 => self.finish(tag, Ok(())),
             error => {
-                let error = i32::try_from(error).ok().filter(|error| *error < 4096);
-                self.finish(tag, Err(error.unwrap_or(libc::EIO)));
-                Ok(())
+                let error = errno(error)?;
+                self.finish(tag, Err(error));
             }
         }
+        Ok(())
+    }
+
+    /// Takes a chunk of a structured reply; yields how long it is without its data, when all of that is
+    /// there.
+    fn chunk(&mut self) -> Result<Option<usize>, String> {
+        let bytes = &self.inbox[self.unread.clone()];
+        let Some((head, body)) = bytes.split_first_chunk::<CHUNK_BYTES>() else { return Ok(None) };
+        let last = be16(&head[4..]) & chunk::FLAG_DONE != 0;
+        let (kind, length) = (be16(&head[6..]), be32(&head[16..]) as usize);
+        let tag = self.known([be32(&head[8..]), be32(&head[12..])])?;
+        let wrong = || Err("the server broke the protocol: a chunk that cannot be".to_owned());
+        let fixed = match (kind, length) {
+            (chunk::NONE, 0) if last => 0,
+            (chunk::OFFSET_DATA, 9..) if self.reads(tag) => 8,
+            (chunk::OFFSET_HOLE, 12) if self.reads(tag) => 12,
+            (kind, 6..=ERROR_BYTES_MAX) if kind & 1 << 15 != 0 => length,
+            _ => return wrong(),
+        };
+        let Some(body) = body.get(..fixed) else { return Ok(None) };
+        match kind {
+            chunk::NONE => {}
+            chunk::OFFSET_DATA => {
+                let offset = be64(body);
+                let place = self.place(tag, Some(offset), length - fixed)?;
+                self.reading = Reading::Data { tag, place, last };
+                return Ok(Some(CHUNK_BYTES + fixed));
+            }
+            chunk::OFFSET_HOLE => {
+                let (offset, length) = (be64(body), be32(&body[8..]) as usize);
+                let place = self.place(tag, Some(offset), length)?;
+                if let Some(Some(pending)) = self.pending.get_mut(usize::from(tag)) {
+                    pending.request.buffer[place].fill(0);
+                }
+            }
+            _ => {
+                let error = errno(be32(body))?;
+                if let Some(Some(pending)) = self.pending.get_mut(usize::from(tag)) {
+                    pending.failed.get_or_insert(error);
+                }
+            }
+        }
+        if last {
+            self.finish_told(tag);
+        }
+        Ok(Some(CHUNK_BYTES + fixed))
+    }
+
+    /// Where in its buffer bytes of a read belong: from this offset of the disk on, or all.
+    fn place(
+        &mut self,
+        tag: u16,
+        offset: Option<u64>,
+        length: usize,
+    ) -> Result<Range<usize>, String> {
+        let wrong = || "the server broke the protocol: data that nobody asked for".to_owned();
+        let pending = self.pending.get_mut(usize::from(tag)).and_then(Option::as_mut);
+        let Pending { request, filled, .. } = pending.ok_or_else(wrong)?;
+        let start = offset.map_or(Some(0), |offset| offset.checked_sub(request.offset));
+        let start = start.and_then(|start| usize::try_from(start).ok()).ok_or_else(wrong)?;
+        let end = start.checked_add(length).filter(|end| *end <= request.length as usize);
+        *filled = filled.saturating_add(length);
+        match end {
+            Some(end) if *filled <= request.length as usize => Ok(start..end),
+            _ => Err(wrong()),
+        }
+    }
+
+    /// All that the server has to say about a request was said.
+    fn finish_told(&mut self, tag: u16) {
+        let reads = self.reads(tag);
+        let Some(pending) = self.at(tag) else { return };
+        let result = match pending.failed {
+            Some(error) => Err(error),
+            // Bytes that it left out are not there.
+            None if reads && pending.filled < pending.request.length as usize => Err(libc::EIO),
+            None => Ok(()),
+        };
+        self.finish(tag, result);
     }
 
     fn finish(&mut self, tag: u16, result: Result<(), i32>) {
         if let Some(pending) = self.pending[usize::from(tag)].take() {
             let buffer = pending.request.buffer;
             self.finished.push_back(Finished { tag, result, buffer });
+        }
+    }
+}
+
+/// An error of the server as a number of Linux, which the protocol's are; an `Err` when it is about to end.
+fn errno(error: u32) -> Result<i32, String> {
+    match error {
+        SHUTDOWN => Err("the server is about to end".to_owned()),
+        error => {
+            let error = i32::try_from(error).ok().filter(|error| (1..4096).contains(error));
+            Ok(error.unwrap_or(libc::EIO))
         }
     }
 }
@@ -399,7 +536,7 @@ impl Backend for Lane {
         }
         self.outbox.push_back(request.tag);
         let header = header(&request, self.generation);
-        self.pending[place] = Some(Pending { request, header });
+        self.pending[place] = Some(Pending { request, header, filled: 0, failed: None });
     }
 
     fn turn(&mut self) {

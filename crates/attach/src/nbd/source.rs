@@ -1,6 +1,7 @@
 //! Where a disk comes from: `nbd://HOST[:PORT]/NAME` or `nbd+unix:///NAME?socket=PATH`.
 
-use super::handshake::agree;
+use super::extents;
+use super::handshake::{Agreed, agree};
 use crate::{Error, Geometry};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use rustix::net::sockopt;
@@ -15,6 +16,8 @@ use std::time::Duration;
 const PORT: u16 = 10809;
 /// How long a server may take to accept a connection, and to answer in the handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to tell extents.
+const EXTENTS_PATIENCE: Duration = Duration::from_secs(60);
 /// A TCP connection is given up when what was sent is not acknowledged for so long, or when
 /// nothing is heard of an idle peer.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -45,6 +48,22 @@ pub struct Connection {
     pub geometry: Geometry,
     /// The flags of transmission, for whoever speaks the rest of the protocol.
     pub flags: u16,
+    /// Replies come in chunks.
+    pub(super) chunks: bool,
+    /// The number of the context that tells what is allocated.
+    pub(super) allocation: Option<u32>,
+}
+
+/// A run of bytes of one kind, as an NBD server tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Extent {
+    /// Bytes; not zero.
+    pub length: u64,
+    /// No space is allocated.
+    pub hole: bool,
+    /// Reads as zeroes.
+    pub zero: bool,
 }
 
 impl Source {
@@ -108,30 +127,60 @@ impl Source {
     /// When the server cannot be reached or does not answer in 10 seconds; when it has no such
     /// disk; when it breaks the protocol.
     pub fn connect(&self) -> Result<Connection, Error> {
-        let failed = |error| Error::system(self)(error);
-        match &self.place {
-            Place::Unix(path) => {
-                let mut stream = UnixStream::connect(path).map_err(failed)?;
-                stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-                stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
-                let (geometry, flags) = agree(&mut stream, &self.name, self)?;
-                stream.set_read_timeout(None).map_err(failed)?;
-                stream.set_write_timeout(None).map_err(failed)?;
-                Ok(Connection { socket: stream.into(), geometry, flags })
-            }
-            Place::Tcp(host, port) => {
-                let mut stream = connect_tcp(host, *port).map_err(failed)?;
-                stream.set_nodelay(true).map_err(failed)?;
-                stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-                stream.set_write_timeout(Some(PATIENCE)).map_err(failed)?;
-                let (geometry, flags) = agree(&mut stream, &self.name, self)?;
-                stream.set_read_timeout(None).map_err(failed)?;
-                stream.set_write_timeout(None).map_err(failed)?;
-                watch_peer(&stream).map_err(|error| failed(error.into()))?;
-                Ok(Connection { socket: stream.into(), geometry, flags })
-            }
-        }
+        self.open(false)
     }
+
+    /// The same, with replies in chunks and extents where the server has them.
+    pub(super) fn connect_for_chunks(&self) -> Result<Connection, Error> {
+        self.open(true)
+    }
+
+    fn open(&self, chunks: bool) -> Result<Connection, Error> {
+        let failed = |error| Error::system(self)(error);
+        let socket: OwnedFd = match &self.place {
+            Place::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
+            Place::Tcp(host, port) => {
+                let stream = connect_tcp(host, *port).map_err(failed)?;
+                stream.set_nodelay(true).map_err(failed)?;
+                watch_peer(&stream).map_err(|error| failed(error.into()))?;
+                stream.into()
+            }
+        };
+        let (agreed, socket) =
+            patiently(socket, PATIENCE, |stream| agree(stream, &self.name, chunks, self))
+                .map_err(failed)?;
+        let Agreed { geometry, flags, chunks, allocation } = agreed?;
+        Ok(Connection { socket, geometry, flags, chunks, allocation })
+    }
+}
+
+impl Connection {
+    /// What is allocated, before anything else is asked; `None` when the server does not tell.
+    pub(super) fn extents(self, source: &Source) -> Result<(Self, Option<Vec<Extent>>), Error> {
+        let Some(context) = self.allocation else { return Ok((self, None)) };
+        let size = self.geometry.size;
+        let (found, socket) = patiently(self.socket, EXTENTS_PATIENCE, |stream| {
+            extents::ask(stream, context, size, source)
+        })
+        .map_err(Error::system(source))?;
+        Ok((Self { socket, ..self }, found?))
+    }
+}
+
+/// Lets `work` have a socket whose reads and writes fail after a while.
+fn patiently<T>(
+    socket: OwnedFd,
+    patience: Duration,
+    work: impl FnOnce(&mut UnixStream) -> T,
+) -> std::io::Result<(T, OwnedFd)> {
+    // Any stream socket will do for a stream: these calls know no addresses.
+    let mut stream = UnixStream::from(socket);
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
+    let done = work(&mut stream);
+    stream.set_read_timeout(None)?;
+    stream.set_write_timeout(None)?;
+    Ok((done, stream.into()))
 }
 
 fn connect_tcp(host: &str, port: u16) -> std::io::Result<TcpStream> {

@@ -246,7 +246,12 @@ impl End {
                 });
                 self.at("extents", 0, found.map_err(Failure::from))?;
             }
-            Kind::Nbd(_) => return Ok(false),
+            Kind::Nbd(caller) => {
+                let Some(extents) = caller.extents() else { return Ok(false) };
+                for extent in extents {
+                    add(extent.length, Content::of(extent.hole, extent.zero));
+                }
+            }
         }
         if let Some((range, content)) = last {
             tell(range, content);

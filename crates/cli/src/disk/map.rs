@@ -59,7 +59,7 @@ fn allocated(args: &Args, remotes: &Remotes) -> Outcome<Vec<(Range<u64>, &'stati
     let end = End::open(remotes, &args.disk, false, false)?;
     let mut rows = Vec::new();
     if !end.extents(|range, content: Content| rows.push((range, content.name())))? {
-        return Err(Failure::new("of NBD servers: use `nbdinfo --map`"));
+        return Err(Failure::new("this NBD server does not tell what is allocated"));
     }
     Ok(rows)
 }
