@@ -3,8 +3,9 @@
 use smallvec::SmallVec;
 use towline_store::Layout;
 
-/// Length of the first and of the last fragments. Each costs some microseconds, whatever its length.
-const SHORTEST: u64 = 32 * 1024;
+/// Length, in bytes, of the first and of the last fragments of a long read in one stream. Each costs some
+/// microseconds, whatever its length.
+pub const SHORTEST_FRAGMENT: u64 = 32 * 1024;
 /// Reads shorter than this are cut into equal fragments.
 const RAMPED_BYTES_MIN: u64 = 256 * 1024;
 
@@ -67,7 +68,7 @@ impl Cursor {
             return here;
         }
         let short = self.begun == 0 || self.rest() < most;
-        if short { here.min(SHORTEST) } else { here }
+        if short { here.min(SHORTEST_FRAGMENT) } else { here }
     }
 
     /// So many bytes from [`Cursor::peek`]'s are begun, at most as many as it told.

@@ -20,6 +20,7 @@ mod slab;
 mod ways;
 
 pub use changes::{Changes, GRAIN};
+pub use cursor::SHORTEST_FRAGMENT;
 pub use disk::Disk;
 pub use engine::{Engine, Limits, OwnerKey, RequestKey};
 pub use path::{DataPath, Delivery, Moved};

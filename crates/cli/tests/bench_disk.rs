@@ -123,6 +123,42 @@ impl Drop for Running {
 }
 
 #[test]
+fn lengths_of_fragments_are_swept() {
+    let directory = tempfile::tempdir().unwrap();
+    let json = directory.path().join("json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
+    command.args([
+        "bench",
+        "disk",
+        "--paper",
+        "--fragments",
+        "16K,256K",
+        "--span",
+        "2M",
+        "--sizes",
+        "64K",
+    ]);
+    command.args(["--rounds", "1", "--secs", "0.05", "--disks", "delay"]);
+    command.arg("--json").arg(&json).arg("--dir").arg(directory.path());
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let text = String::from_utf8(done.stdout).unwrap();
+    assert!(text.contains("16K") && text.contains("serial"), "{text}");
+    let rows: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    // 8 MiB do not fit into the span.
+    assert_eq!(rows.len(), 3, "{text}");
+    for row in rows {
+        // What the disk is known to need, and what is measured needs no less.
+        let alone = 200.0 + 1e6 / 1024.0;
+        let of = |name: &str| row[name].as_f64().unwrap();
+        assert!(of("measured_us") > alone && of("formula_us") > of("formula_short_us") - 1e-6);
+        assert!(of("formula_short_us") > alone, "{row}");
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused() {
     let refused = |arguments: &[&str], expected: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
@@ -132,6 +168,7 @@ fn what_cannot_be_measured_is_refused() {
     };
     refused(&[], "--paper");
     refused(&["--paper", "--sizes", "5K"], "--sizes");
+    refused(&["--paper", "--fragments", "1M"], "256K");
     refused(&["--paper", "--dir", "/no/such/place"], "/no/such/place");
     refused(&["--nbd", "unix:///no/such/socket"], "/no/such/socket");
     refused(&["--nbd", "nowhere"], "HOST:PORT");

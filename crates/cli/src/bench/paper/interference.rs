@@ -25,7 +25,7 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Interference>, Strin
     let servers: Result<Vec<Server>, String> = SYSTEMS
         .iter()
         .map(|(_, options)| {
-            Server::start(&export(DiskName::Plain, files, args, options), Some(ours))
+            Server::start(&export(DiskName::Plain, files, args, options), Some(ours), None)
         })
         .collect();
     let servers = servers?;

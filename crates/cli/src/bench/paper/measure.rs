@@ -51,6 +51,13 @@ fn systems(disk: DiskName) -> Vec<System> {
 
 /// Of the disk with 200 us and 1 GiB/s.
 const DELAY: &str = "200:1G";
+/// The same, in seconds and bytes a second.
+const DELAY_IS: (f64, f64) = (200e-6, (1 << 30) as f64);
+
+/// How long that disk takes for one read of so many bytes.
+pub(super) fn delay_seconds(size: u64) -> f64 {
+    DELAY_IS.0 + size as f64 / DELAY_IS.1
+}
 
 /// What is served under which options.
 pub(super) fn export(disk: DiskName, files: &Files, args: &Args, options: &str) -> String {
@@ -88,11 +95,11 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
     let mut servers = Vec::new();
     for disk in &args.disks {
         for system in systems(*disk) {
-            let server = Server::start(&export(*disk, files, args, system.options), None)?;
+            let server = Server::start(&export(*disk, files, args, system.options), None, None)?;
             servers.push((*disk, system, server));
         }
     }
-    let network = Server::start(&format!("d=mem:{}", args.span), None)?;
+    let network = Server::start(&format!("d=mem:{}", args.span), None, None)?;
     fill(&network, args.span).map_err(|error| format!("filling memory: {error}"))?;
     let mut order = Vec::new();
     let mut samples: HashMap<Key, Samples> = HashMap::new();
@@ -175,7 +182,7 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
 }
 
 /// Holes would not cross the network.
-fn fill(server: &Server, span: u64) -> std::io::Result<()> {
+pub(super) fn fill(server: &Server, span: u64) -> std::io::Result<()> {
     let limit = std::time::Duration::MAX;
     let load = Load {
         writes: true,
@@ -258,9 +265,8 @@ fn known(args: &Args, points: &[Point]) -> Vec<Point> {
             let mut own = rate("disk");
             if disk == DiskName::Delay {
                 // Requests share the bandwidth, and their latencies overlap.
-                let (bandwidth, latency) = (f64::from(1 << 30), 200e-6);
-                let alone = size as f64 / (latency + size as f64 / bandwidth);
-                let rate = (alone * outstanding as f64).min(bandwidth);
+                let alone = size as f64 / delay_seconds(size);
+                let rate = (alone * outstanding as f64).min(DELAY_IS.1);
                 known.push(of(key("disk"), rate));
                 own = Some(rate);
             }

@@ -8,6 +8,7 @@
 //!
 //! Everything is measured in turns, and medians are taken.
 
+mod fragments;
 mod interference;
 mod local;
 mod measure;
@@ -47,6 +48,11 @@ pub(super) struct Args {
     /// (memory with 200 us and 1 GiB/s).
     #[arg(long, value_name = "DISKS", value_delimiter = ',', default_value = "plain,stripe,delay")]
     disks: Vec<DiskName>,
+    /// Only this: single reads of 1 MiB and 8 MiB of a plain and a delayed disk in fragments of at most these
+    /// sizes, 4K to 256K with commas between, beside T = l/r_disk + c/r_net.
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_bytes,
+          conflicts_with = "plot")]
+    fragments: Vec<u64>,
     /// Where the plot goes.
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
@@ -157,7 +163,15 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     if args.outstanding.iter().any(|count| !(1..=64).contains(count)) {
         return Err("--outstanding: expected 1 to 64".into());
     }
+    if args.fragments.iter().any(|size| size % 4096 != 0 || !(4096..=256 << 10).contains(size)) {
+        return Err("--fragments: expected multiples of 4K, at most 256K".into());
+    }
     let files = Files::new(args)?;
+    if !args.fragments.is_empty() {
+        let rows = fragments::sweep(args, &files)?;
+        print!("{}", fragments::text(&rows));
+        return put_json(args, &rows);
+    }
     let points = measure::all(args, &files)?;
     let interference = interference::all(args, &files)?;
     let figures = Figures { points, interference };
@@ -165,7 +179,11 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     if let Some(path) = &args.plot {
         plot::draw(&figures, path).map_err(|error| format!("{}: {error}", path.display()))?;
     }
-    let json = serde_json::to_string(&figures).map_err(|error| error.to_string())?;
+    put_json(args, &figures)
+}
+
+fn put_json(args: &Args, figures: &impl Serialize) -> Result<(), String> {
+    let json = serde_json::to_string(figures).map_err(|error| error.to_string())?;
     match &args.json {
         Some(path) => {
             std::fs::write(path, json).map_err(|error| format!("{}: {error}", path.display()))

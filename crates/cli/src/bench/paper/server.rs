@@ -17,12 +17,19 @@ pub(super) struct Server {
 
 impl Server {
     /// Serves one disk, described as for `--disk`, on a processor of its own or where the scheduler
-    /// likes.
-    pub(super) fn start(disk: &str, processor: Option<usize>) -> Result<Self, String> {
+    /// likes, in fragments of at most so many bytes or of the default.
+    pub(super) fn start(
+        disk: &str,
+        processor: Option<usize>,
+        fragment: Option<u64>,
+    ) -> Result<Self, String> {
         let program = std::env::current_exe().map_err(|error| format!("own program: {error}"))?;
         let mut command = Command::new(program);
         command.args(["serve", "--cores", "1", "--nbd", "127.0.0.1:0"]);
         command.args(["--metrics", "127.0.0.1:0", "--disk", disk]);
+        if let Some(fragment) = fragment {
+            command.args(["--fragment", &fragment.to_string()]);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         // A child begins where its parent is.
         let pinned = processor.map(crate::bench::processor::Pinned::to).transpose()?;
