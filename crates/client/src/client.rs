@@ -16,7 +16,8 @@ use towline_wire::{Attr, Request};
 pub struct Options {
     /// How long a lost connection is tried to be replaced before operations fail.
     pub reconnect: Duration,
-    /// How long to look for an answer in shared memory before sleeping, in microseconds.
+    /// How long to look for an answer before sleeping, in microseconds; where that was in vain it
+    /// is done less often, see [`towline_net::Spin`]. Zero: never.
     pub spin_us: u32,
     /// A random number that names a family of sessions: whoever knows it shares their open files,
     /// see [`File::from_handle`]. Zero: none.
@@ -40,7 +41,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             reconnect: Duration::from_secs(RECONNECT_SECONDS),
-            spin_us: 20,
+            spin_us: 100,
             family: 0,
             descriptor_min: 0,
             coalesce: 0,

@@ -26,7 +26,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
-use towline_net::{Counters, Input, Link};
+use std::time::Duration;
+use towline_net::{Counters, Input, Link, Spin};
 use towline_wire::limits::{HEADER_BYTES, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::reply::parse_results;
 use towline_wire::{Errno, Header, Kind, ProtocolError, Reply, Request};
@@ -250,6 +251,7 @@ unsafe impl Send for Out {}
 struct Receiving {
     input: Input,
     scratch: Vec<u8>,
+    spin: Spin,
 }
 
 pub(crate) struct Core {
@@ -323,6 +325,7 @@ impl Core {
             sleepers: 0,
             times: Times::default(),
         };
+        let spin = Spin::new(Duration::from_micros(options.spin_us.into()));
         Ok(Arc::new(Self {
             transport: transport.clone(),
             options,
@@ -336,6 +339,7 @@ impl Core {
             receiving: Mutex::new(Receiving {
                 input: Input::default(),
                 scratch: vec![0; SCRATCH_BYTES],
+                spin,
             }),
             slot_free: Condvar::new(),
             counters: Counters::default(),

@@ -4,7 +4,7 @@ use crate::Lock;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::Duration;
-use towline_net::{Counters, Incoming, Input, Link, Sink};
+use towline_net::{Counters, Incoming, Input, Link, Sink, Spin};
 use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, lock};
 use towline_wire::{Header, Kind, ProtocolError, Reply, Request};
@@ -197,11 +197,12 @@ impl FirstUse<'_> {
         }
         let (mut input, mut answer, mut scratch) =
             (Input::default(), Answer(None), vec![0; 96 * 1024]);
+        let mut never = Spin::new(Duration::ZERO);
         loop {
             if let Some(results) = answer.0.take() {
                 return Ok(results);
             }
-            let wait = Some(Duration::ZERO);
+            let wait = Some(&mut never);
             if input.receive(self.link, &mut scratch, wait, &mut answer, &counters)?
                 == Incoming::Closed
             {

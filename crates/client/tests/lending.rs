@@ -320,7 +320,10 @@ impl Raw {
         let fill = |received: &mut Vec<u8>, wanted: usize| {
             while received.len() < wanted {
                 let mut part = vec![0; 64 * KIB];
-                let count = self.link.receive_wait(&mut part, Duration::ZERO, false).unwrap();
+                let count = self
+                    .link
+                    .receive_wait(&mut part, &mut towline_net::Spin::new(Duration::ZERO), false)
+                    .unwrap();
                 received.extend_from_slice(&part[..count]);
             }
         };

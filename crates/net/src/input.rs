@@ -4,7 +4,7 @@
 //! lanes of a core). The payload of a data message, and of a reply, is bulk: it goes straight to
 //! the place that the receiver names, and only what came along in the buffer is copied there.
 
-use crate::{Counters, Link};
+use crate::{Counters, Link, Spin};
 use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind, ProtocolError};
@@ -90,7 +90,7 @@ impl Input {
     }
 
     /// Receives once and hands complete messages to `sink`. With `wait`, waits for the first byte,
-    /// spinning up to that long first.
+    /// spinning first where that helps.
     ///
     /// # Errors
     /// The link is broken, or (as `InvalidData`) the peer sent what is no message.
@@ -98,7 +98,7 @@ impl Input {
         &mut self,
         link: &Link,
         scratch: &mut [u8],
-        wait: Option<std::time::Duration>,
+        wait: Option<&mut Spin>,
         sink: &mut dyn Sink,
         counters: &Counters,
     ) -> io::Result<Incoming> {
@@ -186,7 +186,7 @@ impl Input {
         &mut self,
         link: &Link,
         scratch: &mut [u8],
-        wait: Option<std::time::Duration>,
+        wait: Option<&mut Spin>,
         sink: &mut dyn Sink,
         counters: &Counters,
     ) -> io::Result<Incoming> {
@@ -254,7 +254,7 @@ fn place_all(
 fn receive(
     link: &Link,
     target: &mut [u8],
-    wait: Option<std::time::Duration>,
+    wait: Option<&mut Spin>,
     full: bool,
     counters: &Counters,
 ) -> io::Result<Option<usize>> {

@@ -2,12 +2,16 @@
 
 use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
-use crate::{Counters, ShmLink};
+use crate::{Counters, ShmLink, Spin};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
+
+fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
 
 /// What a link runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,26 +78,42 @@ impl Link {
     }
 
     /// Receives at least a byte, waiting for it; spins first where that helps. With `full`, a
-    /// socket waits until all of `target` came, unless the peer closes before.
+    /// socket waits until all of `target` came, unless the peer closes before, and without spinning:
+    /// one wake-up for many bytes costs less than a system call for each packet.
     ///
     /// # Errors
     /// What the socket says; zero bytes mean that the peer closed.
-    pub fn receive_wait(&self, target: &mut [u8], spin: Duration, full: bool) -> io::Result<usize> {
-        let wait = if full { Wait::Full } else { Wait::Any };
+    pub fn receive_wait(
+        &self,
+        target: &mut [u8],
+        spin: &mut Spin,
+        full: bool,
+    ) -> io::Result<usize> {
         match self {
-            Self::Socket(fd, _) => loop {
-                match socket::receive(fd.as_fd(), target, wait) {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        self.poll(PollFlags::IN, None)?;
-                    }
-                    other => return other,
+            Self::Socket(fd, _) => {
+                if !full
+                    && let Some(received) = spin.until(|| {
+                        let received = socket::receive(fd.as_fd(), target, Wait::No);
+                        (!received.as_ref().is_err_and(is_nothing)).then_some(received)
+                    })
+                {
+                    return received;
                 }
-            },
+                let wait = if full { Wait::Full } else { Wait::Any };
+                loop {
+                    match socket::receive(fd.as_fd(), target, wait) {
+                        Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            self.poll(PollFlags::IN, None)?;
+                        }
+                        other => return other,
+                    }
+                }
+            }
             Self::Shm(link) => loop {
                 match link.receive(target) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        link.wait(false, spin)?;
+                        link.wait_readable(spin)?;
                     }
                     other => return other,
                 }
@@ -109,7 +129,7 @@ impl Link {
     pub fn wait_writable(&self, limit: Option<Duration>) -> io::Result<()> {
         match self {
             Self::Socket(..) => self.poll(PollFlags::OUT, limit),
-            Self::Shm(link) => link.wait(true, Duration::from_micros(20)),
+            Self::Shm(link) => link.wait_writable(),
             Self::Local(link) => {
                 link.wait_writable();
                 Ok(())
@@ -144,8 +164,7 @@ impl Link {
     pub fn wait_either(&self, limit: Option<Duration>) -> io::Result<()> {
         match self {
             Self::Socket(..) => self.poll(PollFlags::IN | PollFlags::OUT, limit),
-            // These two are woken for either.
-            Self::Shm(link) => link.wait(false, Duration::from_micros(20)),
+            Self::Shm(link) => link.wait_either(),
             Self::Local(_) => {
                 std::thread::yield_now();
                 Ok(())

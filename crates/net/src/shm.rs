@@ -5,12 +5,13 @@
 //! and wakes it: the server by an eventfd that its event loop watches, the client by a futex. The
 //! peer is not trusted: its positions are read once and checked before use.
 
+use crate::Spin;
 use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
-use rustix::thread::{futex, sched_getcpu};
+use rustix::thread::futex;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use towline_mem::SharedMemory;
 
@@ -28,11 +29,13 @@ const SERVER_SLEEPS: usize = 128;
 const RINGS: [usize; 2] = [256, 512];
 /// Set when what was lent over the link is not any more.
 const LOANS_ENDED: usize = 1024;
-/// The processor each side last ran on, plus one.
-const CLIENT_CPU: usize = 1152;
-const SERVER_CPU: usize = 1280;
 const WRITTEN: usize = 0;
 const READ: usize = 128;
+
+/// How long to look for room in a full ring before sleeping: what a peer takes to copy a piece.
+const ROOM_SPIN: Duration = Duration::from_micros(20);
+/// Looks at shared memory that cost about as much as one at the clock.
+pub const SHM_LOOKS: usize = 32;
 
 /// Which end of the link this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +88,8 @@ pub struct ShmLink {
     /// Our own positions: never read back from memory that the peer can write.
     written: AtomicU64,
     read: AtomicU64,
+    /// For waits until there is room.
+    room_spin: Mutex<Spin>,
 }
 
 struct Ring {
@@ -119,11 +124,12 @@ impl ShmLink {
             socket,
             written: AtomicU64::new(0),
             read: AtomicU64::new(0),
+            room_spin: Mutex::new(Spin::new(ROOM_SPIN)),
         })
     }
 
     /// The same link, whose client sleeps in `poll(2)` on an eventfd and not on the futex: both
-    /// sides have to agree. Such a client uses [`ShmLink::prepare_wait`], not [`ShmLink::wait`].
+    /// sides have to agree. Such a client uses [`ShmLink::prepare_wait`], not [`ShmLink::wait_readable`].
     #[must_use]
     pub fn with_client_bell(mut self, bell: Doorbell) -> Self {
         self.client_bell = Some(bell);
@@ -292,43 +298,47 @@ impl ShmLink {
         true
     }
 
-    /// Tells the peer that this side runs on `cpu`. True when the peer last ran there, too: then it
-    /// cannot go on while this side spins.
-    #[must_use]
-    pub fn shares_cpu(&self, cpu: usize) -> bool {
-        let (own, peer) = match self.side {
-            ShmSide::Client => (CLIENT_CPU, SERVER_CPU),
-            ShmSide::Server => (SERVER_CPU, CLIENT_CPU),
-        };
-        let here = cpu as u32 + 1;
-        let own = self.memory.word32(own);
-        // Written only when it changes: the peer keeps the cache line.
-        if own.load(Ordering::Relaxed) != here {
-            own.store(here, Ordering::Relaxed);
-        }
-        self.memory.word32(peer).load(Ordering::Relaxed) == here
-    }
-
-    /// For the client: waits until bytes can be received (or sent, with `send`), spinning first
-    /// unless the server needs this processor. Returns after at most 100 ms, or with an error once the server is gone.
+    /// For the client: waits until bytes can be received, spinning first where that helps. Returns
+    /// after at most 100 ms, or with an error once the server is gone.
     ///
     /// # Errors
     /// `ConnectionReset` when the server closed the socket.
-    pub fn wait(&self, send: bool, spin: Duration) -> io::Result<()> {
-        let ready = || if send { self.writable() } else { self.readable() };
-        if !spin.is_zero() && !self.shares_cpu(sched_getcpu()) {
-            let start = std::time::Instant::now();
-            loop {
-                for _ in 0..64 {
-                    if ready() {
-                        return Ok(());
-                    }
-                    std::hint::spin_loop();
-                }
-                if start.elapsed() >= spin {
-                    break;
-                }
-            }
+    pub fn wait_readable(&self, spin: &mut Spin) -> io::Result<()> {
+        self.wait(|| self.readable(), spin)
+    }
+
+    /// For the client: waits until bytes can be sent, otherwise like [`Self::wait_readable`].
+    ///
+    /// # Errors
+    /// `ConnectionReset` when the server closed the socket.
+    pub fn wait_writable(&self) -> io::Result<()> {
+        self.wait_for_room(|| self.writable())
+    }
+
+    /// For the client: waits until bytes can be received or sent, otherwise like
+    /// [`Self::wait_readable`].
+    ///
+    /// # Errors
+    /// `ConnectionReset` when the server closed the socket.
+    pub fn wait_either(&self) -> io::Result<()> {
+        self.wait_for_room(|| self.readable() || self.writable())
+    }
+
+    fn wait_for_room(&self, ready: impl Fn() -> bool) -> io::Result<()> {
+        // While another thread spins for the same, this one may sleep.
+        match self.room_spin.try_lock() {
+            Ok(mut spin) => self.wait(ready, &mut spin),
+            Err(_) => self.wait(ready, &mut Spin::new(Duration::ZERO)),
+        }
+    }
+
+    fn wait(&self, ready: impl Fn() -> bool, spin: &mut Spin) -> io::Result<()> {
+        let look = || {
+            std::hint::spin_loop();
+            ready()
+        };
+        if spin.until(|| (0..SHM_LOOKS).any(|_| look()).then_some(())).is_some() {
+            return Ok(());
         }
         let word = self.memory.word32(CLIENT_SLEEPS);
         word.store(1, Ordering::SeqCst);

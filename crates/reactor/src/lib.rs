@@ -188,7 +188,18 @@ impl Reactor {
         }
     }
 
-    /// Waits for changes and appends them to `events`; `None` waits without end, zero not at all.
+    /// True when [`Reactor::wait`] has something to do at once; makes no system call. Over epoll
+    /// that cannot be known, and it is false.
+    #[must_use]
+    pub fn is_ready(&mut self) -> bool {
+        match &mut self.inner {
+            Inner::Uring(ring) => ring.is_ready(),
+            Inner::Epoll(_) => false,
+        }
+    }
+
+    /// Waits for changes and appends them to `events`; `None` waits without end, zero not at all
+    /// (and makes no system call when there is nothing, over io_uring).
     ///
     /// # Errors
     /// What the kernel says; interruptions and time-outs are no errors.

@@ -72,6 +72,7 @@ impl Uring {
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
+            .setup_taskrun_flag()
             .setup_cqsize(4096)
             .build(256)
             .or_else(|_| IoUring::builder().setup_cqsize(4096).build(256))?;
@@ -238,12 +239,27 @@ impl Uring {
         })
     }
 
+    /// True when something waits to be told to the kernel or by it.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        if !self.rearm.is_empty() || !self.remove.is_empty() {
+            return true;
+        }
+        let submission = self.ring.submission();
+        // Deferred work has no completions before the next `io_uring_enter`, only this flag.
+        let news = submission.taskrun() || submission.cq_overflow() || !submission.is_empty();
+        drop(submission);
+        news || !self.ring.completion().is_empty()
+    }
+
     /// Returns true when a system call was made.
     pub(crate) fn wait(
         &mut self,
         timeout: Option<Duration>,
         events: &mut Vec<Event>,
     ) -> io::Result<bool> {
+        if timeout == Some(Duration::ZERO) && !self.is_ready() {
+            return Ok(false);
+        }
         for number in std::mem::take(&mut self.rearm) {
             if let Some(poll) = self.polls.get(&number).copied() {
                 self.arm(poll.fd, number)?;

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use towline_block::Engine;
 use towline_mem::Pool;
 use towline_net::address::Listener;
-use towline_net::{Flushed, Incoming, Link, ShmLink};
+use towline_net::{Flushed, Incoming, Link, SHM_LOOKS, ShmLink, Spin};
 use towline_reactor::{Event, Finished, Reactor};
 use towline_session::locks::{Locks, Waiter};
 use towline_session::state::State;
@@ -82,10 +82,9 @@ const BELL_TOKEN: u64 = 1 << 33;
 pub(crate) const NBD_TOKENS: u64 = 1 << 34;
 /// Bytes read at once from any lane; one such buffer serves all lanes of a core.
 const SCRATCH_BYTES: usize = 128 * 1024;
-/// How long to look for more work in shared memory before sleeping.
-const SPIN: Duration = Duration::from_micros(20);
-/// Turns between two looks at the sockets while shared memory keeps a core busy.
-const SOCKET_TURNS: u32 = 8;
+/// How long to look for more work before sleeping: as long as a client takes that has to be woken
+/// in a virtual machine.
+const SPIN: Duration = Duration::from_micros(100);
 /// How often to look for what waited too long, while there is something that may.
 const TICK: Duration = Duration::from_secs(1);
 /// How long new clients wait when there are no descriptors, before the next try.
@@ -118,6 +117,7 @@ pub(crate) struct Core {
     pub(crate) statistics: Arc<CoreStatistics>,
     pub(crate) mailbox: Mailbox,
     pub(crate) reactor: Reactor,
+    spin: Spin,
     pub(crate) listeners: Vec<(Listener, Protocol)>,
     /// Listeners with clients that wait because there are no descriptors, and since when.
     pub(crate) refusing: Vec<(usize, Instant)>,
@@ -178,6 +178,7 @@ impl Core {
             statistics,
             mailbox,
             reactor,
+            spin: Spin::new(SPIN),
             listeners,
             refusing: Vec::new(),
             lanes: Vec::new(),
@@ -208,24 +209,18 @@ impl Core {
     pub(crate) fn run(mut self) {
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut events = Vec::with_capacity(256);
-        let mut turns = 0u32;
         loop {
-            let shm_busy = self.spin_or_prepare_sleep() || !self.resumable.is_empty();
-            let nbd_busy = self.nbd.is_busy() || self.engine.has_work();
-            let busy = shm_busy || nbd_busy;
-            // While shared memory keeps a core busy, a look at the sockets now and then will do.
-            turns = if shm_busy && !nbd_busy { turns + 1 } else { 0 };
-            if turns.is_multiple_of(SOCKET_TURNS) {
-                let timeout = if busy { Some(Duration::ZERO) } else { self.timeout() };
-                if let Err(error) = self.reactor.wait(timeout, &mut events) {
-                    let index = self.index;
-                    log::error!(
-                        "core {index}: event loop failed, the server cannot go on: {error}"
-                    );
-                    return;
-                }
-                self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
+            let busy = !self.resumable.is_empty()
+                || self.nbd.is_busy()
+                || self.engine.has_work()
+                || self.spin_or_prepare_sleep();
+            let timeout = if busy { Some(Duration::ZERO) } else { self.timeout() };
+            if let Err(error) = self.reactor.wait(timeout, &mut events) {
+                let index = self.index;
+                log::error!("core {index}: event loop failed, the server cannot go on: {error}");
+                return;
             }
+            self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             self.finish_transfers();
             self.finish_late();
             self.accept_again(&mut scratch);
@@ -255,48 +250,29 @@ impl Core {
         }
     }
 
-    /// Looks for work in shared memory for a while; true when there is some.
+    /// Looks for work for a while before the core sleeps; true when there is some.
     fn spin_or_prepare_sleep(&mut self) -> bool {
-        if self.shm_lanes.is_empty() {
-            return false;
-        }
-        let cpu = rustix::thread::sched_getcpu();
-        let mut apart = false;
-        for index in &self.shm_lanes {
-            apart |= self.shm_link(*index).is_some_and(|link| !link.shares_cpu(cpu));
-        }
-        // A client that shares the processor has to wait for the spinning to end.
-        let spin = if apart { SPIN } else { Duration::ZERO };
-        let start = Instant::now();
-        loop {
-            for _ in 0..32 {
-                for index in &self.shm_lanes {
-                    if let Some(link) = self.shm_link(*index)
-                        && link.readable()
-                    {
-                        return true;
-                    }
-                }
+        let Self { spin, reactor, lanes, shm_lanes, .. } = self;
+        let shm_readable =
+            || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
+        let found = spin.until(|| {
+            let looks = if shm_lanes.is_empty() { 0 } else { SHM_LOOKS };
+            let mut readable = (0..looks).map(|_| {
                 std::hint::spin_loop();
-            }
-            if start.elapsed() >= spin {
-                break;
-            }
+                shm_readable()
+            });
+            (reactor.is_ready() || readable.any(|found| found)).then_some(())
+        });
+        if found.is_some() {
+            return true;
         }
         let mut sleep = true;
         for index in &self.shm_lanes {
-            if let Some(link) = self.shm_link(*index) {
+            if let Some(link) = shm_link(&self.lanes, *index) {
                 sleep &= link.prepare_sleep();
             }
         }
         !sleep
-    }
-
-    fn shm_link(&self, index: usize) -> Option<&ShmLink> {
-        match &*self.lanes.get(index)?.as_ref()?.link {
-            Link::Shm(link) => Some(link),
-            _ => None,
-        }
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -359,7 +335,7 @@ impl Core {
                 if event.readable {
                     self.receive(index, scratch);
                     // The socket beside shared memory carries nothing any more but its end.
-                    if self.shm_link(index).is_some_and(ShmLink::peer_closed) {
+                    if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
                         // What the peer asked for after we looked, and before it ended.
                         self.receive(index, scratch);
                         self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
@@ -529,4 +505,11 @@ impl Core {
 
 pub(crate) fn elapsed_ns(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn shm_link(lanes: &[Option<Lane>], index: usize) -> Option<&ShmLink> {
+    match &*lanes.get(index)?.as_ref()?.link {
+        Link::Shm(link) => Some(link),
+        _ => None,
+    }
 }

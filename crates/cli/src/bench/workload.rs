@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Processors of the client processes, in turn; default: where the scheduler likes.
     #[arg(long, value_name = "CPU,...", value_delimiter = ',')]
     pub(super) pin: Vec<usize>,
-    /// Microseconds to look for a reply in shared memory before sleeping; default: the library's.
+    /// Microseconds to look for a reply before sleeping; 0: sleep at once; default: the library's.
     #[arg(long, value_name = "N")]
     pub(super) spin_us: Option<u32>,
     /// Operations in flight that may wait to be sent together; default: half of --qd.

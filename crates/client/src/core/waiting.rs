@@ -306,9 +306,8 @@ impl Core {
 
     pub(super) fn receive(self: &Arc<Self>, link: &Arc<Link>, wait: Wait<'_>) -> io::Result<()> {
         let mut receiving = self.receiving.lock();
-        let Receiving { input, scratch } = &mut *receiving;
+        let Receiving { input, scratch, spin } = &mut *receiving;
         let flushed = self.flush()?;
-        let spin = Duration::from_micros(self.options.spin_us.into());
         let wait = match wait {
             Wait::No => None,
             Wait::For(_) if !flushed => {

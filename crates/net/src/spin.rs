@@ -1,0 +1,134 @@
+//! Looking again for a while before sleeping.
+//!
+//! A sleeper has to be woken, which costs the peer a system call and both some ten microseconds, in
+//! virtual machines five times that. Who looks again and again instead sees what comes at once, but
+//! holds the processor meanwhile. So it is worth it only where something does come soon and nobody
+//! else wants the processor. [`Spin`] learns both from what happens: it needs no knowledge of the
+//! network, or of where the peer runs.
+
+use rustix::thread::sched_yield;
+use std::time::{Duration, Instant};
+
+/// After spinning in vain again and again so many waits sleep at once before the next try.
+const PAUSE_IN_VAIN: u32 = 15;
+/// The same while somebody else wants the processor, who may keep it for milliseconds when asked.
+const PAUSE_CONTENDED: u32 = 1023;
+/// What comes this soon is not worth asking whether somebody else wants the processor.
+const SOON: Duration = Duration::from_micros(5);
+/// Asking takes longer than this only when somebody did.
+const YIELDED: Duration = Duration::from_micros(5);
+/// Two looks are this far apart only when something else ran on the processor between them.
+const PREEMPTED: Duration = Duration::from_micros(30);
+
+/// How long to look before sleeping, and whether at all.
+#[derive(Debug)]
+pub struct Spin {
+    limit: Duration,
+    /// Waits that sleep at once before the next try.
+    pause: u32,
+    /// The length of the last pause.
+    last_pause: u32,
+}
+
+impl Spin {
+    /// Looks for at most `limit` each time; zero never looks.
+    #[must_use]
+    pub fn new(limit: Duration) -> Self {
+        Self { limit, pause: 0, last_pause: 0 }
+    }
+
+    /// Calls `look` until it finds something. `None` after the limit, or at once where spinning was
+    /// in vain lately: it is time to sleep. Each time in vain the pause until the next try doubles;
+    /// it is much longer while somebody else wants the processor.
+    pub fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        if self.limit.is_zero() {
+            return None;
+        }
+        if self.pause > 0 {
+            self.pause -= 1;
+            return None;
+        }
+        // Mostly it is there already, and the clock need not be asked.
+        if let Some(found) = look() {
+            self.last_pause = 0;
+            return Some(found);
+        }
+        let start = Instant::now();
+        let (mut last, mut asked) = (start, false);
+        loop {
+            if let Some(found) = look() {
+                self.last_pause = 0;
+                return Some(found);
+            }
+            let mut now = Instant::now();
+            let mut contended = now - last > PREEMPTED;
+            if !asked && now - start >= SOON {
+                asked = true;
+                sched_yield();
+                let before = std::mem::replace(&mut now, Instant::now());
+                contended |= now - before > YIELDED;
+            }
+            if contended {
+                self.pause_for((self.last_pause * 4 + 7).min(PAUSE_CONTENDED));
+                return look();
+            }
+            if now - start >= self.limit {
+                self.pause_for((self.last_pause * 2 + 1).min(PAUSE_IN_VAIN));
+                return None;
+            }
+            last = now;
+        }
+    }
+
+    fn pause_for(&mut self, waits: u32) {
+        self.pause = waits;
+        self.last_pause = waits;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_what_comes_while_it_looks() {
+        let mut spin = Spin::new(Duration::from_secs(60));
+        let mut looks = 0;
+        let found = spin.until(|| {
+            looks += 1;
+            (looks == 3).then_some("it")
+        });
+        // The machine may have been busy for a moment: then it gives up, which is right.
+        assert!(found == Some("it") || spin.pause > 0);
+    }
+
+    #[test]
+    fn spins_less_and_less_in_vain_and_at_once_again_after_a_find() {
+        let mut spin = Spin::new(Duration::from_nanos(1));
+        let tries = |spin: &mut Spin, waits: usize| {
+            let mut tried = 0;
+            for _ in 0..waits {
+                let mut looked = false;
+                spin.until(|| {
+                    looked = true;
+                    None::<()>
+                });
+                tried += usize::from(looked);
+            }
+            tried
+        };
+        // Four doublings lead to the longest pause, from then on one of 16 waits looks.
+        assert!(tries(&mut spin, 1000) <= 4 + 1000 / 16 + 1);
+        for _ in 0..=PAUSE_CONTENDED {
+            spin.until(|| Some(()));
+        }
+        assert_eq!((spin.pause, spin.last_pause), (0, 0));
+        assert_eq!(tries(&mut spin, 1), 1);
+    }
+
+    #[test]
+    fn a_limit_of_zero_never_looks() {
+        let mut spin = Spin::new(Duration::ZERO);
+        assert_eq!(spin.until(|| Some(())), None);
+    }
+}
