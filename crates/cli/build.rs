@@ -33,6 +33,9 @@ fn main() {
     let mut flags = String::from("-Clink-arg=-static-libgcc");
     if link_unwinder_statically(&link) {
         flags.push_str(&format!(" -Lnative={}", link.display()));
+        // `towline` itself is started for each run, too.
+        println!("cargo::rustc-link-search=native={}", link.display());
+        println!("cargo::rustc-link-arg-bins=-static-libgcc");
     }
     let mut cargo = Command::new(variable("CARGO"));
     cargo

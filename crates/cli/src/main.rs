@@ -30,7 +30,8 @@ mod sum;
 mod text;
 mod time;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -97,7 +98,7 @@ enum Command {
     Detach(detach::Args),
     /// Look at disks, copy them, change their size.
     Disk(disk::Args),
-    /// Run a program with remote files below local paths.
+    #[command(about = run::ABOUT)]
     Run(run::Args),
     /// Tell whether programs work under run.
     Check(check::Args),
@@ -107,7 +108,11 @@ enum Command {
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match Cli::parse().command {
+    let command = match std::env::args_os().nth(1) {
+        Some(name) if name == "run" => Command::Run(parse_run(std::env::args_os().skip(1))),
+        _ => Cli::parse().command,
+    };
+    match command {
         Command::Serve(args) => serve::run(args),
         Command::Ls(args) => ls::run(&args),
         Command::Stat(args) => stat::run(&args),
@@ -131,9 +136,22 @@ fn main() -> ExitCode {
     }
 }
 
+/// Describes this one command and reads its arguments, as `Cli::parse` would: describing all commands
+/// takes longer than starting a program.
+fn parse_run(arguments: impl Iterator<Item = OsString>) -> run::Args {
+    let read =
+        |command: clap::Command| run::Args::from_arg_matches(&command.get_matches_from(arguments));
+    read(run_alone()).unwrap_or_else(|error| error.exit())
+}
+
+fn run_alone() -> clap::Command {
+    let command = clap::Command::new("run").bin_name("towline run").about(run::ABOUT);
+    run::Args::augment_args(command)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Cli;
+    use super::{Cli, run_alone};
     use clap::CommandFactory;
 
     const PAGES: [(&str, &str); 8] = [
@@ -171,6 +189,14 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_is_described_alone_as_among_all() {
+        let mut all = Cli::command();
+        all.build();
+        let among = all.find_subcommand_mut("run").expect("there is one").render_long_help();
+        assert_eq!(among.to_string(), run_alone().render_long_help().to_string());
     }
 
     #[test]

@@ -50,7 +50,12 @@ pub const MOUNTS_MAX: usize = 16;
 /// `/database`.
 #[must_use]
 pub fn mentions(text: &[u8], prefix: &[u8]) -> bool {
+    let Some(first) = prefix.first() else { return true };
     (0..(text.len() + 1).saturating_sub(prefix.len())).any(|at| {
+        // Each program looks through all its environment.
+        if text[at] != *first {
+            return false;
+        }
         let rest = &text[at..];
         let ends = |b: &u8| !b.is_ascii_alphanumeric() && !matches!(b, b'_' | b'-' | b'.');
         rest.starts_with(prefix) && rest.get(prefix.len()).is_none_or(ends)

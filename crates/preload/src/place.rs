@@ -51,7 +51,7 @@ impl At {
         }
         let target = start::mounts().get(self.mount);
         let mut depth = 0i32;
-        target.is_some_and(|target| !target.url.path.is_empty())
+        target.and_then(Target::url).is_some_and(|url| !url.path.is_empty())
             && self.below().split(|b| *b == b'/').any(|name| {
                 depth += match name {
                     b"" | b"." => 0,

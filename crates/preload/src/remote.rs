@@ -9,7 +9,7 @@ use crate::{closing, fresh, opened, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use towline_client::{Client, Error, File, Lock, Options, Transport};
-use towline_instance::{MOUNTS_MAX, Taken};
+use towline_instance::{MOUNTS_MAX, Mount, Taken};
 use towline_wire::Attr;
 use towline_wire::request::lock;
 
@@ -58,12 +58,14 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
     }
     let targets = start::mounts();
     let target = targets.get(mount).ok_or(libc::EIO)?;
-    let same = |other: usize| targets[other].url.transport == target.url.transport;
+    let transport = &target.url().ok_or(libc::EIO)?.transport;
+    let same =
+        |other: usize| targets[other].url().is_some_and(|other| other.transport == *transport);
     let client = match (0..targets.len()).filter(|other| same(*other)).find_map(current) {
         Some(session) => session.client.clone(),
         None => {
             std::panic::set_hook(Box::new(|_| {}));
-            Client::connect(&target.url.transport, options()).map_err(number)?
+            Client::connect(transport, options()).map_err(number)?
         }
     };
     let (user, group) = identity();
@@ -102,7 +104,7 @@ pub(crate) fn identity_changed() {
 /// with signals.
 pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
     let target = start::mounts().get(mount).ok_or(libc::EIO)?;
-    let transport = match &target.url.transport {
+    let transport = match &target.url().ok_or(libc::EIO)?.transport {
         Transport::Shm(path) => Transport::Unix(path.clone()),
         Transport::Nearest(host, port) => Transport::Tcp(host.clone(), *port),
         other => other.clone(),
@@ -125,7 +127,8 @@ fn options() -> Options {
 /// Tells a new client what the process has open, so that it finds it again after a restart of the
 /// server.
 fn know(client: &Client, mount: usize, target: &Target) {
-    let Target { mount: Mounted { handle, inode, .. }, url } = target;
+    let Mount { handle, inode, .. } = &target.mount;
+    let Some(url) = target.url() else { return };
     const FLAGS: u32 = (libc::O_PATH | libc::O_DIRECTORY) as u32;
     let _ = File::from_handle(client, *handle, &url.export, &url.path, FLAGS, *inode).into_handle();
     for (_, open) in descriptors::all(0, u32::MAX) {
@@ -135,15 +138,14 @@ fn know(client: &Client, mount: usize, target: &Target) {
     }
 }
 
-use towline_instance::Mount as Mounted;
-
 fn remember(client: &Client, open: Open, target: &Target) {
     let Open { entry, .. } = open;
-    let path = target.url.join(&entry.path()).path;
+    let Some(url) = target.url() else { return };
+    let path = url.join(&entry.path()).path;
     let flags = entry.flags.load(Ordering::Relaxed);
     let (handle, inode) =
         (entry.handle.load(Ordering::Relaxed), entry.inode.load(Ordering::Relaxed));
-    let file = File::from_handle(client, handle, &target.url.export, &path, flags, inode);
+    let file = File::from_handle(client, handle, &url.export, &path, flags, inode);
     let _ = file.into_handle();
 }
 
@@ -166,6 +168,11 @@ pub(crate) fn disown() {
     closing::disown();
     fresh::disown();
     descriptors::close_own();
+}
+
+/// True when this process has a session.
+pub(crate) fn is_connected() -> bool {
+    SESSIONS.iter().any(|session| !session.load(Ordering::Acquire).is_null())
 }
 
 /// Ends the sessions; a later call begins new ones.
@@ -376,7 +383,7 @@ pub(crate) fn will_execute() {
 /// This process has just begun to execute a program: if it has locks, a session has to speak for it
 /// before the former one ends.
 pub(crate) fn has_executed() {
-    if start::state().is_none_or(|state| !state.executed(process::id())) {
+    if start::state().is_none_or(|state| !state.executed(process::id)) {
         return;
     }
     HAS_PROCESS_LOCKS.store(true, Ordering::Relaxed);

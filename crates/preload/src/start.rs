@@ -1,7 +1,8 @@
 //! Start-up: finds the run this process belongs to, and what it inherited. Nothing connects here.
 
 use crate::{descriptors, guard, remote, report, trap, working};
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use towline_client::Url;
 use towline_instance::{Config, Mount, State, VARIABLE};
@@ -17,10 +18,35 @@ struct Run {
 /// A mount, understood.
 pub(crate) struct Target {
     pub(crate) mount: Mount,
-    pub(crate) url: Url,
+    /// Null until it is needed. No lock: a handler of a signal may come here, too.
+    url: AtomicPtr<Url>,
 }
 
-static RUN: AtomicPtr<Run> = AtomicPtr::new(std::ptr::null_mut());
+impl Target {
+    /// What the prefix stands for; `None` for what is no URL, which `towline run` does not write.
+    pub(crate) fn url(&self) -> Option<&Url> {
+        // SAFETY: null, or a box that is never freed once it is there.
+        let known = |url: *mut Url| unsafe { url.as_ref() };
+        if let Some(url) = known(self.url.load(Ordering::Acquire)) {
+            return Some(url);
+        }
+        let new = Box::into_raw(Box::new(Url::parse(&self.mount.url).ok()?));
+        match self.url.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => known(new),
+            Err(other) => {
+                // SAFETY: made above, and nobody else has it.
+                drop(unsafe { Box::from_raw(new) });
+                known(other)
+            }
+        }
+    }
+}
+
+/// Where the environment names the run.
+const NAME: &CStr = c"TOWLINE_RUN";
+const _: () = assert!(NAME.count_bytes() == VARIABLE.len());
+
+static RUN: AtomicPtr<Run> = AtomicPtr::new(null_mut());
 /// What `umask` is; the server is told modes that it leaves as they are.
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
 
@@ -62,19 +88,17 @@ pub(crate) fn set_umask(mask: u32) {
 }
 
 fn find_run() -> Option<Run> {
-    let name = format!("{VARIABLE}\0");
-    // SAFETY: the name ends with a zero byte; nothing else runs yet that could change it.
-    let value = unsafe { libc::getenv(name.as_ptr().cast()) };
+    // SAFETY: nothing else runs yet that could change the environment.
+    let value = unsafe { libc::getenv(NAME.as_ptr().cast()) };
     if value.is_null() {
         return None;
     }
     // SAFETY: a string of the environment.
-    let directory = unsafe { std::ffi::CStr::from_ptr(value) }.to_bytes().to_vec();
+    let directory = unsafe { CStr::from_ptr(value) }.to_bytes().to_vec();
     let state = State::open(&directory).ok()?;
     let config = state.config()?;
-    let target =
-        |mount: &Mount| Some(Target { mount: mount.clone(), url: Url::parse(&mount.url).ok()? });
-    let mounts = config.mounts.iter().map(target).collect::<Option<_>>()?;
+    let target = |mount: &Mount| Target { mount: mount.clone(), url: AtomicPtr::new(null_mut()) };
+    let mounts = config.mounts.iter().map(target).collect();
     Some(Run { state, directory, config, mounts })
 }
 
@@ -82,7 +106,6 @@ extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const
     let _ = guard::inside(|| {
         let Some(run) = find_run() else { return Ok(()) };
         let (parent, umask) = (run.config.parent, run.config.umask);
-        crate::process::start();
         RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
         // SAFETY: no other thread runs yet that could create files meanwhile.
         unsafe {
@@ -109,7 +132,8 @@ extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const
 }
 
 extern "C" fn finish() {
-    if run().is_some() {
+    // What never asked a server has nothing to tell it.
+    if run().is_some() && remote::is_connected() {
         let _ = guard::inside(|| {
             crate::hooks::maps::write_back_all();
             remote::goodbye();

@@ -45,12 +45,15 @@ pub(crate) fn is_above() -> bool {
 
 /// The kernel's working directory.
 pub(crate) fn local() -> Option<Vec<u8>> {
-    let mut buffer = vec![0u8; 4096];
-    let arguments = [buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0, 0];
-    // SAFETY: the buffer is as long as said.
-    let length = unsafe { checked(libc::SYS_getcwd, arguments) }.ok()?;
-    buffer.truncate(length.saturating_sub(1));
-    Some(buffer)
+    let read = |buffer: &mut [u8]| {
+        let arguments = [buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0, 0];
+        // SAFETY: the buffer is as long as said.
+        let length = unsafe { checked(libc::SYS_getcwd, arguments) }?;
+        Ok(buffer[..length.saturating_sub(1)].to_vec())
+    };
+    // Most are short, and each new program asks.
+    let found = read(&mut [0; 256]);
+    if found == Err(libc::ERANGE) { read(&mut [0; 4096]) } else { found }.ok()
 }
 
 /// The program went to a local directory.

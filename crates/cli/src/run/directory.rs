@@ -5,12 +5,15 @@ use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use towline_instance::{MAPPINGS, PLACEHOLDERS, PROGRAMS, SOCKETS, WORKING};
+use towline_instance::{MAPPINGS, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
 
 /// The library that is preloaded.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
 /// Its checksum, which names it among those of other versions.
 const LIBRARY_CRC: &str = env!("TOWLINE_PRELOAD_CRC");
+
+/// Folders in the directory of a run.
+const FOLDERS: [&str; 5] = [PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS];
 
 /// A directory of this run alone, removed at the end.
 pub(super) struct RunDirectory(PathBuf);
@@ -24,7 +27,7 @@ impl RunDirectory {
             let path = parent.join(format!("run-{}-{number}", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {
-                    for name in [PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS] {
+                    for name in FOLDERS {
                         DirBuilder::new().mode(0o700).create(path.join(name))?;
                     }
                     return Ok(Self(path));
@@ -34,6 +37,14 @@ impl RunDirectory {
                 Err(error) => return Err(Failure::from(error).about(path.display())),
             }
         }
+    }
+
+    /// Removes it when nothing is in it but what was made at the start, without looking.
+    fn remove_unused(&self) -> bool {
+        let removed = |name: &str| fs::remove_dir(self.0.join(name)).is_ok();
+        FOLDERS.iter().all(|name| removed(name))
+            && fs::remove_file(self.0.join(STATE)).is_ok()
+            && fs::remove_dir(&self.0).is_ok()
     }
 
     /// Where it is.
@@ -54,6 +65,9 @@ impl RunDirectory {
 
 impl Drop for RunDirectory {
     fn drop(&mut self) {
+        if self.remove_unused() {
+            return;
+        }
         if let Err(error) = fs::remove_dir_all(&self.0) {
             log::warn!("{} is left behind: {error}", self.0.display());
         }

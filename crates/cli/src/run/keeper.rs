@@ -5,21 +5,16 @@
 
 use super::directory::RunDirectory;
 use super::reach::Notices;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::Timespec;
 use rustix::fs::inotify;
 use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use towline_client::Client;
 use towline_instance::{Entry, State};
-
-/// How long to let events gather: a program that opens and closes much would wake us for each.
-const GATHER: Duration = Duration::from_millis(2);
 
 /// How often, and how many times after the last event, the answers of servers are looked for.
 const SETTLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -29,14 +24,20 @@ const SETTLING: u32 = 50;
 /// their way in the holder's connection, and would find the file closed.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// The thread that does it.
+/// Who does it. Its descriptor is readable when there is something to do.
 pub(super) struct Keeper {
-    thread: JoinHandle<()>,
-    stop: Arc<OwnedFd>,
+    events: OwnedFd,
+    state: State,
+    /// By mount.
+    clients: Vec<Client>,
+    notices: Notices,
+    /// How many times more answers are looked for.
+    settling: u32,
+    lingering: Vec<(Instant, usize)>,
 }
 
 impl Keeper {
-    /// Starts it. Where that fails, what is shared among processes stays open until the end of the
+    /// Begins. Where that fails, what is shared among processes stays open until the end of the
     /// run.
     pub(super) fn start(
         directory: &RunDirectory,
@@ -48,77 +49,74 @@ impl Keeper {
                 inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
             let closed = inotify::WatchFlags::CLOSE_NOWRITE | inotify::WatchFlags::CLOSE_WRITE;
             inotify::add_watch(&events, directory.placeholders(), closed)?;
-            let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?;
-            Ok::<_, io::Error>((events, Arc::new(stop)))
+            Ok::<_, io::Error>(events)
         };
-        let (events, stop) = watch().inspect_err(|error| {
+        let events = watch().inspect_err(|error| {
             state.unkept();
             log::warn!("cannot watch for closed files: {error}");
         })?;
-        let stopped = stop.clone();
         let notices = Notices::new(&directory.placeholders());
-        let thread = std::thread::spawn(move || keep(&events, &stopped, &state, &clients, notices));
-        Ok(Self { thread, stop })
+        Ok(Self { events, state, clients, notices, settling: 0, lingering: Vec::new() })
     }
 
-    /// Ends it.
-    pub(super) fn stop(self) {
-        // An eventfd takes any number but the largest.
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        let _ = self.thread.join();
+    /// How long to wait at most before the next [`Keeper::work`].
+    pub(super) fn limit(&self) -> Option<&'static Timespec> {
+        (self.settling > 0 || !self.lingering.is_empty()).then_some(&SETTLE)
     }
-}
 
-fn keep(events: &OwnedFd, stop: &OwnedFd, state: &State, clients: &[Client], mut notices: Notices) {
-    let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
-    let mut settling = 0;
-    let mut lingering: Vec<(Instant, usize)> = Vec::new();
-    loop {
-        let mut wait = [
-            PollFd::from_borrowed_fd(events.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-        ];
-        let limit = (settling > 0 || !lingering.is_empty()).then_some(&SETTLE);
-        match poll(&mut wait, limit) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return log::warn!("cannot wait for closed files: {error}"),
-        }
-        let over = wait[1].revents().contains(PollFlags::IN);
-        let mut reader = inotify::Reader::new(events, &mut buffer);
+    /// Closes what was left, and true when there was something to do: more may follow at once.
+    pub(super) fn work(&mut self) -> bool {
+        let mut buffer = [const { MaybeUninit::uninit() }; 16 * 1024];
+        let mut reader = inotify::Reader::new(&self.events, &mut buffer);
+        let mut has_worked = false;
         while let Ok(event) = reader.next() {
-            let number = event.file_name().and_then(number);
-            if let Some(number) = number {
-                if state.entry(number).is_some_and(is_changing) {
-                    lingering.push((Instant::now() + LINGER, number));
+            has_worked = true;
+            if let Some(number) = event.file_name().and_then(number) {
+                if self.state.entry(number).is_some_and(is_changing) {
+                    self.lingering.push((Instant::now() + LINGER, number));
                 } else {
-                    close(state, clients, number);
+                    close(&self.state, &self.clients, number);
                 }
-                settling = SETTLING;
+                self.settling = SETTLING;
             } else if event.file_name().is_some() {
-                notices.print();
+                self.notices.print();
             } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
                 log::warn!(
                     "too much is opened and closed at once: some files stay open until the end"
                 );
             }
         }
-        if over {
-            return state.unkept();
+        if self.limit().is_none() {
+            return has_worked;
         }
-        lingering.retain(|(until, number)| {
+        self.lingering.retain(|(until, number)| {
             let lingers = Instant::now() < *until;
             if !lingers {
-                close(state, clients, *number);
+                close(&self.state, &self.clients, *number);
             }
             lingers
         });
         // Takes the answers, so that what waits for a slot is closed, too.
-        clients.iter().for_each(Client::progress);
-        if wait.iter().all(|one| one.revents().is_empty()) {
-            settling = u32::saturating_sub(settling, 1);
-            continue;
+        self.clients.iter().for_each(Client::progress);
+        if !has_worked {
+            self.settling = self.settling.saturating_sub(1);
         }
-        std::thread::sleep(GATHER);
+        has_worked
+    }
+
+    /// Ends it.
+    pub(super) fn stop(mut self) {
+        self.work();
+        self.state.unkept();
+        // Closing it takes the kernel some 10 ms, which nobody has to wait for: it does so when this
+        // process has ended.
+        let _ = self.events.into_raw_fd();
+    }
+}
+
+impl AsFd for Keeper {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
     }
 }
 

@@ -8,13 +8,14 @@ mod directory;
 mod fork;
 mod keeper;
 mod reach;
+mod signals;
 mod summary;
 
 use crate::demo::start_server;
 use crate::report::{Failure, Outcome, Report};
 use directory::RunDirectory;
+use fork::Children;
 use keeper::Keeper;
-use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -26,6 +27,9 @@ use towline_client::{Client, File, Options, Transport, Url};
 use towline_instance::{Config, MOUNTS_MAX, Mount, State, VARIABLE};
 use towline_net::address::Address;
 use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
+
+/// What the command does.
+pub(crate) const ABOUT: &str = "Run a program with remote files below local paths";
 
 const EXAMPLES: &str = "\
 Paths below a prefix are remote for the program and its children, all others are untouched. The
@@ -80,14 +84,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 fn start(args: &Args) -> Outcome<u8> {
     match fork::apart()? {
-        fork::Side::Waits { child, status } => {
-            wait_beside_the_terminal()?;
-            forward(child)?;
-            Ok(fork::told(status).unwrap_or(STATUS_OURS))
-        }
-        fork::Side::Runs(tell) => {
+        fork::Side::Waits(other) => Ok(other.told().unwrap_or(STATUS_OURS)),
+        fork::Side::Runs { tell, children } => {
             let report = Report::new("run");
-            let status = stay(args, tell).unwrap_or_else(|failure| {
+            let status = stay(args, tell, &children).unwrap_or_else(|failure| {
                 report.check("cannot start", Err::<(), _>(failure));
                 STATUS_OURS
             });
@@ -98,7 +98,7 @@ fn start(args: &Args) -> Outcome<u8> {
 
 /// Runs the command, and stays until nothing of it is left. The exit status is told when the
 /// command has ended; nothing is told when it cannot be run.
-fn stay(args: &Args, tell: std::io::PipeWriter) -> Outcome<u8> {
+fn stay(args: &Args, tell: std::io::PipeWriter, children: &Children) -> Outcome<u8> {
     let directory = RunDirectory::new()?;
     let umask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(umask);
@@ -127,10 +127,11 @@ fn stay(args: &Args, tell: std::io::PipeWriter) -> Outcome<u8> {
         mounts: met.iter().map(|one| one.mount.clone()).collect(),
     };
     let state = State::create(directory.path().as_os_str().as_bytes(), &config)?;
-    let keeper = Keeper::start(&directory, state, met.iter().map(|m| m.client.clone()).collect());
+    let clients = met.iter().map(|one| one.client.clone()).collect();
+    let mut keeper = Keeper::start(&directory, state, clients).ok();
     let prefixes: Vec<&[u8]> = met.iter().map(|one| one.mount.prefix.as_slice()).collect();
     let status = if reach::may_start(&args.command, &prefixes) {
-        execute(&args.command, &library, &directory)
+        execute(&args.command, &library, &directory, children, &mut keeper)
     } else {
         Ok(STATUS_NOT_EXECUTABLE)
     };
@@ -141,11 +142,15 @@ fn stay(args: &Args, tell: std::io::PipeWriter) -> Outcome<u8> {
     let mut tell = Some(tell);
     if let Ok(status) = status
         && fork::has_others()
-        && let Some(tell) = tell.take()
+        && let Some(mut tell) = tell.take()
     {
-        fork::in_background(status, tell)?;
+        fork::to_background()?;
+        // Fails only when nobody waits any more.
+        let _ = tell.write_all(&[status]);
+        drop(tell);
+        children.until_end_of_all(&mut keeper)?;
     }
-    if let Ok(keeper) = keeper {
+    if let Some(keeper) = keeper {
         keeper.stop();
     }
     for Met { client, root, .. } in met {
@@ -161,15 +166,6 @@ fn stay(args: &Args, tell: std::io::PipeWriter) -> Outcome<u8> {
         let _ = tell.write_all(&[*status]);
     }
     status
-}
-
-/// The terminal sends these to the program, too, which decides; we wait for what it does.
-fn wait_beside_the_terminal() -> io::Result<()> {
-    let ignored = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGQUIT] {
-        signal_hook::flag::register(signal, ignored.clone())?;
-    }
-    Ok(())
 }
 
 /// A server of this run's own.
@@ -286,18 +282,21 @@ fn meet(prefix: Vec<u8>, url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
 }
 
 /// Starts the program, waits for it, and gives the exit status.
-fn execute(command: &[OsString], library: &Path, directory: &RunDirectory) -> Outcome<u8> {
+fn execute(
+    command: &[OsString],
+    library: &Path,
+    directory: &RunDirectory,
+    children: &Children,
+    keeper: &mut Option<Keeper>,
+) -> Outcome<u8> {
     let mut preload = library.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
-    wait_beside_the_terminal()?;
-    let child = Command::new(&command[0])
-        .args(&command[1..])
-        .env("LD_PRELOAD", preload)
-        .env(VARIABLE, directory.path())
-        .spawn();
+    let mut program = Command::new(&command[0]);
+    program.args(&command[1..]).env("LD_PRELOAD", preload).env(VARIABLE, directory.path());
+    let child = children.start(|| program.spawn());
     let child = match child {
         Ok(child) => child,
         Err(error) => {
@@ -310,27 +309,9 @@ fn execute(command: &[OsString], library: &Path, directory: &RunDirectory) -> Ou
             return Ok(status);
         }
     };
-    if let Some(pid) = Pid::from_raw(child.id() as i32) {
-        forward(pid)?;
-    }
-    let status = fork::until_end_of(&child)?;
+    let status = children.until_end_of(child.id(), keeper)?;
     Ok(match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, signal) => 128 + signal.unwrap_or(0) as u8,
     })
-}
-
-/// Passes on what others send to us: ending us is meant for the program.
-fn forward(child: Pid) -> io::Result<()> {
-    use signal_hook::consts::{SIGHUP, SIGTERM, SIGUSR1, SIGUSR2};
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGHUP, SIGUSR1, SIGUSR2])?;
-    std::thread::spawn(move || {
-        for signal in &mut signals {
-            if let Some(signal) = Signal::from_named_raw(signal) {
-                // Fails only when it has ended.
-                let _ = kill_process(child, signal);
-            }
-        }
-    });
-    Ok(())
 }

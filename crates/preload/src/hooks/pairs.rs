@@ -111,7 +111,8 @@ unsafe fn look_again(sides: &mut [Option<Led>; 2], names: [Name; 2], kind: Kind)
 }
 
 fn is_one_export(one: &At, other: &At) -> bool {
-    let export = |at: &At| start::mounts().get(at.mount).map(|t| (&t.url.transport, &t.url.export));
+    let export =
+        |at: &At| start::mounts().get(at.mount)?.url().map(|url| (&url.transport, &url.export));
     export(one) == export(other)
 }
 
