@@ -145,8 +145,8 @@ fn parse_run(arguments: impl Iterator<Item = OsString>) -> run::Args {
 }
 
 fn run_alone() -> clap::Command {
-    let command = clap::Command::new("run").bin_name("towline run").about(run::ABOUT);
-    run::Args::augment_args(command)
+    let command = clap::Command::new("run").bin_name("towline run");
+    run::Args::augment_args(command).about(run::ABOUT).long_about(None)
 }
 
 #[cfg(test)]
