@@ -9,6 +9,7 @@ use std::time::Duration;
 
 pub(crate) struct Epoll {
     fd: OwnedFd,
+    /// What the kernel told and was not passed on yet.
     ready: Vec<epoll::Event>,
 }
 
@@ -32,22 +33,37 @@ impl Epoll {
         Ok(epoll::delete(&self.fd, fd)?)
     }
 
-    pub(crate) fn wait(
-        &mut self,
-        timeout: Option<Duration>,
-        events: &mut Vec<Event>,
-    ) -> io::Result<()> {
+    /// Asks the kernel, without waiting, whether there is something.
+    pub(crate) fn is_ready(&mut self) -> io::Result<bool> {
+        if self.ready.is_empty() {
+            self.ask(Some(Duration::ZERO))?;
+        }
+        Ok(!self.ready.is_empty())
+    }
+
+    fn ask(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let timeout = timeout.map(|t| Timespec {
             tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(t.subsec_nanos()),
         });
-        self.ready.clear();
         let spare = rustix::buffer::spare_capacity(&mut self.ready);
         match epoll::wait(&self.fd, spare, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
         }
-        for event in &self.ready {
+    }
+
+    /// Returns true when a system call was made.
+    pub(crate) fn wait(
+        &mut self,
+        timeout: Option<Duration>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<bool> {
+        let asks = self.ready.is_empty();
+        if asks {
+            self.ask(timeout)?;
+        }
+        for event in self.ready.drain(..) {
             let flags = event.flags;
             let hung = EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP;
             events.push(Event {
@@ -57,6 +73,6 @@ impl Epoll {
                 hung: flags.intersects(hung),
             });
         }
-        Ok(())
+        Ok(asks)
     }
 }

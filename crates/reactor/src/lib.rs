@@ -188,13 +188,17 @@ impl Reactor {
         }
     }
 
-    /// True when [`Reactor::wait`] has something to do at once; makes no system call. Over epoll
-    /// that cannot be known, and it is false.
+    /// True when [`Reactor::wait`] has something to do at once. Makes no system call over io_uring,
+    /// one over epoll.
     #[must_use]
     pub fn is_ready(&mut self) -> bool {
         match &mut self.inner {
             Inner::Uring(ring) => ring.is_ready(),
-            Inner::Epoll(_) => false,
+            Inner::Epoll(epoll) => {
+                self.waits += 1;
+                // What is wrong, `wait` tells.
+                epoll.is_ready().unwrap_or(true)
+            }
         }
     }
 
@@ -210,8 +214,8 @@ impl Reactor {
                 Ok(())
             }
             Inner::Epoll(epoll) => {
-                self.waits += 1;
-                epoll.wait(timeout, events)
+                self.waits += u64::from(epoll.wait(timeout, events)?);
+                Ok(())
             }
         }
     }
@@ -244,8 +248,12 @@ mod tests {
         reactor.watch(near.as_fd(), 7).unwrap();
         let first = ready(&mut reactor, 1000);
         assert!(first.iter().all(|e| e.token == 7 && e.writable && !e.readable), "{first:?}");
+        assert!(!reactor.is_ready());
         for round in 0..100u8 {
             far.write_all(&[round]).unwrap();
+            if round % 2 == 0 {
+                assert!(reactor.is_ready(), "round {round}");
+            }
             let events = ready(&mut reactor, 1000);
             assert!(events.iter().any(|e| e.token == 7 && e.readable), "round {round}: {events:?}");
             let mut byte = [0];
