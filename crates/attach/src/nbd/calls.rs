@@ -81,33 +81,40 @@ impl Caller {
         &self.geometry
     }
 
-    /// Fills `target`.
+    /// Fills a buffer and gives it back.
     ///
     /// # Errors
     /// What the server says, as a number of Linux; `EIO` when it stays away.
-    pub fn read(&self, target: &mut [u8], offset: u64) -> Result<(), i32> {
+    pub fn read(&self, mut buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, i32> {
+        let most = self.transfer_bytes();
+        if buffer.len() <= most {
+            return self.call(Operation::Read, offset, buffer.len() as u32, buffer);
+        }
         let mut at = offset;
-        for part in target.chunks_mut(self.transfer_bytes()) {
-            let buffer = vec![0; part.len()];
-            let buffer = self.call(Operation::Read, at, part.len() as u32, buffer)?;
-            part.copy_from_slice(&buffer);
+        for part in buffer.chunks_mut(most) {
+            let read = self.read(vec![0; part.len()], at)?;
+            part.copy_from_slice(&read);
             at += part.len() as u64;
         }
-        Ok(())
+        Ok(buffer)
     }
 
-    /// Writes.
+    /// Writes a buffer and gives it back.
     ///
     /// # Errors
     /// As [`Caller::read`].
-    pub fn write(&self, data: &[u8], offset: u64) -> Result<(), i32> {
-        let mut at = offset;
-        for part in data.chunks(self.transfer_bytes()) {
+    pub fn write(&self, buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, i32> {
+        let most = self.transfer_bytes();
+        if buffer.len() <= most {
             let operation = Operation::Write { durable: false };
-            self.call(operation, at, part.len() as u32, part.to_vec())?;
+            return self.call(operation, offset, buffer.len() as u32, buffer);
+        }
+        let mut at = offset;
+        for part in buffer.chunks(most) {
+            self.write(part.to_vec(), at)?;
             at += part.len() as u64;
         }
-        Ok(())
+        Ok(buffer)
     }
 
     /// A range reads as zeroes afterwards; they are sent where the server knows no better.

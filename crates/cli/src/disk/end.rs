@@ -8,7 +8,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use towline_attach::nbd::{Caller, Source};
 use towline_client::{Disk, Errno, ExtentKind, Url, ZeroHow, extent_flag};
@@ -70,7 +70,8 @@ pub(super) struct End {
 enum Kind {
     Remote(Disk),
     Nbd(Caller),
-    Local(Arc<FileDisk>),
+    /// The kernel writes to a file for one thread at a time, and the others would spin meanwhile.
+    Local(Arc<FileDisk>, Mutex<()>),
 }
 
 impl End {
@@ -89,7 +90,7 @@ impl End {
             let patience = if writes { None } else { Some(PATIENCE) };
             Kind::Nbd(Caller::connect(&source, patience).map_err(|e| Failure::new(e.to_string()))?)
         } else {
-            Kind::Local(local(text, writes)?)
+            Kind::Local(local(text, writes)?, Mutex::default())
         };
         let end = Self { name: text.to_owned(), kind };
         if writes && end.is_read_only() {
@@ -105,7 +106,7 @@ impl End {
             Ok(())
         };
         make().map_err(|error| Failure::from(error).about(text))?;
-        Ok(Self { name: text.to_owned(), kind: Kind::Local(local(text, true)?) })
+        Ok(Self { name: text.to_owned(), kind: Kind::Local(local(text, true)?, Mutex::default()) })
     }
 
     /// As it was named.
@@ -118,7 +119,7 @@ impl End {
         match &self.kind {
             Kind::Remote(disk) => disk.size(),
             Kind::Nbd(caller) => caller.geometry().size,
-            Kind::Local(file) => file.geometry().size,
+            Kind::Local(file, _) => file.geometry().size,
         }
     }
 
@@ -127,7 +128,7 @@ impl End {
         match &self.kind {
             Kind::Remote(disk) => disk.info().block_minimum.into(),
             Kind::Nbd(caller) => caller.geometry().block_minimum.into(),
-            Kind::Local(_) => 1,
+            Kind::Local(..) => 1,
         }
     }
 
@@ -135,25 +136,28 @@ impl End {
         match &self.kind {
             Kind::Remote(disk) => disk.info().read_only,
             Kind::Nbd(caller) => caller.geometry().read_only,
-            Kind::Local(_) => false,
+            Kind::Local(..) => false,
         }
     }
 
     /// True for files and devices of this machine.
     pub(super) fn is_local(&self) -> bool {
-        matches!(self.kind, Kind::Local(_))
+        matches!(self.kind, Kind::Local(..))
     }
 
     fn at<T>(&self, what: &str, offset: u64, result: Outcome<T>) -> Outcome<T> {
         result.map_err(|failure| failure.about(format_args!("{}: {what} at {offset}", self.name)))
     }
 
-    /// Fills `target`.
-    pub(super) fn read(&self, target: &mut [u8], offset: u64) -> Outcome<()> {
+    /// Fills all of `target`; after a failure that may be empty.
+    pub(super) fn read(&self, target: &mut Vec<u8>, offset: u64) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.read_at(target, offset).map_err(Failure::from),
-            Kind::Nbd(caller) => caller.read(target, offset).map_err(errno),
-            Kind::Local(file) => file.read(offset, target).map_err(Failure::from),
+            Kind::Nbd(caller) => caller
+                .read(std::mem::take(target), offset)
+                .map(|read| *target = read)
+                .map_err(errno),
+            Kind::Local(file, _) => file.read(offset, target).map_err(Failure::from),
         };
         self.at("reading", offset, result)
     }
@@ -162,10 +166,20 @@ impl End {
     pub(super) fn write(&self, data: &[u8], offset: u64) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.write_at(data, offset).map_err(Failure::from),
-            Kind::Nbd(caller) => caller.write(data, offset).map_err(errno),
-            Kind::Local(file) => file.write(offset, data, false).map_err(Failure::from),
+            Kind::Nbd(caller) => caller.write(data.to_vec(), offset).map(drop).map_err(errno),
+            Kind::Local(file, writing) => {
+                let _one_at_a_time = writing.lock();
+                file.write(offset, data, false).map_err(Failure::from)
+            }
         };
         self.at("writing", offset, result)
+    }
+
+    /// The same for all of a buffer, which needs no copy of it; after a failure that may be empty.
+    pub(super) fn write_all(&self, data: &mut Vec<u8>, offset: u64) -> Outcome<()> {
+        let Kind::Nbd(caller) = &self.kind else { return self.write(data, offset) };
+        let written = caller.write(std::mem::take(data), offset).map(|back| *data = back);
+        self.at("writing", offset, written.map_err(errno))
     }
 
     /// Makes a range zeroes, if possible without space.
@@ -175,7 +189,7 @@ impl End {
                 disk.zero(offset, length, ZeroHow::default()).map_err(Failure::from)
             }
             Kind::Nbd(caller) => caller.zero(offset, length).map_err(errno),
-            Kind::Local(file) => {
+            Kind::Local(file, _) => {
                 let how = towline_store::ZeroHow::default();
                 file.zero(offset, length, how).map_err(Failure::from)
             }
@@ -188,7 +202,7 @@ impl End {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.flush().map_err(Failure::from),
             Kind::Nbd(caller) => caller.flush().map_err(errno),
-            Kind::Local(file) => file.flush().map_err(Failure::from),
+            Kind::Local(file, _) => file.flush().map_err(Failure::from),
         };
         result.map_err(|failure| failure.about(format_args!("{}: flushing", self.name)))
     }
@@ -196,7 +210,7 @@ impl End {
     /// Makes a local file longer.
     pub(super) fn grow(&self, size: u64) -> Outcome<()> {
         match &self.kind {
-            Kind::Local(file) if size > file.geometry().size => {
+            Kind::Local(file, _) if size > file.geometry().size => {
                 let result = file.resize(size).map_err(Failure::from);
                 self.at("growing", size, result)
             }
@@ -239,7 +253,7 @@ impl End {
                     }
                 }
             }
-            Kind::Local(file) => {
+            Kind::Local(file, _) => {
                 let found = file.extents(0, size, &mut |extent| {
                     add(extent.length, Content::of(extent.hole, extent.zero));
                     true
@@ -268,7 +282,7 @@ impl End {
                 Stamp { is: format!("disk {:016x} of {size}", disk.info().identity), sure: false }
             }
             Kind::Nbd(_) => Stamp { is: format!("nbd of {size}"), sure: false },
-            Kind::Local(_) => {
+            Kind::Local(..) => {
                 let found = std::fs::metadata(&self.name)
                     .map_err(|error| Failure::from(error).about(&self.name))?;
                 if found.file_type().is_block_device() {
@@ -290,7 +304,7 @@ impl End {
         Ok(match &self.kind {
             Kind::Remote(_) => Stamp { sure: true, ..stamp },
             Kind::Nbd(_) => stamp,
-            Kind::Local(_) => {
+            Kind::Local(..) => {
                 let is = stamp.is.split(',').next().unwrap_or_default().to_owned();
                 Stamp { is, sure: true }
             }
@@ -300,11 +314,11 @@ impl End {
     /// The same bytes, read from the device where that is possible and not from memory.
     pub(super) fn past_cache(&self) -> Option<Self> {
         match &self.kind {
-            Kind::Local(_) => {
+            Kind::Local(..) => {
                 let file = FileDisk::open(Path::new(&self.name), CacheMode::ReadDirect, true);
                 let mut probe = [0; 1];
                 let file = file.ok().filter(|file| file.read(0, &mut probe).is_ok())?;
-                Some(Self { name: self.name.clone(), kind: Kind::Local(file) })
+                Some(Self { name: self.name.clone(), kind: Kind::Local(file, Mutex::default()) })
             }
             _ => None,
         }

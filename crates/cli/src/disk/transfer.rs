@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What was written is made durable, and noted, after so many pieces or so long.
-const NOTE_PIECES: usize = 64;
+const NOTE_PIECES: usize = 1024;
 const NOTE_TIME: Duration = Duration::from_secs(1);
 /// Zeroes are looked for in units of this: as long as a file system gives space, and, where each
 /// run is a request of its own, longer.
@@ -266,7 +266,11 @@ impl<'a> Transfer<'a> {
         // The last block is filled with zeroes.
         buffer.resize(buffer.len().next_multiple_of(end.block() as usize), 0);
         let unit = if end.is_local() { UNIT_LOCAL_BYTES } else { UNIT_REMOTE_BYTES };
-        for (run, zero) in runs(buffer, unit.max(end.block()) as usize) {
+        let runs = runs(buffer, unit.max(end.block()) as usize);
+        if let [(_, false)] = runs[..] {
+            return end.write_all(buffer, offset);
+        }
+        for (run, zero) in runs {
             let at = offset + run.start as u64;
             match zero {
                 true if is_new => {}
