@@ -86,6 +86,12 @@ impl Pool {
         self.buffer_bytes
     }
 
+    /// Bytes of all buffers that it may hand out.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.buffer_bytes as u64 * self.buffers_max as u64
+    }
+
     /// Bytes of the buffers that are out now, of this pool and those beside it, and the most that
     /// were out at once.
     #[must_use]

@@ -2,6 +2,7 @@
 
 use crate::caller::Callers;
 use crate::disks::Disks;
+use crate::elsewhere::Pools;
 use crate::exports::Exports;
 use crate::families::Families;
 use crate::grace::Grace;
@@ -39,6 +40,7 @@ pub(crate) struct Shared {
     pub(crate) locks: Mutex<Locks>,
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) offload: Offload,
+    pub(crate) pools: Pools,
     pub(crate) boot_epoch: u32,
     /// Number of the socket for clients on this machine that came by TCP; zero: none.
     pub(crate) local_socket: u64,
@@ -134,6 +136,8 @@ pub(crate) struct Core {
     /// Work of disks that only pretend to take time.
     pub(crate) late: BinaryHeap<Late>,
     pub(crate) pool: Arc<Pool>,
+    /// Bytes of buffers for writes to stores that may hang.
+    pub(crate) bytes_elsewhere: Arc<AtomicU64>,
     /// Transfers that wait for their next grant, in turn.
     pub(crate) grant_queue: VecDeque<(u64, u16)>,
     /// The same of transfers to disks.
@@ -191,6 +195,7 @@ impl Core {
             finished: Vec::new(),
             late: BinaryHeap::new(),
             pool,
+            bytes_elsewhere: Arc::default(),
             grant_queue: VecDeque::new(),
             disk_grants: VecDeque::new(),
             throttled: native::Throttled::default(),
@@ -245,8 +250,16 @@ impl Core {
                 self.tick();
             }
             if self.drained() {
-                return;
+                return self.leave();
             }
+        }
+    }
+
+    /// The core ends: nothing that it lets go of may hold it up.
+    fn leave(mut self) {
+        for (_, mut served) in std::mem::take(&mut self.sessions) {
+            let files = served.session.files.clone();
+            self.close_elsewhere(&mut served, Some(&files));
         }
     }
 
@@ -353,13 +366,11 @@ impl Core {
                 let Some(mut running) = self.take_running(session, slot, sequence) else { return };
                 running.stages.storage += took;
                 running.stages.disk += took;
-                let expected = std::mem::take(&mut running.expected);
-                self.expect(session, |lane| {
-                    lane.expected = lane.expected.saturating_sub(expected);
-                });
+                self.forget_expected(session, &mut running);
                 running.compound.unblocked(result);
                 self.drive(session, slot, running);
             }
+            Mail::Returned(back) => self.returned(back),
             Mail::Granted(waiter) => {
                 let session = waiter.session;
                 let Some(mut running) = self.take_running(session, waiter.slot, waiter.sequence)
@@ -406,7 +417,9 @@ impl Core {
     fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
         let running = self.sessions.values().any(|s| {
-            s.disks.is_busy() || s.running.iter().flatten().any(|r| r.compound.missing().is_none())
+            s.disks.is_busy()
+                || !s.away.is_empty()
+                || s.running.iter().flatten().any(|r| r.compound.missing().is_none())
         });
         let unsent = self.lanes.iter().flatten().any(|l| !l.out.is_empty());
         (!running && !unsent && !self.nbd.has_unanswered(&self.engine)) || since.elapsed() > DRAIN

@@ -54,7 +54,15 @@ impl Exports {
                 (Some(store), _) => store,
                 (None, ExportKind::Directory(path)) => {
                     match DirectoryStore::new(path, export.read_only) {
-                        Ok(store) => store as Arc<dyn FileStore>,
+                        Ok(store) => {
+                            if let Some(kind) = store.foreign() {
+                                log::info!(
+                                    "export \"{name}\" has files on {kind}, which may hang: \
+                                     threads of its own carry out its requests"
+                                );
+                            }
+                            store as Arc<dyn FileStore>
+                        }
                         Err(error) => {
                             let what =
                                 format!("export \"{name}\": directory {}: {error}", path.display());

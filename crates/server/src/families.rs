@@ -10,28 +10,39 @@ const FAMILY_BIT: u64 = 1 << 63;
 
 /// The open files of each family that has a session.
 #[derive(Default)]
-pub(crate) struct Families(Mutex<HashMap<u64, SharedFiles>>);
+pub(crate) struct Families(Mutex<HashMap<u64, Family>>);
+
+/// Its open files, and how many sessions have them.
+struct Family {
+    files: SharedFiles,
+    members: usize,
+}
 
 impl Families {
     /// The files of this family; `session` is its new member.
     pub(crate) fn join(&self, family: u64, session: u64, epoch: u32) -> SharedFiles {
         let mut families = self.0.lock();
-        let new = || Arc::new(Mutex::new(Files::new(session | FAMILY_BIT, epoch)));
-        families.entry(family).or_insert_with(new).clone()
+        let new = || Family {
+            files: Arc::new(Mutex::new(Files::new(session | FAMILY_BIT, epoch))),
+            members: 0,
+        };
+        let family = families.entry(family).or_insert_with(new);
+        family.members += 1;
+        family.files.clone()
     }
 
-    /// A session ends. Yields the owner of its open files' locks if nobody shares them any more.
-    pub(crate) fn leave(&self, files: SharedFiles) -> Option<u64> {
-        let mut families = self.0.lock();
-        let owner = files.lock().owner;
-        if owner & FAMILY_BIT == 0 {
-            return Some(owner);
+    /// A session ends. Yields its open files if no other session shares them any more.
+    pub(crate) fn leave(&self, files: SharedFiles) -> Option<SharedFiles> {
+        if files.lock().owner & FAMILY_BIT == 0 {
+            return Some(files);
         }
-        drop(files);
-        let before = families.len();
-        // Only the table itself is left to hold them. New members join under this lock.
-        families.retain(|_, files| Arc::strong_count(files) > 1);
-        (families.len() < before).then_some(owner)
+        let mut families = self.0.lock();
+        let is_left = |family: &mut Family| {
+            family.members -= usize::from(Arc::ptr_eq(&family.files, &files));
+            family.members == 0
+        };
+        let left = families.extract_if(|_, family| is_left(family)).count() > 0;
+        left.then_some(files)
     }
 }
 
@@ -46,10 +57,11 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &second));
         let other = families.join(8, 3, 1);
         assert!(!Arc::ptr_eq(&first, &other));
-        assert_eq!(families.leave(first), None);
-        assert_eq!(families.leave(second), Some(1 | FAMILY_BIT));
+        let leave = |files| families.leave(files).map(|files| files.lock().owner);
+        assert_eq!(leave(first), None);
+        assert_eq!(leave(second), Some(1 | FAMILY_BIT));
         assert_eq!(families.join(7, 4, 1).lock().owner, 4 | FAMILY_BIT);
         let own = Arc::new(Mutex::new(Files::new(5, 1)));
-        assert_eq!(families.leave(own), Some(5));
+        assert_eq!(leave(own), Some(5));
     }
 }

@@ -4,13 +4,15 @@
 //! at a time; transfers take turns. So memory is bounded whatever the number of clients, and no
 //! byte is sent that has no place to land.
 
+use crate::elsewhere::Errand;
 use crate::native::SessionDisks;
 use crate::stats::Stages;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 use towline_mem::PoolBuffer;
 use towline_session::{Compound, Session};
-use towline_store::Caller;
+use towline_store::{Caller, FileStore};
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, SLOTS_MAX};
 
 /// Fragments of one transfer that may be on their way at once.
@@ -45,7 +47,9 @@ impl Running {
     pub(crate) fn next_grant(&self) -> Option<(u64, usize)> {
         let (done, missing) = self.compound.missing()?;
         let end = done + missing;
-        if self.grants.len() >= GRANTS_MAX || self.granted >= end {
+        // What is written elsewhere is away meanwhile, and cannot take in the next fragment.
+        let most = if self.compound.writes_elsewhere().is_some() { 1 } else { GRANTS_MAX };
+        if self.grants.len() >= most || self.granted >= end {
             return None;
         }
         let length = (end - self.granted).min(FRAGMENT_BYTES_MAX as u64);
@@ -60,6 +64,10 @@ pub(crate) struct Served {
     pub(crate) lane: Option<u64>,
     pub(crate) laneless_since: Instant,
     pub(crate) running: Vec<Option<Box<Running>>>,
+    /// Its requests that are with threads of stores that may hang: their stores.
+    pub(crate) away: Vec<Arc<dyn FileStore>>,
+    /// Requests that go there when those before them have come back.
+    pub(crate) waiting: VecDeque<Errand>,
     /// What it has of disks.
     pub(crate) disks: SessionDisks,
 }
@@ -68,7 +76,15 @@ impl Served {
     pub(crate) fn new(session: Session, lane: u64) -> Self {
         let running = (0..SLOTS_MAX).map(|_| None).collect();
         let disks = SessionDisks::default();
-        Self { session, lane: Some(lane), laneless_since: Instant::now(), running, disks }
+        Self {
+            session,
+            lane: Some(lane),
+            laneless_since: Instant::now(),
+            running,
+            away: Vec::new(),
+            waiting: VecDeque::new(),
+            disks,
+        }
     }
 
     /// Takes back what was granted to a lane that is gone. The transfers go on where they are when

@@ -292,16 +292,18 @@ impl Core {
     }
 
     pub(crate) fn end_session(&mut self, id: u64) {
-        if let Some(served) = self.sessions.remove(&id) {
+        if let Some(mut served) = self.sessions.remove(&id) {
             self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
             if let Some(state) = &self.shared.state {
                 state.end(id);
                 self.shared.reclaimed(id);
             }
-            self.end_disks(served.disks);
+            self.end_disks(std::mem::take(&mut served.disks));
             // The last session of a family takes the locks of its open files along.
-            let files = self.shared.families.leave(served.session.files);
-            let granted = self.shared.locks.lock().leave(id, files);
+            let files = self.shared.families.leave(served.session.files.clone());
+            self.close_elsewhere(&mut served, files.as_ref());
+            let owner = files.map(|files| files.lock().owner);
+            let granted = self.shared.locks.lock().leave(id, owner);
             self.shared.notify(granted);
         }
     }

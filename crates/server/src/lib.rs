@@ -9,6 +9,7 @@ mod caller;
 mod config;
 mod core;
 mod disks;
+mod elsewhere;
 mod exports;
 mod extents;
 mod families;

@@ -1,5 +1,6 @@
 //! How other threads reach a core: a list of messages and a bell that its event loop hears.
 
+use crate::elsewhere::Return;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -26,6 +27,8 @@ pub(crate) enum Mail {
     Join(Arc<Link>, Hello),
     /// Blocking work of this session's slot is done; nanoseconds it took.
     Unblocked { session: u64, slot: u16, sequence: u32, result: BlockingResult, took: u64 },
+    /// A request comes back from a thread of a store that may hang.
+    Returned(Return),
     /// This waiting request has its lock.
     Granted(Waiter),
     /// This request for a lock need not wait for clients from before a restart any longer.

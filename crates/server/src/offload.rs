@@ -12,9 +12,9 @@ const THREADS_MAX: usize = 16;
 /// An idle thread ends after this long.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// One piece of work, which returns its result as a message, and where that goes.
+/// One piece of work, which returns its result as a message if it has one, and where that goes.
 pub(crate) struct Job {
-    pub(crate) work: Box<dyn FnOnce() -> Mail + Send>,
+    pub(crate) work: Box<dyn FnOnce() -> Option<Mail> + Send>,
     pub(crate) reply_to: Mailbox,
 }
 
@@ -60,8 +60,9 @@ impl Offload {
 }
 
 fn execute(job: Job) {
-    let mail = (job.work)();
-    job.reply_to.send(mail);
+    if let Some(mail) = (job.work)() {
+        job.reply_to.send(mail);
+    }
 }
 
 fn work(shared: &(Mutex<State>, Condvar)) {

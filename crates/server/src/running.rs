@@ -1,13 +1,16 @@
 //! Requests under way: driven until they are answered, wait for a lock or a thread, or for data.
 
 use crate::core::{Core, elapsed_ns};
+use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
 use crate::grants::{Grant, Running};
 use crate::lane::Lane;
 use crate::mailbox::Mail;
 use crate::messages::send_reply;
 use crate::offload::Job;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_mem::Aggregate;
+use towline_session::files::Table;
 use towline_session::locks::{Locked, Owner};
 use towline_session::{Context, Step};
 use towline_wire::header::reply_flag;
@@ -31,7 +34,7 @@ impl Core {
             let start = Instant::now();
             let mut files = served.session.files.lock();
             let mut context = Context {
-                files: &mut files,
+                files: Table::Held(&mut files),
                 exports: &self.shared.exports,
                 caller: &running.caller,
                 session,
@@ -39,66 +42,112 @@ impl Core {
             let step = running.compound.run(&mut context);
             drop(files);
             running.stages.storage += elapsed_ns(start);
-            match step {
-                Step::Finished => return self.reply(session, slot, running),
-                Step::NeedsData => {
-                    running.data_since = Some(Instant::now());
-                    self.grant_queue.push_back((session, slot));
-                }
-                Step::Block(work, bytes) => {
-                    let sequence = running.sequence;
-                    running.expected = bytes;
-                    self.expect(session, |lane| lane.expected += bytes);
-                    let work = move || {
-                        let start = Instant::now();
-                        let result = work();
-                        let took = elapsed_ns(start);
-                        Mail::Unblocked { session, slot, sequence, result, took }
-                    };
-                    let reply_to = self.mailbox.clone();
-                    self.shared.offload.run(Job { work: Box::new(work), reply_to });
-                }
-                Step::Lock(_, waiter, _)
-                    if !served.session.reclaiming && self.shared.grace.holds_up(&waiter) => {}
-                Step::Lock(file, waiter, wait) => {
-                    if let Some(journal) = &served.session.journal {
-                        journal.note_locks();
-                    }
-                    let outcome = self.shared.locks.lock().lock(file, waiter, wait);
-                    match outcome {
-                        Ok(Locked::Done(granted)) => {
-                            self.shared.notify(granted);
-                            running.compound.locked(Ok(()));
-                            continue;
-                        }
-                        Err(errno) => {
-                            running.compound.locked(Err(errno));
-                            continue;
-                        }
-                        Ok(Locked::Waiting) => {}
-                    }
-                }
-                Step::TestLock(file, owner, range) => {
-                    let tested = self.shared.locks.lock().test(session, file, owner, &range);
-                    running.compound.tested(owner.session, tested);
-                    continue;
-                }
-                Step::ReleaseLocks(owner) => {
-                    let granted = self.shared.locks.lock().release(|o: &Owner| *o == owner);
-                    self.shared.notify(granted);
-                    continue;
-                }
-                Step::Reclaimed => {
-                    served.session.reclaiming = false;
-                    self.shared.reclaimed(session);
-                    continue;
-                }
+            match self.follow(session, slot, running, step) {
+                Some(again) => running = again,
+                None => return,
             }
-            if let Some(served) = self.sessions.get_mut(&session) {
-                served.running[usize::from(slot)] = Some(running);
-            }
-            return;
         }
+    }
+
+    /// Does what a request stopped for, or waits for it. Yields the request when it can go on at
+    /// once.
+    pub(crate) fn follow(
+        &mut self,
+        session: u64,
+        slot: u16,
+        mut running: Box<Running>,
+        step: Step,
+    ) -> Option<Box<Running>> {
+        let served = self.sessions.get_mut(&session)?;
+        match step {
+            Step::Finished => {
+                self.reply(session, slot, running);
+                return None;
+            }
+            Step::NeedsData => {
+                running.data_since = Some(Instant::now());
+                self.grant_queue.push_back((session, slot));
+            }
+            Step::Elsewhere(store) => {
+                self.send_elsewhere(session, slot, running, store, Task::Run);
+                return None;
+            }
+            Step::Block(work, bytes) => {
+                let sequence = running.sequence;
+                running.expected = bytes;
+                self.expect(session, |lane| lane.expected += bytes);
+                let work = move || {
+                    let start = Instant::now();
+                    let result = work();
+                    let took = elapsed_ns(start);
+                    Some(Mail::Unblocked { session, slot, sequence, result, took })
+                };
+                let reply_to = self.mailbox.clone();
+                self.shared.offload.run(Job { work: Box::new(work), reply_to });
+            }
+            Step::Lock(_, waiter, _)
+                if !served.session.reclaiming && self.shared.grace.holds_up(&waiter) => {}
+            Step::Lock(file, waiter, wait) => {
+                if let Some(journal) = &served.session.journal {
+                    journal.note_locks();
+                }
+                let outcome = self.shared.locks.lock().lock(file, waiter, wait);
+                match outcome {
+                    Ok(Locked::Done(granted)) => {
+                        self.shared.notify(granted);
+                        running.compound.locked(Ok(()));
+                        return Some(running);
+                    }
+                    Err(errno) => {
+                        running.compound.locked(Err(errno));
+                        return Some(running);
+                    }
+                    Ok(Locked::Waiting) => {}
+                }
+            }
+            Step::TestLock(file, owner, range) => {
+                let tested = self.shared.locks.lock().test(session, file, owner, &range);
+                running.compound.tested(owner.session, tested);
+                return Some(running);
+            }
+            Step::ReleaseLocks(owner) => {
+                let granted = self.shared.locks.lock().release(|o: &Owner| *o == owner);
+                self.shared.notify(granted);
+                return Some(running);
+            }
+            Step::Reclaimed => {
+                served.session.reclaiming = false;
+                self.shared.reclaimed(session);
+                return Some(running);
+            }
+        }
+        if let Some(served) = self.sessions.get_mut(&session) {
+            served.running[usize::from(slot)] = Some(running);
+        }
+        None
+    }
+
+    /// Goes on with a write after a fragment of it was written.
+    pub(crate) fn wrote(&mut self, session: u64, slot: u16, mut running: Box<Running>, last: bool) {
+        if last {
+            if let Some(since) = running.data_since.take() {
+                running.stages.data += elapsed_ns(since);
+            }
+            // A write that stopped early leaves grants whose data will find no place.
+            let unused = std::mem::take(&mut running.grants).len();
+            self.expect(session, |lane| lane.granted = lane.granted.saturating_sub(unused));
+            return self.drive(session, slot, running);
+        }
+        self.grant_queue.push_back((session, slot));
+        if let Some(served) = self.sessions.get_mut(&session) {
+            served.running[usize::from(slot)] = Some(running);
+        }
+    }
+
+    /// The bytes that a request was to bring are there.
+    pub(crate) fn forget_expected(&mut self, session: u64, running: &mut Running) {
+        let expected = std::mem::take(&mut running.expected);
+        self.expect(session, |lane| lane.expected = lane.expected.saturating_sub(expected));
     }
 
     /// Changes how much memory the answers that a session's lane waits for will take.
@@ -149,10 +198,24 @@ impl Core {
             let Some(Some(lane)) = self.lanes.get_mut(index) else { continue };
             let Some(running) = served.running[usize::from(slot)].as_mut() else { continue };
             let Some((offset, length)) = running.next_grant() else { continue };
-            let Some(buffer) = self.pool.take() else {
+            let elsewhere = running.compound.writes_elsewhere().is_some();
+            let scarce = || {
+                let most = self.pool.bytes() / SHARE_OF_BUFFERS;
+                self.bytes_elsewhere.load(Ordering::Relaxed) + self.pool.buffer_bytes() as u64
+                    > most
+            };
+            if elsewhere && scarce() {
+                // Others must not wait for a store that may hang.
+                self.grant_queue.push_back((session, slot));
+                continue;
+            }
+            let Some(mut buffer) = self.pool.take() else {
                 self.grant_queue.push_front((session, slot));
                 return;
             };
+            if elsewhere {
+                buffer = buffer.charged_to(&self.bytes_elsewhere);
+            }
             let mut header = Header::new(Kind::Grant, slot, running.sequence);
             header.offset = offset;
             header.word_a = length as u32;

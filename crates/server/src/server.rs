@@ -3,6 +3,7 @@
 use crate::config::{Config, DiskExport, EngineWish, Export};
 use crate::core::{Core, Protocol, Shared};
 use crate::disks::Disks;
+use crate::elsewhere::Pools;
 use crate::exports::Exports;
 use crate::families::Families;
 use crate::grace::Grace;
@@ -164,6 +165,7 @@ impl Server {
             locks: Mutex::new(Locks::default()),
             mailboxes: mailboxes.map_err(StartError::System)?,
             offload: Offload::default(),
+            pools: Pools::default(),
             boot_epoch,
             local_socket,
             next_core: AtomicUsize::new(0),

@@ -1,6 +1,7 @@
 //! What a core does with each message of a lane.
 
 use crate::core::{Core, elapsed_ns};
+use crate::elsewhere::Task;
 use crate::grants::Running;
 use crate::handshake;
 use crate::lane::Lane;
@@ -126,31 +127,16 @@ impl Serving<'_> {
         if grant.offset != header.offset || grant.length != header.payload_bytes as usize {
             return wrong("data does not match its grant");
         }
+        if let Some(store) = running.compound.writes_elsewhere().cloned() {
+            self.core.send_elsewhere(session, header.slot, running, store, Task::Write(grant));
+            return Ok(());
+        }
         let start = Instant::now();
         let last = running.compound.write_fragment(&grant.buffer.bytes()[..grant.length]);
         running.stages.storage += elapsed_ns(start);
         drop(grant);
-        if last {
-            if let Some(since) = running.data_since.take() {
-                running.stages.data += elapsed_ns(since);
-            }
-            self.forget_grants(&mut running);
-            self.core.drive(session, header.slot, running);
-            return Ok(());
-        }
-        self.core.grant_queue.push_back((session, header.slot));
-        if let Some(served) = self.core.sessions.get_mut(&session) {
-            served.running[usize::from(header.slot)] = Some(running);
-        }
+        self.core.wrote(session, header.slot, running, last);
         Ok(())
-    }
-
-    /// A write that stopped early leaves grants whose data will find no place.
-    fn forget_grants(&mut self, running: &mut Running) {
-        if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
-            lane.granted = lane.granted.saturating_sub(running.grants.len());
-        }
-        running.grants.clear();
     }
 
     fn cancel(&mut self, session: u64, header: &Header) {

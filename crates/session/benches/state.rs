@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_mem::SharedMemory;
-use towline_session::files::Files;
+use towline_session::files::{Files, Table};
 use towline_session::state::{Journal, STATE_BYTES, State};
 use towline_session::{Compound, Context, Exports, Step};
 use towline_store::directory::DirectoryStore;
@@ -62,6 +62,7 @@ impl Bench {
             assert!(!compound.keep(journal, false));
         }
         let Self { exports, files, caller, .. } = self;
+        let files = Table::Held(files);
         let context = &mut Context { files, exports, caller, session: 1 };
         while !matches!(compound.run(context), Step::Finished) {}
         let (results, ..) = compound.into_reply();

@@ -8,11 +8,12 @@ mod operations;
 mod writing;
 
 use crate::Exports;
-use crate::files::{Files, Opened};
+use crate::files::{Opened, Table};
 use crate::locks::{FileKey, Owner, Range, Waiter};
 use once::Pen;
+use std::sync::Arc;
 use towline_mem::Aggregate;
-use towline_store::Caller;
+use towline_store::{Caller, FileStore};
 use towline_wire::codec::Field;
 use towline_wire::limits::TRANSFER_BYTES_MAX;
 use towline_wire::request::{CURRENT, parse_compound};
@@ -44,6 +45,8 @@ pub enum Step {
     Finished,
     /// All bytes of the offered transfer, each fragment by [`Compound::write_fragment`].
     NeedsData,
+    /// Its next operation may wait without end for this store: run on, on a thread that may.
+    Elsewhere(Arc<dyn FileStore>),
     /// Run this on a thread that may block, then [`Compound::unblocked`]. It yields up to so many
     /// bytes that take memory until they are sent.
     Block(Blocking, u64),
@@ -60,7 +63,7 @@ pub enum Step {
 /// What a compound runs against.
 pub struct Context<'a> {
     /// Open files of its session.
-    pub files: &'a mut Files,
+    pub files: Table<'a>,
     /// Exports of the server.
     pub exports: &'a dyn Exports,
     /// On whose behalf.
@@ -94,6 +97,10 @@ pub struct Compound {
     pen: Option<Pen>,
     /// It failed because nobody can know whether it was done before the server was killed.
     undecided: bool,
+    /// Store that its next operation needs a thread for that may wait.
+    elsewhere: Option<Arc<dyn FileStore>>,
+    /// Most bytes that it reads.
+    reads: u64,
 }
 
 impl Compound {
@@ -117,16 +124,13 @@ impl Compound {
                 _ => None,
             })
             .collect();
-        let reads = requests
-            .iter()
-            .filter(|r| {
-                matches!(
-                    r,
-                    Request::Read { .. } | Request::ReadDir { .. } | Request::Inquire { .. }
-                )
-            })
-            .count();
-        if writes.len() > 1 || reads > 1 {
+        let mut reads = requests.iter().filter_map(|r| match r {
+            Request::Read { length, .. } | Request::ReadDir { length, .. } => Some(*length),
+            Request::Inquire { .. } => Some(0),
+            _ => None,
+        });
+        let read = reads.next().unwrap_or(0);
+        if writes.len() > 1 || reads.next().is_some() {
             return wrong("more than one transfer in a request");
         }
         let length = u64::from(writes.first().copied().unwrap_or(0));
@@ -155,6 +159,8 @@ impl Compound {
             left_open: 0,
             pen: None,
             undecided: false,
+            elsewhere: None,
+            reads: read.into(),
         })
     }
 
@@ -168,6 +174,12 @@ impl Compound {
     #[must_use]
     pub fn is_undecided(&self) -> bool {
         self.undecided
+    }
+
+    /// Most bytes that it reads, all in memory if its store may hang.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.reads.min(TRANSFER_BYTES_MAX as u64)
     }
 
     /// Tag of its first operation, for statistics.
@@ -207,6 +219,9 @@ impl Compound {
                 Some(known) => self.repeat(request, &known, context),
                 None => self.execute(request, context),
             };
+            if let Some(store) = self.elsewhere.take() {
+                break Step::Elsewhere(store);
+            }
             match step {
                 Ok(None) => {}
                 Ok(Some(step)) => break step,
@@ -222,8 +237,20 @@ impl Compound {
         if handle == CURRENT { self.current.ok_or(Errno::EBADF) } else { Ok(handle) }
     }
 
-    fn at(&self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
-        context.files.find(self.handle(handle)?).cloned()
+    fn at(&mut self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
+        let opened = context.files.find(self.handle(handle)?)?;
+        self.reach(context, &opened.store)?;
+        Ok(opened)
+    }
+
+    /// To be called before anything of a store is used: fails where that may wait without end and
+    /// this thread must not. The operation has done nothing yet, and is begun anew elsewhere.
+    fn reach(&mut self, context: &Context<'_>, store: &Arc<dyn FileStore>) -> Result<(), Errno> {
+        if store.may_hang() && !context.files.may_wait() {
+            self.elsewhere = Some(store.clone());
+            return Err(Errno::EAGAIN);
+        }
+        Ok(())
     }
 
     fn writable_at(&mut self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
@@ -250,11 +277,11 @@ impl Compound {
                     known.flags == opened.flags && known.file.identity() == opened.file.identity()
                 });
                 if !same {
-                    context.files.insert_at(handle, opened)?;
+                    context.files.with(|files| files.insert_at(handle, opened))?;
                 }
                 handle
             }
-            None => context.files.insert(opened)?,
+            None => context.files.with(|files| files.insert(opened))?,
         };
         self.current = Some(handle);
         self.left_open += 1;

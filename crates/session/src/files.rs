@@ -6,6 +6,45 @@ use towline_store::{FileStore, OpenFile};
 use towline_wire::Errno;
 use towline_wire::limits::OPEN_FILES_MAX;
 
+/// Open files as a compound gets at them.
+pub enum Table<'a> {
+    /// Held while the compound runs, by a thread that must not wait.
+    Held(&'a mut Files),
+    /// Taken for moments, by a thread that may wait: others use the same files meanwhile.
+    Shared(&'a SharedFiles),
+}
+
+impl Table<'_> {
+    /// True when calls that may take long belong here.
+    pub(crate) fn may_wait(&self) -> bool {
+        matches!(self, Self::Shared(_))
+    }
+
+    /// The file with this handle, as by [`Files::find`].
+    pub(crate) fn find(&self, handle: u64) -> Result<Opened, Errno> {
+        match self {
+            Self::Held(files) => files.find(handle).cloned(),
+            Self::Shared(files) => files.lock().find(handle).cloned(),
+        }
+    }
+
+    /// Does something with the files.
+    pub(crate) fn with<T>(&mut self, act: impl FnOnce(&mut Files) -> T) -> T {
+        match self {
+            Self::Held(files) => act(files),
+            Self::Shared(files) => act(&mut files.lock()),
+        }
+    }
+
+    /// As [`Files::owner`].
+    pub(crate) fn owner(&self) -> u64 {
+        match self {
+            Self::Held(files) => files.owner,
+            Self::Shared(files) => files.lock().owner,
+        }
+    }
+}
+
 /// Open files, of one session or of all of a family.
 pub type SharedFiles = Arc<Mutex<Files>>;
 
@@ -111,6 +150,15 @@ impl Files {
             Some((found, Some(opened))) if u64::from(*found) == generation => Ok(opened),
             _ => Err(Errno::EBADF),
         }
+    }
+
+    /// Removes all whose closing may wait without end.
+    pub fn take_hanging(&mut self) -> Vec<Opened> {
+        let hangs = |opened: &mut Opened| opened.store.may_hang();
+        let taken: Vec<_> =
+            self.entries.iter_mut().filter_map(|(_, entry)| entry.take_if(hangs)).collect();
+        self.open -= taken.len();
+        taken
     }
 
     /// Removes the file with this handle.

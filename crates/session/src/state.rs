@@ -41,7 +41,8 @@ const AREAS_AT: usize = HEAD_BYTES + SESSIONS_MAX * ENTRY_BYTES;
 /// Bytes of the file. It is sparse: a session takes 80 KiB of the disk when it begins.
 pub const STATE_BYTES: usize = AREAS_AT + SESSIONS_MAX * AREA_BYTES;
 
-/// Locks that keep operations on one name, or appends to one file, from each other.
+/// Locks that keep operations on one name, or appends to one file, from each other; as many again
+/// for stores that may hang.
 const STRIPES: usize = 256;
 
 /// A name of a boot of this machine.
@@ -84,6 +85,7 @@ struct Unclaimed {
 }
 
 /// An operation that was under way when the server was killed.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Unresolved {
     entry: u32,
     slot: u16,
@@ -140,7 +142,7 @@ impl State {
         Self {
             memory,
             epoch,
-            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            stripes: (0..2 * STRIPES).map(|_| Mutex::new(())).collect(),
             table: Mutex::default(),
             unresolved: Mutex::default(),
             any_unresolved: AtomicBool::new(false),
@@ -367,12 +369,17 @@ impl State {
         self.memory.copy_in(at, &bytes[..length]);
     }
 
-    /// Keeps other operations away from these places.
-    pub(crate) fn guard(&self, places: &[Place]) -> [Option<MutexGuard<'_, ()>>; 2] {
+    /// Keeps other operations away from these places. Those of stores that may hang have locks of
+    /// their own, so that nobody else waits for them.
+    pub(crate) fn guard(
+        &self,
+        places: &[Place],
+        may_hang: bool,
+    ) -> [Option<MutexGuard<'_, ()>>; 2] {
         let stripe = |place: &Place| {
             let mixed = (place.inode.0 ^ place.inode.1.rotate_left(32) ^ place.name)
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            (mixed >> 56) as usize % STRIPES
+            (mixed >> 56) as usize % STRIPES + if may_hang { STRIPES } else { 0 }
         };
         match places {
             [] => [None, None],
@@ -396,20 +403,23 @@ impl State {
         if !self.any_unresolved.load(Ordering::Relaxed) {
             return;
         }
-        let mut unresolved = self.unresolved.lock();
-        unresolved.retain(|u| {
-            if (u.entry, u.slot) == own || !u.intent.places().contains(place) {
-                return true;
+        let concerned: Vec<Unresolved> = {
+            let unresolved = self.unresolved.lock();
+            let here =
+                |u: &&Unresolved| (u.entry, u.slot) != own && u.intent.places().contains(place);
+            unresolved.iter().filter(here).copied().collect()
+        };
+        for concerned in concerned {
+            // A look may take long, and others need the list. Nobody else settles this place.
+            let Some(verdict) = look(&concerned.intent) else { continue };
+            let mut unresolved = self.unresolved.lock();
+            let before = unresolved.len();
+            unresolved.retain(|u| *u != concerned);
+            if unresolved.len() < before {
+                self.note_verdict(&concerned, verdict);
             }
-            match look(&u.intent) {
-                Some(verdict) => {
-                    self.note_verdict(u, verdict);
-                    false
-                }
-                None => true,
-            }
-        });
-        self.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
+            self.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
+        }
     }
 
     fn note_verdict(&self, unresolved: &Unresolved, verdict: Verdict) {

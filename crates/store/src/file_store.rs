@@ -188,6 +188,13 @@ pub trait FileStore: Send + Sync {
     /// belong on threads that may block.
     fn may_block(&self) -> bool;
 
+    /// True when any call on this store, and dropping one of its files, may wait without end, since
+    /// it asks another machine or another process. Then all of that belongs on threads that may
+    /// block, and reads never refer to pages of files.
+    fn may_hang(&self) -> bool {
+        false
+    }
+
     /// True when the files are still there after the server was killed and started again.
     fn survives_restart(&self) -> bool;
 }

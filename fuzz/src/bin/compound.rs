@@ -5,7 +5,7 @@
 #![no_main]
 
 use std::sync::Arc;
-use towline_session::files::Files;
+use towline_session::files::{Files, Table};
 use towline_session::locks::{Locked, Locks};
 use towline_session::{Compound, Context, Exports, Step};
 use towline_store::memory::MemoryStore;
@@ -51,6 +51,7 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
                     }
                 }
             }
+            Step::Elsewhere(_) => panic!("a memory store does not hang"),
             Step::Block(work, _) => compound.unblocked(work()),
             Step::Lock(file, waiter, wait) => {
                 let outcome = match locks.lock(file, waiter, wait) {
@@ -80,8 +81,9 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     let exports = One(store.clone());
     let caller = Caller { uid: 1000, gid: 1000, groups: Arc::new([]), enforce: true };
     let (mut files, mut locks) = (Files::new(SESSION, 1), Locks::default());
+    let table = Table::Held(&mut files);
     let mut context =
-        Context { files: &mut files, exports: &exports, caller: &caller, session: SESSION };
+        Context { files: table, exports: &exports, caller: &caller, session: SESSION };
     let attach = encode_compound(&[Request::Attach { name: b"m" }]);
     let attach = Compound::new(0, 0, &attach, &[], 0).expect("a legal request");
     run(attach, &mut context, &mut locks);

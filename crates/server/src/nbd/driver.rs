@@ -50,6 +50,7 @@ pub(crate) struct CoreDriver<'a> {
 impl CoreDriver<'_> {
     fn on_thread(&self, work: impl FnOnce() -> Mail + Send + 'static) {
         let reply_to = self.mailbox.clone();
+        let work = || Some(work());
         self.offload.run(Job { work: Box::new(work), reply_to });
     }
 }

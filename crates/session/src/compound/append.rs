@@ -48,7 +48,7 @@ pub(super) fn append(
     };
     let place = Place::contents(opened.file.identity());
     let journal = draft.journal.clone();
-    let _guard = journal.state().guard(&[place]);
+    let _guard = journal.state().guard(&[place], opened.store.may_hang());
     journal.settle(draft.slot, &place, |intent| {
         if intent.reserved {
             return None;

@@ -61,7 +61,7 @@ impl Compound {
         let (device, inode) = opened.file.identity();
         Ok((
             (device, inode, family == lock::FLOCK),
-            Owner { session: context.files.owner, id, process },
+            Owner { session: context.files.owner(), id, process },
             range,
         ))
     }

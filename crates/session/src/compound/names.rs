@@ -208,7 +208,7 @@ impl Compound {
         for (place, located) in places.iter_mut().zip(&located) {
             *place = located.place;
         }
-        let _guard = journal.state().guard(&places[..located.len()]);
+        let _guard = journal.state().guard(&places[..located.len()], store.may_hang());
         for Located { directory, name, place } in &located {
             journal.settle(self.slot, place, |intent| {
                 let now = look(&*store, &server(), (&**directory, name)).ok()?;
@@ -338,7 +338,7 @@ impl Compound {
         };
         let place = Place::named(opened.file.identity(), &[path, name]);
         let made = |is_there: bool| is_there == (kind == Kind::MakeXattr);
-        let _guard = journal.state().guard(&[place]);
+        let _guard = journal.state().guard(&[place], store.may_hang());
         let is_there = store.xattr(caller, at, follow, XattrAction::Get(name)).is_ok();
         journal.settle(self.slot, &place, |intent| {
             let mut result = Vec::new();

@@ -179,7 +179,7 @@ impl Compound {
                 self.open_again(context, at, path, flags, attr.inode)?;
             }
             (Request::Close { handle }, _) if handle != CURRENT => {
-                if self.execute(request, context).is_err() {
+                if self.execute(request, context).is_err() && self.elsewhere.is_none() {
                     self.result(&Reply::Done {});
                 }
             }

@@ -29,6 +29,7 @@ impl Compound {
         match *request {
             Request::Attach { name } => {
                 let (store, read_only) = context.exports.find(name).ok_or(Errno::ENOENT)?;
+                self.reach(context, &store)?;
                 let (file, attr) = open_root(&*store, caller)?;
                 self.opened(context, Opened { store, file, read_only, flags: 0 }, None, attr)?;
             }
@@ -52,6 +53,7 @@ impl Compound {
             }
             Request::Reclaim { handle, flags, inode, export, path } => {
                 let (store, read_only) = context.exports.find_again(export).ok_or(Errno::ESTALE)?;
+                self.reach(context, &store)?;
                 let root = store.root()?;
                 let flags = open_flag::without_changes(flags);
                 let (file, attr) = if path.is_empty() {
@@ -69,11 +71,13 @@ impl Compound {
             Request::Close { handle } => {
                 let of_this = handle == CURRENT;
                 let handle = self.handle(handle)?;
-                context.files.remove(handle)?;
+                // Closed at the end of this, unless another request still uses it.
+                let _opened = self.at(context, handle)?;
+                context.files.with(|files| files.remove(handle))?;
                 self.left_open -= usize::from(of_this);
                 self.result(&Reply::Done {});
                 return Ok(Some(Step::ReleaseLocks(Owner {
-                    session: context.files.owner,
+                    session: context.files.owner(),
                     id: handle,
                     process: false,
                 })));

@@ -3,6 +3,8 @@
 use super::append::{Appended, Failure, append, write_again};
 use super::{Compound, Context, O_DIRECT, Step, Value};
 use crate::files::Opened;
+use std::sync::Arc;
+use towline_store::FileStore;
 use towline_wire::request::write_flag;
 use towline_wire::{Errno, Reply};
 
@@ -137,6 +139,12 @@ impl Compound {
     #[must_use]
     pub fn missing(&self) -> Option<(u64, u64)> {
         self.write.as_ref().filter(|w| w.done < w.length).map(|w| (w.done, w.length - w.done))
+    }
+
+    /// The store that it writes fragments to, if that may wait without end.
+    #[must_use]
+    pub fn writes_elsewhere(&self) -> Option<&Arc<dyn FileStore>> {
+        self.write.as_ref().map(|w| &w.opened.store).filter(|store| store.may_hang())
     }
 
     /// Writes the next fragment. True: it was the last, run again.

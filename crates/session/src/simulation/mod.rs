@@ -5,7 +5,7 @@
 mod clients;
 pub(crate) mod fragile;
 
-use crate::files::Files;
+use crate::files::Table;
 use crate::slots::Arrival;
 use crate::state::{STATE_BYTES, State};
 use crate::{Compound, Context, Exports, Session, Step};
@@ -201,8 +201,8 @@ impl Server {
         let slot = message.header.slot;
         loop {
             let mut files = session.files.lock();
-            let files: &mut Files = &mut files;
             let caller = caller();
+            let files = Table::Held(&mut files);
             let context = &mut Context { files, exports: &exports, caller: &caller, session: id };
             match compound.run(context) {
                 Step::Finished => break,
@@ -211,7 +211,9 @@ impl Server {
                     return None;
                 }
                 Step::ReleaseLocks(_) | Step::Reclaimed => {}
-                Step::Block(..) | Step::Lock(..) | Step::TestLock(..) => panic!("none asked for"),
+                Step::Block(..) | Step::Lock(..) | Step::TestLock(..) | Step::Elsewhere(_) => {
+                    panic!("none asked for")
+                }
             }
         }
         self.undecided += u64::from(compound.is_undecided());

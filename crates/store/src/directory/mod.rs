@@ -26,6 +26,7 @@ mod copy;
 mod identity;
 mod known;
 mod listing;
+mod mounts;
 mod open_file;
 mod open_flags;
 mod residency;

@@ -34,6 +34,8 @@ pub(super) struct Tree {
     pub(super) known: Known,
     /// Whether reads can tell what they would wait for.
     pub(super) residency: Residency,
+    /// Type of a file system in it that asks somebody else, so that calls may wait without end.
+    pub(super) foreign: Option<String>,
 }
 
 /// A descriptor that is either an open file's own or was opened for one call.

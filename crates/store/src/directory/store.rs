@@ -5,6 +5,7 @@ use super::changes;
 use super::copy::copy_between;
 use super::identity::{Acting, ServerIdentity};
 use super::known::Known;
+use super::mounts;
 use super::open_file::DirectoryFile;
 use super::open_flags::Opening;
 use super::residency::Residency;
@@ -43,6 +44,7 @@ impl DirectoryStore {
         // Better to learn now than from each request that it is missing or forbidden.
         rustix::fs::openat2(&root, c".", PARENT, Mode::empty(), ResolveFlags::BENEATH)?;
         let stat = stat_file(&root)?;
+        let foreign = mounts::foreign(&root)?;
         let tree = Arc::new(Tree {
             root: root.clone(),
             root_identity: identity_of(&stat),
@@ -50,10 +52,18 @@ impl DirectoryStore {
             read_only,
             known: Known::default(),
             residency: Residency::default(),
+            foreign,
         });
         let opening = Opening::of(OpenHow { flags: super::open_flags::PATH_ONLY, mode: 0 })?;
         let root = Arc::new(DirectoryFile::new(&tree, root, &opening, &stat, None));
         Ok(Arc::new(Self { tree, root }))
+    }
+
+    /// The type of a file system in it, as found at the start, that asks another machine or another
+    /// process, for example `nfs4`.
+    #[must_use]
+    pub fn foreign(&self) -> Option<&str> {
+        self.tree.foreign.as_deref()
     }
 
     /// Our own type of an open file, if it belongs to this store.
@@ -378,6 +388,10 @@ impl FileStore for DirectoryStore {
 
     fn may_block(&self) -> bool {
         true
+    }
+
+    fn may_hang(&self) -> bool {
+        self.tree.foreign.is_some()
     }
 
     fn survives_restart(&self) -> bool {

@@ -1,0 +1,190 @@
+//! Requests to stores that may hang: carried out by threads that may wait, of which each such store
+//! has its own, so that nobody waits for a file system but those who use it.
+//!
+//! The request itself goes to the thread and comes back by mail; while it is away nothing of it is
+//! in its session but its slot, which is busy. What such a store has open is closed there, too.
+
+use crate::core::{Core, Shared, elapsed_ns};
+use crate::grants::{Grant, Running, Served};
+use crate::mailbox::Mail;
+use crate::offload::{Job, Offload};
+use parking_lot::Mutex;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+use towline_session::files::{SharedFiles, Table};
+use towline_session::{Context, Step};
+use towline_store::FileStore;
+
+type Store = Arc<dyn FileStore>;
+
+/// Bytes of a core's buffers that may hold data for such stores: half of all.
+pub(crate) const SHARE_OF_BUFFERS: u64 = 2;
+
+/// The threads of each store that may hang.
+#[derive(Default)]
+pub(crate) struct Pools(Mutex<Vec<(Weak<dyn FileStore>, Offload)>>);
+
+impl Pools {
+    fn of(&self, store: &Store) -> Offload {
+        let mut pools = self.0.lock();
+        let same = |known: &Weak<dyn FileStore>| {
+            std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(store)) && known.strong_count() > 0
+        };
+        if let Some((_, pool)) = pools.iter().find(|(known, _)| same(known)) {
+            return pool.clone();
+        }
+        pools.retain(|(known, _)| known.strong_count() > 0);
+        let pool = Offload::default();
+        pools.push((Arc::downgrade(store), pool.clone()));
+        pool
+    }
+}
+
+/// What is to be done of a request elsewhere.
+pub(crate) enum Task {
+    /// Its operations, from the next one on.
+    Run,
+    /// Write this fragment.
+    Write(Grant),
+}
+
+/// What became of it.
+pub(crate) enum Outcome {
+    /// The request got so far.
+    Stopped(Step),
+    /// The fragment is written; true: it was the last.
+    Wrote(bool),
+}
+
+/// A part of a request that goes to a thread of its store.
+pub(crate) struct Errand {
+    session: u64,
+    slot: u16,
+    running: Box<Running>,
+    store: Store,
+    task: Task,
+}
+
+/// The same, on its way back.
+pub(crate) struct Return {
+    session: u64,
+    slot: u16,
+    running: Box<Running>,
+    store: Store,
+    outcome: Outcome,
+    /// Nanoseconds it took.
+    took: u64,
+}
+
+impl Errand {
+    fn carry_out(self, shared: &Shared, files: &SharedFiles) -> Return {
+        let Self { session, slot, mut running, store, task } = self;
+        let start = Instant::now();
+        let Running { compound, caller, .. } = &mut *running;
+        let outcome = match task {
+            Task::Write(grant) => {
+                Outcome::Wrote(compound.write_fragment(&grant.buffer.bytes()[..grant.length]))
+            }
+            Task::Run => {
+                let files = Table::Shared(files);
+                let mut context = Context { files, exports: &shared.exports, caller, session };
+                loop {
+                    match compound.run(&mut context) {
+                        Step::Block(work, _) => compound.unblocked(work()),
+                        step => break Outcome::Stopped(step),
+                    }
+                }
+            }
+        };
+        Return { session, slot, running, store, outcome, took: elapsed_ns(start) }
+    }
+}
+
+impl Core {
+    /// Gives a request to a thread of this store.
+    pub(crate) fn send_elsewhere(
+        &mut self,
+        session: u64,
+        slot: u16,
+        mut running: Box<Running>,
+        store: Store,
+        task: Task,
+    ) {
+        running.expected = running.compound.reads();
+        let expected = running.expected;
+        self.expect(session, |lane| lane.expected += expected);
+        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let errand = Errand { session, slot, running, store, task };
+        // What the processes of a run ask for is done in the order in which they ask: they do not
+        // wait for each answer. Other clients wait where order matters to them.
+        let is_same = |away: &Store| Arc::ptr_eq(away, &errand.store);
+        if served.session.family && served.away.iter().any(is_same) {
+            served.waiting.push_back(errand);
+            return;
+        }
+        self.dispatch(errand);
+    }
+
+    fn dispatch(&mut self, errand: Errand) {
+        let Some(served) = self.sessions.get_mut(&errand.session) else { return };
+        served.away.push(errand.store.clone());
+        let (shared, files) = (self.shared.clone(), served.session.files.clone());
+        let pool = self.shared.pools.of(&errand.store);
+        let work = move || Some(Mail::Returned(errand.carry_out(&shared, &files)));
+        pool.run(Job { work: Box::new(work), reply_to: self.mailbox.clone() });
+    }
+
+    /// Goes on with a request that comes back.
+    pub(crate) fn returned(&mut self, back: Return) {
+        let Return { session, slot, mut running, store, outcome, took } = back;
+        running.stages.storage += took;
+        running.stages.disk += took;
+        self.forget_expected(session, &mut running);
+        let Some(served) = self.sessions.get_mut(&session) else {
+            // The session has ended meanwhile.
+            return self.drop_elsewhere(&store, running);
+        };
+        let is_same = |away: &Store| Arc::ptr_eq(away, &store);
+        if let Some(place) = served.away.iter().position(is_same) {
+            served.away.swap_remove(place);
+        }
+        if let Some(next) = served.waiting.iter().position(|errand| is_same(&errand.store))
+            && let Some(next) = served.waiting.remove(next)
+        {
+            self.dispatch(next);
+        }
+        match outcome {
+            Outcome::Stopped(step) => {
+                if let Some(running) = self.follow(session, slot, running, step) {
+                    self.drive(session, slot, running);
+                }
+            }
+            Outcome::Wrote(last) => self.wrote(session, slot, running, last),
+        }
+    }
+
+    /// Closes what a session that ends here, or is left behind, had open in stores that may hang.
+    pub(crate) fn close_elsewhere(&mut self, served: &mut Served, files: Option<&SharedFiles>) {
+        let waiting = served.waiting.drain(..).map(|errand| errand.running);
+        let running = served.running.iter_mut().filter_map(|running| {
+            running.take_if(|running| running.compound.writes_elsewhere().is_some())
+        });
+        for running in running.chain(waiting) {
+            if let Some(store) = running.compound.writes_elsewhere().cloned() {
+                self.drop_elsewhere(&store, running);
+            }
+        }
+        for opened in files.map_or_else(Vec::new, |files| files.lock().take_hanging()) {
+            let store = opened.store.clone();
+            self.drop_elsewhere(&store, opened);
+        }
+    }
+
+    fn drop_elsewhere(&self, store: &Store, what: impl Send + 'static) {
+        let work = Box::new(move || {
+            drop(what);
+            None
+        });
+        self.shared.pools.of(store).run(Job { work, reply_to: self.mailbox.clone() });
+    }
+}
