@@ -122,6 +122,16 @@ fn moved_directories_and_changed_mappings_behave() {
     same("moved.c", &[]);
 }
 
+#[test]
+fn handlers_of_signals_behave() {
+    same("signals.c", &[]);
+}
+
+#[test]
+fn walks_behave() {
+    same("walks.c", &[]);
+}
+
 /// Runs a script under `run` on the served directory.
 fn under_run(world: &World, script: &str) -> Output {
     let at = format!("{}={}", world.local("at").display(), world.url("dir"));
@@ -191,10 +201,8 @@ fn libraries_load_from_there() {
     assert_eq!(said, wanted, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-#[test]
-fn every_function_of_the_table_is_ours() {
-    let world = World::new();
-    let program = compiled(&world, "whose.c");
+/// The functions that the library takes over.
+fn taken_over() -> Vec<&'static str> {
     let table = include_str!("../../preload/src/table.rs");
     let mut names: Vec<&str> = table
         .lines()
@@ -202,6 +210,62 @@ fn every_function_of_the_table_is_ours() {
         .flat_map(|line| line.split(']').next().unwrap().split(' '))
         .collect();
     names.extend(["execl", "execlp", "execle", "dlopen"]);
+    names
+}
+
+/// True when a name is `pattern`, in which a star stands for anything.
+fn fits(name: &str, pattern: &str) -> bool {
+    match pattern.split_once('*') {
+        None => name == pattern,
+        Some((start, rest)) => name.strip_prefix(start).is_some_and(|name| {
+            rest.is_empty() || (0..=name.len()).any(|at| fits(&name[at..], rest))
+        }),
+    }
+}
+
+#[test]
+fn every_function_of_libc_is_taken_over_or_needs_not() {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let libc = maps.split_whitespace().find(|word| word.ends_with("/libc.so.6")).unwrap();
+    let Ok(listed) = Command::new("nm").args(["-D", "--defined-only", libc]).output() else {
+        eprintln!("SKIPPED: no nm (binutils)");
+        return;
+    };
+    let taken = taken_over();
+    let patterns: Vec<&str> = include_str!("libc-names")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .flat_map(str::split_whitespace)
+        .collect();
+    let is_known =
+        |name: &str| taken.contains(&name) || patterns.iter().any(|pattern| fits(name, pattern));
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let mut count = 0;
+    let mut unknown: Vec<&str> = Vec::new();
+    for line in listed.lines().filter(|line| !line.contains("GLIBC_PRIVATE")) {
+        let mut words = line.split_whitespace().skip(1);
+        let (Some("T" | "W" | "i"), Some(name)) = (words.next(), words.next()) else { continue };
+        let name = name.split('@').next().unwrap();
+        count += 1;
+        if !is_known(name) {
+            unknown.push(name);
+        }
+    }
+    assert!(count > 1500, "only {count} functions found in {libc}");
+    assert!(
+        unknown.is_empty(),
+        "new in {libc}: take them over (preload/src/table.rs) or say in tests/libc-names why not: {unknown:?}"
+    );
+    for pattern in &patterns {
+        assert!(!taken.contains(pattern), "{pattern} is in the table and in tests/libc-names");
+    }
+}
+
+#[test]
+fn every_function_of_the_table_is_ours() {
+    let world = World::new();
+    let program = compiled(&world, "whose.c");
+    let names = taken_over();
     assert!(names.len() > 230, "only {} names found in the table", names.len());
     let at = format!("{}={}", world.local("at").display(), world.url("dir"));
     let mut child = Command::new(TOWLINE)

@@ -1,14 +1,15 @@
 //! The border between the program and us: errno, signals, panics, re-entry, raw system calls.
 
+use crate::handlers;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
-    /// Signals with handlers wait already.
-    static QUIET: Cell<bool> = const { Cell::new(false) };
+    /// Signals with handlers wait. Handlers of signals look at it.
+    static QUIET: AtomicBool = const { AtomicBool::new(false) };
     static THREAD: Thread = const { Thread { selector: Cell::new(PASS), armed: Cell::new(false) } };
 }
 
@@ -58,12 +59,31 @@ static HANDLED: AtomicU64 = AtomicU64::new(0);
 /// Those of them that end a call that waits, as they were set without `SA_RESTART`.
 static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
 
-/// Notes that a signal got a handler, or lost it.
-pub(crate) fn handled(signal: i32, has_handler: bool, interrupts: bool) {
-    // Those that a fault of the program raises cannot wait.
+/// Those of them that a mask has to hold up (see `handlers.rs`).
+static MASKED: AtomicU64 = AtomicU64::new(0);
+
+/// What is known of a signal's disposition.
+#[derive(Clone, Copy)]
+pub(crate) struct Disposition {
+    /// It is a function of the program.
+    pub(crate) has_handler: bool,
+    /// Calls that wait end with it.
+    pub(crate) interrupts: bool,
+    /// Our handler stands before the program's.
+    pub(crate) is_put_back: bool,
+}
+
+/// True for a signal whose handler may wait until we are done: not one that a fault of the program
+/// raises.
+pub(crate) fn can_wait(signal: i32) -> bool {
     const FAULTS: [i32; 6] =
         [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
-    if !(1..=64).contains(&signal) || FAULTS.contains(&signal) {
+    (1..=64).contains(&signal) && !FAULTS.contains(&signal)
+}
+
+/// Notes that a signal got a handler, or lost it.
+pub(crate) fn handled(signal: i32, now: Disposition) {
+    if !can_wait(signal) {
         return;
     }
     let bit = 1 << (signal - 1);
@@ -71,8 +91,9 @@ pub(crate) fn handled(signal: i32, has_handler: bool, interrupts: bool) {
         true => word.fetch_or(bit, Ordering::Relaxed),
         false => word.fetch_and(!bit, Ordering::Relaxed),
     };
-    set(&INTERRUPTING, has_handler && interrupts);
-    set(&HANDLED, has_handler);
+    set(&INTERRUPTING, now.has_handler && now.interrupts);
+    set(&MASKED, now.has_handler && !now.is_put_back);
+    set(&HANDLED, now.has_handler);
 }
 
 /// Waits until `ready` gives a value; as long as it has none it gives a descriptor instead, which
@@ -85,7 +106,9 @@ pub(crate) fn wait_readable<T>(
     mut ready: impl FnMut() -> Result<Result<T, i32>, i32>,
 ) -> Result<T, i32> {
     let before = mask(libc::SIG_BLOCK, HANDLED.load(Ordering::Relaxed));
-    let before = crate::trap::masks::without(before);
+    // All are held up by the mask now, and while it waits none is put back.
+    let quiet = set_quiet(false);
+    let before = crate::trap::masks::without(before & !handlers::take_put_back());
     let result = loop {
         let fd = match ready() {
             Ok(Ok(value)) => break Ok(value),
@@ -101,13 +124,18 @@ pub(crate) fn wait_readable<T>(
             break Err(libc::EINTR);
         }
     };
+    set_quiet(quiet);
     mask(libc::SIG_SETMASK, before);
     result
 }
 
-/// Signals that have a handler.
-pub(crate) fn handled_set() -> u64 {
-    HANDLED.load(Ordering::Relaxed)
+/// Runs `work` while signals with handlers are held up by a mask: for what must not be interrupted at
+/// all, or where no handler may run even for a moment.
+pub(crate) fn masked<T>(work: impl FnOnce() -> T) -> T {
+    let before = mask(libc::SIG_BLOCK, HANDLED.load(Ordering::Relaxed));
+    let result = work();
+    mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
+    result
 }
 
 /// True while this thread runs our own code, whose calls of libc are not for us.
@@ -221,29 +249,56 @@ pub(crate) fn inside<T>(work: impl FnOnce() -> Result<T, i32>) -> Result<T, i32>
     result
 }
 
-/// While it lives, signals with handlers wait. It costs two system calls where the program has such
-/// handlers, and nothing within another one of the same thread.
+/// True while handlers of signals wait for this thread.
+pub(crate) fn is_quiet() -> bool {
+    QUIET.try_with(|quiet| quiet.load(Ordering::Relaxed)).unwrap_or(false)
+}
+
+/// Sets it and gives what it was; at the end of a thread it counts as set.
+fn set_quiet(now: bool) -> bool {
+    let change = |quiet: &AtomicBool| {
+        let before = quiet.load(Ordering::Relaxed);
+        quiet.store(now, Ordering::Relaxed);
+        before
+    };
+    compiler_fence(Ordering::SeqCst);
+    let before = QUIET.try_with(change).unwrap_or(true);
+    compiler_fence(Ordering::SeqCst);
+    before
+}
+
+/// While it lives, signals with handlers wait. It costs system calls only where the program has
+/// handlers that a mask has to hold up, or a signal comes meanwhile, and nothing within another one of
+/// the same thread.
 pub(crate) struct Quiet {
-    /// The mask from before; `None`: there is nothing to undo.
+    is_outermost: bool,
+    /// The mask from before, where it was changed.
     before: Option<u64>,
 }
 
 impl Quiet {
     /// Begins it.
     pub(crate) fn begin() -> Self {
-        let handled = HANDLED.load(Ordering::Relaxed);
-        if handled == 0 || QUIET.try_with(|quiet| quiet.replace(true)).unwrap_or(true) {
-            return Self { before: None };
+        if HANDLED.load(Ordering::Relaxed) == 0 || set_quiet(true) {
+            return Self { is_outermost: false, before: None };
         }
-        Self { before: Some(mask(libc::SIG_BLOCK, handled)) }
+        let masked = MASKED.load(Ordering::Relaxed);
+        let before = (masked != 0).then(|| mask(libc::SIG_BLOCK, masked));
+        Self { is_outermost: true, before }
     }
 }
 
 impl Drop for Quiet {
     fn drop(&mut self) {
+        if !self.is_outermost {
+            return;
+        }
+        set_quiet(false);
+        let put_back = handlers::take_put_back();
         if let Some(before) = self.before {
-            let _ = QUIET.try_with(|quiet| quiet.set(false));
-            mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
+            mask(libc::SIG_SETMASK, crate::trap::masks::without(before & !put_back));
+        } else if put_back != 0 {
+            mask(libc::SIG_UNBLOCK, put_back);
         }
     }
 }

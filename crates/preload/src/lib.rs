@@ -13,6 +13,7 @@ mod descriptors;
 mod elf;
 mod fresh;
 mod guard;
+mod handlers;
 mod hooks;
 mod known;
 mod mirror;

@@ -5,7 +5,7 @@
 
 use crate::descriptors::{self, Open};
 use crate::start::{self, Target};
-use crate::{closing, fresh, opened, process};
+use crate::{closing, fresh, guard, opened, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use towline_client::{Client, Error, File, Lock, Options, Transport};
@@ -65,7 +65,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
         Some(session) => session.client.clone(),
         None => {
             std::panic::set_hook(Box::new(|_| {}));
-            Client::connect(transport, options()).map_err(number)?
+            guard::masked(|| Client::connect(transport, options())).map_err(number)?
         }
     };
     let (user, group) = identity();
@@ -80,8 +80,8 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
 fn identity() -> (u32, u32) {
     // SAFETY: plain system calls.
     unsafe {
-        let user = crate::guard::system_call(libc::SYS_geteuid, [0; 6]) as u32;
-        (user, crate::guard::system_call(libc::SYS_getegid, [0; 6]) as u32)
+        let user = guard::system_call(libc::SYS_geteuid, [0; 6]) as u32;
+        (user, guard::system_call(libc::SYS_getegid, [0; 6]) as u32)
     }
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
         Transport::Nearest(host, port) => Transport::Tcp(host.clone(), *port),
         other => other.clone(),
     };
-    let client = Client::connect(&transport, options()).map_err(number)?;
+    let client = guard::masked(|| Client::connect(&transport, options())).map_err(number)?;
     let (user, group) = identity();
     client.act_as(user, group);
     Ok(client)

@@ -5,7 +5,7 @@
 //! written with all that they may have: both calling conventions pass them alike.
 
 use crate::hooks::{
-    aio, attributes, copies, directories, exec, files, identity, io, locks, maps, misc, names,
+    aio, attributes, copies, directories, exec, files, fts, identity, io, locks, maps, misc, names,
     numbers, sockets, spawn, status, streams, trees, walks, xattr,
 };
 use crate::trap::{masks, threads};
@@ -112,12 +112,12 @@ extern "C" fn missing() -> isize {
 
 hooks! {
     // Opening and closing
-    [open open64] (path: *const c_char, flags: c_int, mode: mode_t) -> c_int => files::open;
+    [open open64 __open __open64] (path: *const c_char, flags: c_int, mode: mode_t) -> c_int => files::open;
     [__open_2 __open64_2] (path: *const c_char, flags: c_int) -> c_int => files::open_2;
     [openat openat64] (at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int => files::openat;
     [__openat_2 __openat64_2] (at: c_int, path: *const c_char, flags: c_int) -> c_int => files::openat_2;
     [creat creat64] (path: *const c_char, mode: mode_t) -> c_int => files::creat;
-    [close] (fd: c_int) -> c_int => files::close;
+    [close __close] (fd: c_int) -> c_int => files::close;
     [close_range] (first: c_uint, last: c_uint, flags: c_int) -> c_int => files::close_range;
     [closefrom] (first: c_int) -> () => files::closefrom;
     [mkstemp mkstemp64] (path: *mut c_char) -> c_int => files::mkstemp;
@@ -128,27 +128,27 @@ hooks! {
 
     // Descriptors
     [dup] (fd: c_int) -> c_int => files::dup;
-    [dup2] (from: c_int, to: c_int) -> c_int => files::dup2;
+    [dup2 __dup2] (from: c_int, to: c_int) -> c_int => files::dup2;
     [dup3] (from: c_int, to: c_int, flags: c_int) -> c_int => files::dup3;
-    [fcntl fcntl64] (fd: c_int, command: c_int, argument: c_ulong) -> c_int => files::fcntl;
+    [fcntl fcntl64 __fcntl] (fd: c_int, command: c_int, argument: c_ulong) -> c_int => files::fcntl;
     [ioctl] (fd: c_int, request: c_ulong, argument: c_ulong) -> c_int => misc::ioctl;
     [recvmsg] (fd: c_int, message: *mut libc::msghdr, flags: c_int) -> ssize_t => misc::recvmsg;
     [sendmsg] (fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t => misc::sendmsg;
 
     // Data
-    [read] (fd: c_int, target: *mut c_void, count: size_t) -> ssize_t => io::read;
+    [read __read] (fd: c_int, target: *mut c_void, count: size_t) -> ssize_t => io::read;
     [__read_chk] (fd: c_int, target: *mut c_void, count: size_t, room: size_t) -> ssize_t => io::read_chk;
-    [write] (fd: c_int, data: *const c_void, count: size_t) -> ssize_t => io::write;
-    [pread pread64] (fd: c_int, target: *mut c_void, count: size_t, at: off64_t) -> ssize_t => io::pread;
+    [write __write] (fd: c_int, data: *const c_void, count: size_t) -> ssize_t => io::write;
+    [pread pread64 __pread64] (fd: c_int, target: *mut c_void, count: size_t, at: off64_t) -> ssize_t => io::pread;
     [__pread_chk __pread64_chk] (fd: c_int, target: *mut c_void, count: size_t, at: off64_t, room: size_t) -> ssize_t => io::pread_chk;
-    [pwrite pwrite64] (fd: c_int, data: *const c_void, count: size_t, at: off64_t) -> ssize_t => io::pwrite;
+    [pwrite pwrite64 __pwrite64] (fd: c_int, data: *const c_void, count: size_t, at: off64_t) -> ssize_t => io::pwrite;
     [readv] (fd: c_int, parts: *const iovec, count: c_int) -> ssize_t => io::readv;
     [writev] (fd: c_int, parts: *const iovec, count: c_int) -> ssize_t => io::writev;
     [preadv preadv64] (fd: c_int, parts: *const iovec, count: c_int, at: off64_t) -> ssize_t => io::preadv;
     [pwritev pwritev64] (fd: c_int, parts: *const iovec, count: c_int, at: off64_t) -> ssize_t => io::pwritev;
     [preadv2 preadv64v2] (fd: c_int, parts: *const iovec, count: c_int, at: off64_t, flags: c_int) -> ssize_t => io::preadv2;
     [pwritev2 pwritev64v2] (fd: c_int, parts: *const iovec, count: c_int, at: off64_t, flags: c_int) -> ssize_t => io::pwritev2;
-    [lseek lseek64 llseek] (fd: c_int, offset: off64_t, whence: c_int) -> off64_t => io::lseek;
+    [lseek lseek64 llseek __lseek] (fd: c_int, offset: off64_t, whence: c_int) -> off64_t => io::lseek;
     [ftruncate ftruncate64] (fd: c_int, length: off64_t) -> c_int => io::ftruncate;
     [truncate truncate64] (path: *const c_char, length: off64_t) -> c_int => attributes::truncate;
     [fsync] (fd: c_int) -> c_int => io::fsync;
@@ -166,7 +166,9 @@ hooks! {
     [lockf lockf64] (fd: c_int, command: c_int, length: off64_t) -> c_int => locks::lockf;
     [mmap mmap64] (at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> *mut c_void => maps::mmap;
     [mremap] (at: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void => maps::mremap;
+    [mprotect] (at: *mut c_void, length: size_t, protection: c_int) -> c_int => maps::mprotect;
     [munmap] (at: *mut c_void, length: size_t) -> c_int => maps::munmap;
+    [madvise] (at: *mut c_void, length: size_t, advice: c_int) -> c_int => maps::madvise;
     [msync] (at: *mut c_void, length: size_t, flags: c_int) -> c_int => maps::msync;
 
     // Attributes
@@ -182,11 +184,13 @@ hooks! {
     [access] (path: *const c_char, mode: c_int) -> c_int => status::access;
     [euidaccess eaccess] (path: *const c_char, mode: c_int) -> c_int => status::euidaccess;
     [faccessat] (at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int => status::faccessat;
-    [statfs statfs64] (path: *const c_char, to: *mut statfs64) -> c_int => status::statfs;
+    [statfs statfs64 __statfs] (path: *const c_char, to: *mut statfs64) -> c_int => status::statfs;
     [fstatfs fstatfs64] (fd: c_int, to: *mut statfs64) -> c_int => status::fstatfs;
     [statvfs statvfs64] (path: *const c_char, to: *mut statvfs64) -> c_int => status::statvfs;
     [fstatvfs fstatvfs64] (fd: c_int, to: *mut statvfs64) -> c_int => status::fstatvfs;
     [pathconf] (path: *const c_char, name: c_int) -> c_long => status::pathconf;
+    [fpathconf] (fd: c_int, name: c_int) -> c_long => status::fpathconf;
+    [ftok] (path: *const c_char, project: c_int) -> c_int => status::ftok;
     [chmod] (path: *const c_char, mode: mode_t) -> c_int => attributes::chmod;
     [lchmod] (path: *const c_char, mode: mode_t) -> c_int => attributes::lchmod;
     [fchmod] (fd: c_int, mode: mode_t) -> c_int => attributes::fchmod;
@@ -265,16 +269,22 @@ hooks! {
     [glob glob64] (pattern: *const c_char, flags: c_int, error: *mut c_void, to: *mut libc::glob64_t) -> c_int => trees::glob;
     [ftw ftw64] (path: *const c_char, visit: *const c_void, room: c_int) -> c_int => walks::ftw;
     [nftw nftw64] (path: *const c_char, visit: *const c_void, room: c_int, flags: c_int) -> c_int => walks::nftw;
+    [fts_open fts64_open] (roots: *const *mut c_char, options: c_int, compare: Option<fts::Compare>) -> *mut fts::Stream => fts::open;
+    [fts_read fts64_read] (stream: *mut fts::Stream) -> *mut fts::Entry => fts::read;
+    [fts_children fts64_children] (stream: *mut fts::Stream, options: c_int) -> *mut fts::Entry => fts::children;
+    [fts_set fts64_set] (stream: *mut fts::Stream, entry: *mut fts::Entry, instruction: c_int) -> c_int => fts::set;
+    [fts_close fts64_close] (stream: *mut fts::Stream) -> c_int => fts::close;
     [getdents64] (fd: c_int, to: *mut c_void, room: size_t) -> ssize_t => directories::getdents64;
 
     // Streams
     [fopen fopen64] (path: *const c_char, mode: *const c_char) -> *mut FILE => streams::fopen;
     [freopen freopen64] (path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE => streams::freopen;
     [fdopen] (fd: c_int, mode: *const c_char) -> *mut FILE => streams::fdopen;
+    [setmntent __setmntent] (path: *const c_char, mode: *const c_char) -> *mut FILE => streams::setmntent;
     [popen] (command: *const c_char, mode: *const c_char) -> *mut FILE => exec::popen;
 
     // Processes
-    [vfork] () -> pid_t => exec::vfork;
+    [vfork __vfork] () -> pid_t => exec::vfork;
     [system] (command: *const c_char) -> c_int => exec::system;
     [execve] (path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::execve;
     [execv] (path: *const c_char, arguments: *const *const c_char) -> c_int => exec::execv;
@@ -296,7 +306,7 @@ hooks! {
 
     // Sockets
     [bind] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::bind;
-    [connect] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::connect;
+    [connect __connect] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::connect;
 
     // Asynchronous I/O
     [aio_read aio_read64] (block: *mut aio::Block) -> c_int => aio::aio_read;
@@ -306,8 +316,11 @@ hooks! {
     [lio_listio lio_listio64] (mode: c_int, list: *const *mut aio::Block, count: c_int, event: *mut libc::sigevent) -> c_int => aio::lio_listio;
 
     // The rest
-    [sigaction] (signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int => misc::sigaction;
-    [signal bsd_signal] (signal: c_int, handler: usize) -> usize => misc::signal;
+    [sigaction __sigaction] (signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int => misc::sigaction;
+    [signal bsd_signal ssignal] (signal: c_int, handler: usize) -> usize => misc::signal;
+    [sysv_signal __sysv_signal] (signal: c_int, handler: usize) -> usize => misc::sysv_signal;
+    [sigset] (signal: c_int, handler: usize) -> usize => misc::sigset;
+    [siginterrupt] (signal: c_int, interrupts: c_int) -> c_int => misc::siginterrupt;
     [sigprocmask] (how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int => masks::sigprocmask;
     [pthread_sigmask] (how: c_int, set: *const libc::sigset_t, old: *mut libc::sigset_t) -> c_int => masks::pthread_sigmask;
     [sigsuspend] (set: *const libc::sigset_t) -> c_int => masks::sigsuspend;

@@ -138,6 +138,62 @@ static void mappings_that_shrink(void) {
     say("%c", text[0]);
 }
 
+static void mappings_that_grow(void) {
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    MUST(ftruncate(fd, 20000));
+    MUST(pwrite(fd, "one", 3, 0));
+    MUST(pwrite(fd, "two", 3, 8192));
+    MUST(pwrite(fd, "end", 3, 16384));
+    char *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    char *own = mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0);
+    char *shared_more = mremap(shared, 4096, 12288, MREMAP_MAYMOVE);
+    char *own_more = mremap(own, 4096, 20480, MREMAP_MAYMOVE);
+    if (shared_more == MAP_FAILED || own_more == MAP_FAILED) {
+        say("failed: %s", strerrorname_np(errno));
+        return;
+    }
+    say("%.3s %.3s, %.3s %.3s %.3s", shared_more, shared_more + 8192, own_more, own_more + 8192, own_more + 16384);
+    memcpy(shared_more + 8192, "TWO", 3);
+    SAY(msync(shared_more, 12288, MS_SYNC));
+    char text[4] = {0};
+    SAY(pread(fd, text, 3, 8192));
+    say("%s", text);
+    /* Private ones see that or not, as the system likes; what they hold themselves stays. */
+    SAY(mprotect(own_more, 20480, PROT_READ | PROT_WRITE));
+    memcpy(own_more + 16384, "own", 3);
+    SAY(pread(fd, text, 3, 16384));
+    say("%s %.3s", text, own_more + 16384);
+    MUST(close(fd));
+    SAY(munmap(shared_more, 12288));
+    SAY(munmap(own_more, 20480));
+}
+
+static void mappings_that_become_writable(void) {
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644));
+    MUST(ftruncate(fd, 8192));
+    char *map = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 0);
+    int reader = MUST(open("f", O_RDONLY));
+    char *fixed = mmap(NULL, 8192, PROT_READ, MAP_SHARED, reader, 0);
+    char *own = mmap(NULL, 8192, PROT_READ, MAP_PRIVATE, reader, 0);
+    SAY(mprotect(map, 8192, PROT_READ | PROT_WRITE));
+    SAY(mprotect(fixed, 8192, PROT_READ | PROT_WRITE));
+    SAY(mprotect(own, 8192, PROT_READ | PROT_WRITE));
+    memcpy(map, "shared", 6);
+    memcpy(own + 4096, "own", 3);
+    say("%.6s", fixed);
+    SAY(mprotect(map, 8192, PROT_NONE));
+    SAY(msync(map, 8192, MS_SYNC));
+    char text[8] = {0};
+    SAY(pread(fd, text, 6, 0));
+    say("%s", text);
+    SAY(mprotect(map, 8192, PROT_READ | PROT_WRITE));
+    memcpy(map + 4096, "again", 5);
+    SAY(mprotect(map + 4096, 4096, PROT_NONE));
+    SAY(munmap(map, 8192));
+    SAY(pread(fd, text, 6, 4096));
+    say("%s", text);
+}
+
 static void long_names(void) {
     const int lengths[] = {255, 256, 4000, 4095, 4096, 7000};
     static char text[8000];
@@ -166,6 +222,8 @@ static const struct test tests[] = {
     {"open-directories", open_directories_are_renamed},
     {"mappings", mappings_see_what_calls_change},
     {"shrinking", mappings_that_shrink},
+    {"growing", mappings_that_grow},
+    {"writable", mappings_that_become_writable},
     {NULL, NULL},
 };
 

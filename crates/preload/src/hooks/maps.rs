@@ -21,6 +21,12 @@ struct Map {
     mount: usize,
     inode: u64,
     offset: i64,
+    /// As it was last set.
+    protection: c_int,
+    /// A part of it may not be readable.
+    is_guarded: bool,
+    /// Of a shared one that may become writable: see [`Written::handle`].
+    handle: Option<u64>,
     /// Of a writable one.
     written: Option<Written>,
     /// Of a shared one: held as long as it is mapped, one for all mappings of a file.
@@ -133,18 +139,29 @@ unsafe fn map(
     };
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     let inode = open.entry.inode.load(Ordering::Relaxed);
-    let written = if writes {
-        // By the open file itself, which may have no name any more.
-        let handle = remote::with(open, |file| {
-            file.open(b"", libc::O_RDWR as u32, 0).map(towline_client::File::into_handle)
-        })?;
-        // SAFETY: just mapped, readable.
-        let known = unsafe { std::slice::from_raw_parts(mapped.cast::<u8>(), length) }.to_vec();
-        Some(Written { handle, known })
-    } else {
-        None
+    // By the open file itself, which may have no name any more.
+    let handle = (is_shared && access == libc::O_RDWR)
+        .then(|| {
+            remote::with(open, |file| {
+                file.open(b"", libc::O_RDWR as u32, 0).map(towline_client::File::into_handle)
+            })
+        })
+        .transpose()?;
+    let mut map = Map {
+        at: mapped as usize,
+        length,
+        mount,
+        inode,
+        offset,
+        protection,
+        is_guarded: false,
+        handle,
+        written: None,
+        shared,
     };
-    let map = Map { at: mapped as usize, length, mount, inode, offset, written, shared };
+    if writes {
+        map.begin_writing()?;
+    }
     MAPS.lock().map_err(|_| libc::EIO)?.push(map);
     COUNT.fetch_add(1, Ordering::Release);
     if !writes && protection != open_protection {
@@ -156,27 +173,53 @@ unsafe fn map(
 }
 
 impl Map {
+    /// From now on what changes is written back.
+    fn begin_writing(&mut self) -> Result<(), i32> {
+        if self.written.is_some() {
+            return Ok(());
+        }
+        let handle = self.handle.take().ok_or(libc::EACCES)?;
+        let mut known = vec![0; self.length];
+        self.shared.as_ref().ok_or(libc::EIO)?.read(self.offset, &mut known)?;
+        self.written = Some(Written { handle, known });
+        Ok(())
+    }
+
+    /// Closes what it needed to be written back.
+    fn end(&self) {
+        let handle = self.written.as_ref().map(|written| written.handle).or(self.handle);
+        if let (Some(handle), Ok(client)) = (handle, remote::client(self.mount)) {
+            client.close_handle(handle);
+        }
+    }
+
     /// Writes the pages that changed, as far as the file reaches.
     fn write_back(&mut self) -> Result<(), i32> {
         let Some(Written { handle, known }) = &mut self.written else { return Ok(()) };
+        let is_guarded = self.is_guarded;
         // SAFETY: mapped until it is taken off the list; the program may write meanwhile, as it may
         // with any mapping: then it is the next time that this is seen.
-        let now = unsafe { std::slice::from_raw_parts(self.at as *const u8, known.len()) };
-        if now == known.as_slice() {
+        let now = || unsafe { std::slice::from_raw_parts(self.at as *const u8, known.len()) };
+        if !is_guarded && now() == known.as_slice() {
             return Ok(());
         }
         let size = remote::with_handle(self.mount, *handle, towline_client::File::stat)?.size;
         let end = (size as i64).saturating_sub(self.offset).clamp(0, known.len() as i64);
         // So that an older page of one process does not overtake a newer one of another.
-        let _turn = self.shared.as_ref().ok_or(libc::EIO)?.turn()?;
+        let shared = self.shared.as_ref().ok_or(libc::EIO)?;
+        let _turn = shared.turn()?;
         // SAFETY: mapped until it is taken off the list; the program may write meanwhile, as it may
         // with any mapping, so pages are copied before they are compared.
         let now = self.at as *const u8;
         let mut page = [0u8; PAGE];
         for start in (0..end as usize).step_by(PAGE) {
             let length = PAGE.min(end as usize - start);
-            // SAFETY: within the mapping, which is at least as long as what was read into it.
-            unsafe { std::ptr::copy_nonoverlapping(now.add(start), page.as_mut_ptr(), length) };
+            if is_guarded {
+                shared.read(self.offset + start as i64, &mut page[..length])?;
+            } else {
+                // SAFETY: within the mapping, which is at least as long as what was read into it.
+                unsafe { std::ptr::copy_nonoverlapping(now.add(start), page.as_mut_ptr(), length) };
+            }
             let known = &mut known[start..start + length];
             if known != &page[..length] {
                 let at = (self.offset + start as i64) as u64;
@@ -224,9 +267,7 @@ pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
         maps.retain_mut(|map| {
             let gone = map.at >= from && map.at < to;
             if gone {
-                if let (Some(written), Ok(client)) = (&map.written, remote::client(map.mount)) {
-                    client.close_handle(written.handle);
-                }
+                map.end();
                 COUNT.fetch_sub(1, Ordering::Release);
             } else if map.at < from && from < map.at + map.length {
                 map.length = from - map.at;
@@ -245,7 +286,40 @@ pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
     }
 }
 
-/// A mapping of a remote file cannot grow: what it would show has not been read. Programs then map anew.
+/// What a shared mapping may become is decided by how its file was opened; what is written then is
+/// written back from there on.
+pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int) -> c_int {
+    let (from, to) = (at as usize, (at as usize).saturating_add(length));
+    let allowed = with_maps((), |maps| {
+        for map in maps.iter_mut().filter(|map| map.at < to && from < map.at + map.length) {
+            if map.shared.is_some() && protection & libc::PROT_WRITE != 0 {
+                map.begin_writing()?;
+            }
+            map.is_guarded |= protection & libc::PROT_READ == 0;
+            map.protection = protection;
+        }
+        Ok(())
+    });
+    let arguments = [from, length, protection as usize, 0, 0, 0];
+    // SAFETY: as the program says.
+    let done = allowed.and_then(|()| unsafe { checked(libc::SYS_mprotect, arguments) });
+    finish(done.map(|_| 0))
+}
+
+/// Of a private mapping the kernel would forget what was read, as it takes it for memory of no file.
+pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> c_int {
+    let (from, to) = (at as usize, (at as usize).saturating_add(length));
+    let forgets = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE);
+    let is_private = |map: &Map| map.at < to && from < map.at + map.length && map.shared.is_none();
+    let keeps = forgets && with_maps(false, |maps| Ok(maps.iter().any(is_private))) == Ok(true);
+    if keeps {
+        return 0;
+    }
+    // SAFETY: as the program says.
+    let done = unsafe { checked(libc::SYS_madvise, [from, length, advice as usize, 0, 0, 0]) };
+    finish(done.map(|_| 0))
+}
+
 pub(crate) unsafe fn mremap(
     at: *mut c_void,
     old: size_t,
@@ -253,39 +327,122 @@ pub(crate) unsafe fn mremap(
     flags: c_int,
     to: *mut c_void,
 ) -> *mut c_void {
-    let (from, end) = (at as usize, (at as usize).saturating_add(old));
+    let (from, end) = (at as usize, (at as usize).saturating_add(old.max(1)));
     let is_in = |map: &Map| map.at < end && from < map.at + map.length;
-    let ours = with_maps(false, |maps| {
+    let arguments = [from, old, new, flags as usize, to as usize, 0];
+    let remap = || {
+        // SAFETY: as the program says.
+        unsafe { checked(libc::SYS_mremap, arguments) }
+    };
+    let grows = new.div_ceil(PAGE) > old.div_ceil(PAGE);
+    let ours = with_maps(None, |maps| {
         for map in maps.iter_mut().filter(|map| is_in(map)) {
             map.write_back()?;
         }
-        Ok(maps.iter().any(is_in))
-    });
-    let arguments = [from, old, new, flags as usize, to as usize, 0];
-    let result = match ours {
-        Err(error) => Err(error),
-        Ok(true) if new.div_ceil(PAGE) > old.div_ceil(PAGE) => Err(libc::ENOMEM),
-        // SAFETY: as the program says.
-        Ok(_) => unsafe { checked(libc::SYS_mremap, arguments) },
-    };
-    match result {
-        Ok(now) => {
-            let _ = with_maps((), |maps| {
-                for map in maps.iter_mut().filter(|map| is_in(map)) {
-                    map.at = map.at - from + now;
-                    map.length = map.length.min(new);
-                    if let Some(written) = &mut map.written {
-                        written.known.truncate(new);
-                    }
-                }
-                Ok(())
-            });
-            now as *mut c_void
+        let Some(first) = maps.iter().find(|map| is_in(map)) else { return Ok(None) };
+        if grows {
+            return first.growth(from, old, new).map(|growth| Some(Err(growth)));
         }
+        let now = remap()?;
+        for map in maps.iter_mut().filter(|map| is_in(map)) {
+            map.at = map.at - from + now;
+            map.length = map.length.min(new);
+            if let Some(written) = &mut map.written {
+                written.known.truncate(new);
+            }
+        }
+        Ok(Some(Ok(now)))
+    });
+    let ours = ours.and_then(|ours| match ours {
+        None => remap(),
+        Some(Ok(now)) => Ok(now),
+        Some(Err(growth)) => inside(|| {
+            let bytes = growth.read()?;
+            let mut maps = MAPS.lock().map_err(|_| libc::EIO)?;
+            // Another thread may have unmapped it meanwhile.
+            let map = maps.iter_mut().find(|map| map.at == from).ok_or(libc::EFAULT)?;
+            map.grow(&growth, &bytes, new, remap)
+        }),
+    });
+    match ours {
+        Ok(now) => now as *mut c_void,
         Err(error) => {
             crate::guard::set_errno(error);
             libc::MAP_FAILED
         }
+    }
+}
+
+/// What a mapping is to show more of its file.
+struct Growth {
+    open: Open,
+    /// Where that is in the file, and how long it is, in bytes.
+    offset: i64,
+    added: usize,
+    shared: Option<Arc<Shared>>,
+}
+
+impl Growth {
+    /// Reads it: into the memory of a shared mapping, else into what is given. To be done without
+    /// the lock of the mappings, as reading writes back what they changed.
+    fn read(&self) -> Result<Vec<u8>, i32> {
+        let at = (self.open, self.offset);
+        if let Some(shared) = &self.shared {
+            let extra =
+                shared.map(std::ptr::null_mut(), self.added, libc::MAP_SHARED, at, false)?;
+            unmap(extra, self.added);
+            return Ok(Vec::new());
+        }
+        let mut bytes = vec![0; self.added];
+        remote::read_at(self.open, &mut bytes, self.offset)?;
+        Ok(bytes)
+    }
+}
+
+impl Map {
+    /// What making it longer takes. It has to be the whole mapping, and the file still open.
+    fn growth(&self, from: usize, old: usize, new: usize) -> Result<Growth, i32> {
+        let pages = |bytes: usize| bytes.div_ceil(PAGE) * PAGE;
+        if from != self.at || pages(old) != pages(self.length) {
+            return Err(libc::EFAULT);
+        }
+        let mut opened = descriptors::all(0, u32::MAX).map(|(_, open)| open);
+        let open = opened.find(|open| self.is_of(*open) && remote::check_readable(*open).is_ok());
+        Ok(Growth {
+            open: open.ok_or(libc::ENOMEM)?,
+            offset: self.offset + pages(old) as i64,
+            added: pages(new) - pages(old),
+            shared: self.shared.clone(),
+        })
+    }
+
+    fn grow(
+        &mut self,
+        growth: &Growth,
+        bytes: &[u8],
+        new: usize,
+        remap: impl FnOnce() -> Result<usize, i32>,
+    ) -> Result<usize, i32> {
+        let now = remap()?;
+        if !bytes.is_empty() {
+            let place = now + (growth.offset - self.offset) as usize;
+            let all = (libc::PROT_READ | libc::PROT_WRITE) as usize;
+            // SAFETY: the pages that were just added, which the program does not know of yet.
+            unsafe {
+                checked(libc::SYS_mprotect, [place, bytes.len(), all, 0, 0, 0])?;
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), place as *mut u8, bytes.len());
+                let as_ever = self.protection as usize;
+                checked(libc::SYS_mprotect, [place, bytes.len(), as_ever, 0, 0, 0])?;
+            }
+        }
+        (self.at, self.length) = (now, new);
+        if let Some(written) = &mut self.written {
+            let known = written.known.len();
+            written.known.resize(new, 0);
+            let shared = self.shared.as_ref().ok_or(libc::EIO)?;
+            shared.read(self.offset + known as i64, &mut written.known[known..])?;
+        }
+        Ok(now)
     }
 }
 

@@ -1,7 +1,8 @@
 //! What fits nowhere else: ioctl, descriptors in messages, signals.
 
 use crate::descriptors;
-use crate::guard::{self, finish, inside};
+use crate::guard::{self, Disposition, finish, inside};
+use crate::handlers;
 use crate::table::real;
 use crate::trap;
 use libc::{c_int, c_ulong, msghdr, ssize_t};
@@ -93,8 +94,12 @@ pub(crate) fn is_handler(handler: usize) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN && handler != libc::SIG_ERR
 }
 
-fn interrupts(action: &libc::sigaction) -> bool {
-    action.sa_flags & libc::SA_RESTART == 0
+fn disposition(signal: c_int, action: &libc::sigaction) -> Disposition {
+    Disposition {
+        has_handler: is_handler(action.sa_sigaction),
+        interrupts: action.sa_flags & libc::SA_RESTART == 0,
+        is_put_back: handlers::can_be_put_back(signal, action.sa_sigaction, action.sa_flags),
+    }
 }
 
 pub(crate) unsafe fn sigaction(
@@ -106,45 +111,101 @@ pub(crate) unsafe fn sigaction(
     if let Some(done) = unsafe { trap::sigaction_of_program(signal, new, old) } {
         return done;
     }
-    // SAFETY: null or a structure, as the program says.
-    if let Some(new) = unsafe { new.as_ref() }
-        && is_handler(new.sa_sigaction)
-    {
-        guard::handled(signal, true, interrupts(new));
+    if crate::start::state().is_none() {
+        // SAFETY: as the program says.
+        return unsafe { real::sigaction(signal, new, old) };
     }
+    let before = handlers::known(signal);
     // SAFETY: null or a structure, as the program says.
-    let result = match unsafe { new.as_ref() } {
-        Some(asked) if trap::is_armed() => {
-            let mut asked = *asked;
+    let asked = unsafe { new.as_ref() }.map(|new| {
+        let mut asked = *new;
+        if trap::is_armed() {
             // SAFETY: the copy holds a set.
             unsafe { libc::sigdelset(&raw mut asked.sa_mask, libc::SIGSYS) };
-            // SAFETY: as the program says.
-            unsafe { real::sigaction(signal, &raw const asked, old) }
         }
-        // SAFETY: as the program says.
-        _ => unsafe { real::sigaction(signal, new, old) },
+        (asked, disposition(signal, new))
+    });
+    // SAFETY: as the program says.
+    let result = unsafe {
+        match &asked {
+            Some((asked, now)) => {
+                if now.has_handler {
+                    // A mask holds it up until all is in its place.
+                    guard::handled(signal, Disposition { is_put_back: false, ..*now });
+                }
+                if now.is_put_back {
+                    handlers::install(signal, asked, old)
+                } else {
+                    real::sigaction(signal, &raw const *asked, old)
+                }
+            }
+            None => real::sigaction(signal, new, old),
+        }
     };
-    // SAFETY: null or a structure, as the program says.
-    if result == 0
-        // SAFETY: as the program says.
-        && let Some(new) = unsafe { new.as_ref() }
-    {
-        guard::handled(signal, is_handler(new.sa_sigaction), interrupts(new));
+    if result == 0 {
+        if let Some((_, now)) = asked {
+            guard::handled(signal, now);
+        }
+        // SAFETY: null or a structure, which libc has filled.
+        if let Some(old) = unsafe { old.as_mut() } {
+            (old.sa_sigaction, old.sa_flags) = before.told(old.sa_sigaction, old.sa_flags);
+        }
     }
     result
+}
+
+/// Runs one of the old functions that set a handler, and then does for it what `sigaction` does.
+unsafe fn set_by(signal: c_int, set: impl FnOnce() -> usize) -> usize {
+    if crate::start::state().is_none() {
+        return set();
+    }
+    let before = handlers::known(signal);
+    // A mask holds it up until all is in its place.
+    guard::handled(signal, Disposition { has_handler: true, interrupts: true, is_put_back: false });
+    let result = set();
+    // SAFETY: all zero is a valid structure, which libc fills; then it is given back with our handler.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        if result != libc::SIG_ERR && real::sigaction(signal, std::ptr::null(), &raw mut now) == 0 {
+            // One that has not changed is ours already.
+            (now.sa_sigaction, now.sa_flags) = before.told(now.sa_sigaction, now.sa_flags);
+            let disposition = disposition(signal, &now);
+            if disposition.is_put_back {
+                handlers::install(signal, &now, std::ptr::null_mut());
+            }
+            guard::handled(signal, disposition);
+        }
+    }
+    before.told(result, 0).0
 }
 
 pub(crate) unsafe fn signal(signal: c_int, handler: usize) -> usize {
     if let Some(before) = trap::signal_of_program(signal, handler) {
         return before;
     }
-    if is_handler(handler) {
-        guard::handled(signal, true, false);
+    // SAFETY: as the program says.
+    unsafe { set_by(signal, || real::signal(signal, handler)) }
+}
+
+pub(crate) unsafe fn sysv_signal(signal: c_int, handler: usize) -> usize {
+    if let Some(before) = trap::signal_of_program(signal, handler) {
+        return before;
     }
     // SAFETY: as the program says.
-    let before = unsafe { real::signal(signal, handler) };
-    if before != libc::SIG_ERR {
-        guard::handled(signal, is_handler(handler), false);
+    unsafe { set_by(signal, || real::sysv_signal(signal, handler)) }
+}
+
+pub(crate) unsafe fn sigset(signal: c_int, handler: usize) -> usize {
+    // SAFETY: as the program says.
+    unsafe { set_by(signal, || real::sigset(signal, handler)) }
+}
+
+pub(crate) unsafe fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        let result = real::siginterrupt(signal, interrupts);
+        // It was set anew with its flags changed.
+        set_by(signal, || 0);
+        result
     }
-    before
 }

@@ -6,6 +6,7 @@ pub(crate) mod copies;
 pub(crate) mod directories;
 pub(crate) mod exec;
 pub(crate) mod files;
+pub(crate) mod fts;
 pub(crate) mod identity;
 pub(crate) mod io;
 pub(crate) mod libraries;

@@ -65,6 +65,22 @@ impl Shared {
         unsafe { checked(number, [self.0 as usize, a, b, c, 0, 0]) }
     }
 
+    /// Bytes of the memory, from this offset of the file on; what is beyond its end is zero.
+    pub(crate) fn read(&self, offset: off64_t, to: &mut [u8]) -> Result<(), i32> {
+        let mut done = 0;
+        while done < to.len() {
+            let (rest, at) = (&mut to[done..], PAGES_AT + offset + done as i64);
+            let count =
+                self.call(libc::SYS_pread64, rest.as_mut_ptr() as usize, rest.len(), at as usize)?;
+            if count == 0 {
+                rest.fill(0);
+                break;
+            }
+            done += count;
+        }
+        Ok(())
+    }
+
     /// Waits until no other process reads it in or writes it back.
     pub(crate) fn turn(&self) -> Result<Turn<'_>, i32> {
         set_turn(self.0, libc::F_WRLCK)?;
@@ -222,6 +238,12 @@ fn set_turn(fd: c_int, kind: c_int) -> Result<(), i32> {
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     (lock.l_type, lock.l_len) = (kind as _, 1);
     let arguments = [fd as usize, libc::F_OFD_SETLKW as usize, &raw const lock as usize, 0, 0, 0];
-    // SAFETY: the structure outlives the call.
-    unsafe { checked(libc::SYS_fcntl, arguments) }.map(drop)
+    loop {
+        // SAFETY: the structure outlives the call.
+        match unsafe { checked(libc::SYS_fcntl, arguments) } {
+            // A signal that waits until we are done.
+            Err(libc::EINTR) => {}
+            done => return done.map(drop),
+        }
+    }
 }

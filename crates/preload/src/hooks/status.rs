@@ -293,3 +293,26 @@ pub(crate) unsafe fn pathconf(path: *const c_char, name: c_int) -> c_long {
     // SAFETY: as the program says.
     unsafe { by_path(libc::AT_FDCWD, path, true, local, remote) }
 }
+
+pub(crate) unsafe fn fpathconf(fd: c_int, name: c_int) -> c_long {
+    // SAFETY: as the program says, or with a constant path.
+    unsafe {
+        match descriptors::find(fd) {
+            Some(_) => real::pathconf(c"/".as_ptr(), name),
+            None => real::fpathconf(fd, name),
+        }
+    }
+}
+
+/// libc's own looks at the file by itself.
+pub(crate) unsafe fn ftok(path: *const c_char, project: c_int) -> c_int {
+    // SAFETY: all zero is a valid `stat`; the rest as the program says.
+    unsafe {
+        let mut status: libc::stat64 = std::mem::zeroed();
+        if stat(path, &raw mut status) != 0 {
+            return -1;
+        }
+        let (inode, device) = (status.st_ino as c_int & 0xffff, status.st_dev as c_int & 0xff);
+        (project & 0xff) << 24 | device << 16 | inode
+    }
+}

@@ -139,3 +139,15 @@ pub(crate) unsafe fn freopen(
         stream
     }
 }
+
+/// libc's own opens the file by itself; what reads it takes any stream.
+pub(crate) unsafe fn setmntent(path: *const c_char, mode: *const c_char) -> *mut FILE {
+    // SAFETY: as the program says; the text is ours and ends with a zero byte.
+    unsafe {
+        if mode.is_null() || !is_ours(path) {
+            return real::setmntent(path, mode);
+        }
+        let text = [CStr::from_ptr(mode).to_bytes(), b"e\0"].concat();
+        fopen(path, text.as_ptr().cast())
+    }
+}

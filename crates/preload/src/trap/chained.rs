@@ -1,7 +1,7 @@
 //! What the program wants to happen on `SIGSYS`: the kernel has our handler while calls are trapped,
 //! which passes on what it did not cause.
 
-use crate::guard::{checked, system_call};
+use crate::guard::{Disposition, checked, system_call};
 use libc::{c_int, c_void, sigaction, siginfo_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -139,12 +139,20 @@ pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Argument
             let at = asked.as_ref().map_or(0, |asked| &raw const *asked as usize);
             // SAFETY: as the caller says, with a copy of what was asked.
             let done = unsafe { checked(libc::SYS_rt_sigaction, [signal, at, old, bytes, 0, 0]) };
+            // SAFETY: null or a disposition, which the kernel has written.
+            if let (Ok(_), Some(old)) = (&done, unsafe { (old as *mut KernelAction).as_mut() }) {
+                let known = crate::handlers::known(signal as c_int);
+                let (handler, flags) = known.told(old.handler, old.flags as c_int);
+                old.handler = handler;
+                old.flags = old.flags & !u64::from(u32::MAX) | u64::from(flags as u32);
+            }
             if let (Ok(_), Some(asked)) = (&done, asked) {
-                crate::guard::handled(
-                    signal as c_int,
-                    crate::hooks::misc::is_handler(asked.handler),
-                    asked.flags & libc::SA_RESTART as u64 == 0,
-                );
+                let now = Disposition {
+                    has_handler: crate::hooks::misc::is_handler(asked.handler),
+                    interrupts: asked.flags & libc::SA_RESTART as u64 == 0,
+                    is_put_back: false,
+                };
+                crate::guard::handled(signal as c_int, now);
             }
             done
         }

@@ -2,7 +2,7 @@
 
 use super::chained::{self, KernelAction};
 use super::{masks, stack, threads};
-use crate::guard::{checked, errno, handled_set, mask, set_errno, system_call};
+use crate::guard::{checked, errno, masked, set_errno, system_call};
 use crate::hooks::numbers::{self, Arguments, Whose};
 use crate::table::real;
 use crate::{descriptors, report};
@@ -133,14 +133,14 @@ unsafe fn answer_any(number: c_long, arguments: Arguments) -> isize {
 /// A call of ours, on a stack of ours. Handlers of signals wait meanwhile: one of them could be given
 /// the stack for signals that we left.
 unsafe fn ours(number: c_long, arguments: Arguments) -> isize {
-    let before = mask(libc::SIG_BLOCK, handled_set());
-    // SAFETY: as the program says.
-    let result = stack::on_own(|| match unsafe { numbers::carry_out(number, arguments) } {
-        -1 => -(errno() as isize),
-        result => result as isize,
-    });
-    mask(libc::SIG_SETMASK, masks::without(before));
-    result.unwrap_or(-(libc::ENOMEM as isize))
+    let work = || {
+        // SAFETY: as the program says.
+        stack::on_own(|| match unsafe { numbers::carry_out(number, arguments) } {
+            -1 => -(errno() as isize),
+            result => result as isize,
+        })
+    };
+    masked(work).unwrap_or(-(libc::ENOMEM as isize))
 }
 
 /// `rt_sigprocmask`: on the mask that the program gets back.

@@ -1,0 +1,232 @@
+/* Handlers of signals that come while files are used. What is said depends on no time: only how many
+ * came where that is certain, and what the program is told of its handlers. */
+#include "case.h"
+#include <pthread.h>
+#include <setjmp.h>
+#include <sys/time.h>
+
+static volatile sig_atomic_t count, wrong, sum, last;
+
+static void count_one(int signal) {
+    (void)signal;
+    count++;
+}
+
+/* Some calls with files of the working directory. */
+static void use_files(void) {
+    struct stat status;
+    char text[8];
+    if (stat("f", &status) != 0 || status.st_size != 5) wrong++;
+    int fd = open("f", O_RDWR);
+    if (fd < 0 || read(fd, text, 5) != 5 || memcmp(text, "hello", 5) != 0) wrong++;
+    if (pwrite(fd, "hello", 5, 0) != 5 || close(fd) != 0) wrong++;
+    if (stat("none", &status) != -1 || errno != ENOENT) wrong++;
+}
+
+static void on_queued(int signal, siginfo_t *info, void *context) {
+    (void)signal;
+    (void)context;
+    if (info->si_code != SI_QUEUE) wrong++;
+    if (info->si_value.sival_int <= last) wrong++;
+    last = info->si_value.sival_int;
+    sum += info->si_value.sival_int;
+    count++;
+}
+
+static void queued_signals_all_come(void) {
+    make("f", "hello");
+    struct sigaction action = {.sa_sigaction = on_queued, .sa_flags = SA_SIGINFO | SA_RESTART};
+    MUST(sigaction(SIGRTMIN + 3, &action, NULL));
+    pid_t target = getpid(), child = fork();
+    if (child == 0) {
+        for (int value = 1; value <= 300; value++) {
+            union sigval sent = {.sival_int = value};
+            while (sigqueue(target, SIGRTMIN + 3, sent) != 0) usleep(1000);
+            if (value % 8 == 0) usleep(500);
+        }
+        _exit(0);
+    }
+    int status, rounds = 0;
+    while (waitpid(child, &status, WNOHANG) == 0 || rounds < 20) {
+        use_files();
+        rounds++;
+    }
+    use_files();
+    say("%d came, %d in all, %d wrong", (int)count, (int)sum, (int)wrong);
+}
+
+static void on_timer(int signal) {
+    (void)signal;
+    int before = errno;
+    use_files();
+    errno = before;
+    count++;
+}
+
+static void start_timer(long us) {
+    struct itimerval often = {{0, us}, {0, us}};
+    MUST(setitimer(ITIMER_REAL, &often, NULL));
+}
+
+static void handlers_use_files(void) {
+    make("f", "hello");
+    struct sigaction action = {.sa_handler = on_timer, .sa_flags = SA_RESTART};
+    MUST(sigaction(SIGALRM, &action, NULL));
+    start_timer(700);
+    while (count < 200) use_files();
+    start_timer(0);
+    say("enough: %d, %d wrong", count >= 200, (int)wrong);
+}
+
+static sigjmp_buf back;
+
+static void on_timer_jumps(int signal) {
+    (void)signal;
+    siglongjmp(back, 1);
+}
+
+static void handlers_jump(void) {
+    make("f", "hello");
+    struct sigaction action = {.sa_handler = on_timer_jumps};
+    MUST(sigaction(SIGALRM, &action, NULL));
+    /* The timer comes once for each jump, so that no handler is jumped out of in the midst of
+     * another one's calls. What is open then stays open. */
+    volatile int jumps = 0;
+    while (jumps < 60) {
+        struct stat status;
+        struct itimerval once = {{0, 0}, {0, 300 + jumps * 13}};
+        if (sigsetjmp(back, 1) == 0) {
+            MUST(setitimer(ITIMER_REAL, &once, NULL));
+            for (;;)
+                if (stat("f", &status) != 0) wrong++;
+        }
+        jumps++;
+    }
+    sigset_t mask;
+    sigprocmask(SIG_BLOCK, NULL, &mask);
+    say("%d jumps, %d wrong, blocked %d", jumps, (int)wrong, sigismember(&mask, SIGALRM));
+    use_files();
+    say("%d wrong", (int)wrong);
+}
+
+static void other(int signal) { (void)signal; }
+
+static const char *name_of(void *handler) {
+    if (handler == (void *)SIG_DFL) return "default";
+    if (handler == (void *)SIG_IGN) return "ignored";
+    if (handler == (void *)SIG_ERR) return "error";
+    if (handler == (void *)count_one) return "count_one";
+    if (handler == (void *)on_queued) return "on_queued";
+    if (handler == (void *)other) return "other";
+    return "unknown";
+}
+
+static void ask(int signal) {
+    struct sigaction now;
+    MUST(sigaction(signal, NULL, &now));
+    say("%s: %s, flags %x, masks USR2 %d", sigabbrev_np(signal), name_of((void *)now.sa_handler),
+        (unsigned)now.sa_flags & ~0x04000000u, sigismember(&now.sa_mask, SIGUSR2));
+}
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+static void dispositions_are_told(void) {
+    make("f", "hello");
+    ask(SIGUSR1);
+    struct sigaction action = {.sa_handler = count_one}, old;
+    sigaddset(&action.sa_mask, SIGUSR2);
+    const int flags[] = {0, SA_RESTART, SA_RESETHAND, SA_NODEFER, SA_ONSTACK, SA_RESTART | SA_NODEFER};
+    for (int i = 0; i < 6; i++) {
+        action.sa_flags = flags[i];
+        MUST(sigaction(SIGUSR1, &action, &old));
+        say("before: %s, flags %x", name_of((void *)old.sa_handler), (unsigned)old.sa_flags & ~0x04000000u);
+        ask(SIGUSR1);
+        count = 0;
+        MUST(raise(SIGUSR1));
+        use_files();
+        say("came %d", (int)count);
+        ask(SIGUSR1);
+    }
+    action.sa_sigaction = on_queued;
+    action.sa_flags = SA_SIGINFO;
+    MUST(sigaction(SIGUSR1, &action, NULL));
+    ask(SIGUSR1);
+    say("signal: %s", name_of((void *)signal(SIGUSR1, count_one)));
+    ask(SIGUSR1);
+    say("signal: %s", name_of((void *)signal(SIGUSR1, SIG_IGN)));
+    say("signal: %s", name_of((void *)signal(SIGUSR1, other)));
+    say("sysv_signal: %s", name_of((void *)sysv_signal(SIGUSR1, count_one)));
+    ask(SIGUSR1);
+    say("sigset: %s", name_of((void *)sigset(SIGUSR1, other)));
+    ask(SIGUSR1);
+    say("siginterrupt: %d", siginterrupt(SIGUSR1, 0));
+    ask(SIGUSR1);
+    say("siginterrupt: %d", siginterrupt(SIGUSR1, 1));
+    ask(SIGUSR1);
+    say("signal: %s", name_of((void *)signal(SIGUSR1, SIG_DFL)));
+    ask(SIGUSR1);
+    SAY(sigaction(SIGKILL, &action, NULL));
+    SAY(sigaction(99, &action, NULL));
+    SAY(sigaction(0, &action, NULL));
+    say("signal: %s", name_of((void *)signal(SIGKILL, other)));
+    ask(SIGKILL);
+    IN_CHILD(signal(SIGTERM, count_one); signal(SIGTERM, SIG_DFL); use_files(); raise(SIGTERM));
+    say("%d wrong", (int)wrong);
+}
+
+static void masks_hold(void) {
+    make("f", "hello");
+    signal(SIGUSR1, count_one);
+    sigset_t set, pending;
+    sigemptyset(&set);
+    sigaddset(&set, SIGUSR1);
+    MUST(sigprocmask(SIG_BLOCK, &set, NULL));
+    MUST(kill(getpid(), SIGUSR1));
+    for (int i = 0; i < 20; i++) use_files();
+    MUST(sigpending(&pending));
+    say("came %d, pending %d", (int)count, sigismember(&pending, SIGUSR1));
+    MUST(sigprocmask(SIG_UNBLOCK, &set, NULL));
+    say("came %d", (int)count);
+    /* A program that is executed begins with the mask that this one has. */
+    start_timer(500);
+    signal(SIGALRM, count_one);
+    while (count < 50) use_files();
+    IN_CHILD(sigset_t mask; use_files(); sigprocmask(SIG_BLOCK, NULL, &mask);
+             say("in a child: blocked %d", sigismember(&mask, SIGALRM)));
+    start_timer(0);
+    int status = system("test $(($(sed -n 's/^SigBlk:.*\\(.\\{8\\}\\)$/0x\\1/p' /proc/self/status) & 0x2000)) = 0");
+    say("in a new program: %d, %d wrong", status, (int)wrong);
+}
+
+static volatile int over;
+
+static void *uses(void *argument) {
+    while (!over) use_files();
+    return argument;
+}
+
+static void threads_are_signalled(void) {
+    make("f", "hello");
+    struct sigaction action = {.sa_handler = on_timer};
+    MUST(sigaction(SIGUSR1, &action, NULL));
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++) MUST(-pthread_create(&threads[i], NULL, uses, NULL));
+    while (count < 150) {
+        for (int i = 0; i < 3; i++) MUST(-pthread_kill(threads[i], SIGUSR1));
+        usleep(2000);
+    }
+    over = 1;
+    for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
+    say("%d wrong", (int)wrong);
+}
+
+static const struct test tests[] = {
+    {"queued", queued_signals_all_come},
+    {"files", handlers_use_files},
+    {"jumps", handlers_jump},
+    {"dispositions", dispositions_are_told},
+    {"masks", masks_hold},
+    {"threads", threads_are_signalled},
+    {NULL, NULL},
+};
+
+int main(int count, char **arguments) { return run(count, arguments, tests); }

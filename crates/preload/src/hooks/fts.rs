@@ -1,0 +1,657 @@
+//! `fts` over remote trees: libc's opens directories by itself.
+//!
+//! A stream with a remote path among its roots is ours as a whole. It never changes the working
+//! directory: names to access a file by are those from where the walk began, also without
+//! `FTS_NOCHDIR`. Structures are those of <fts.h>, semantics those of its manual page.
+
+use super::directories::{closedir, opendir, readdir};
+use super::status::{lstat, stat};
+use crate::guard::{errno, inside, set_errno};
+use crate::place;
+use crate::table::real;
+use libc::{c_char, c_int, c_long, c_short, c_ushort, c_void, stat64};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ffi::CStr;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Orders entries.
+pub(crate) type Compare = unsafe extern "C" fn(*const *const Entry, *const *const Entry) -> c_int;
+
+/// `FTS`.
+#[repr(C)]
+pub(crate) struct Stream {
+    current: *mut Entry,
+    /// What `fts_children` gave.
+    children: *mut Entry,
+    array: *mut *mut Entry,
+    device: u64,
+    path: *mut c_char,
+    root: c_int,
+    path_length: c_int,
+    items: c_int,
+    compare: Option<Compare>,
+    options: c_int,
+}
+
+/// `FTSENT`; its name follows.
+#[repr(C)]
+pub(crate) struct Entry {
+    cycle: *mut Self,
+    parent: *mut Self,
+    next: *mut Self,
+    number: c_long,
+    pointer: *mut c_void,
+    access_path: *mut c_char,
+    path: *mut c_char,
+    errno: c_int,
+    link: c_int,
+    path_length: c_ushort,
+    name_length: c_ushort,
+    inode: u64,
+    device: u64,
+    links: u64,
+    level: c_short,
+    info: c_ushort,
+    flags: c_ushort,
+    instruction: c_ushort,
+    status: *mut stat64,
+    name: [c_char; 1],
+}
+
+/// An entry as it is allocated: the program sees the last field, and the name that begins at its end.
+#[repr(C)]
+struct Whole {
+    status: stat64,
+    /// Bytes of the name that there is room for.
+    room: usize,
+    entry: Entry,
+}
+
+const COMMAND_LINE_FOLLOW: c_int = 0x01;
+const LOGICAL: c_int = 0x02;
+const NO_STATUS: c_int = 0x08;
+const SEE_DOT: c_int = 0x20;
+const ONE_DEVICE: c_int = 0x40;
+const OPTIONS: c_int = 0xff;
+const NAME_ONLY: c_int = 0x100;
+const STOP: c_int = 0x200;
+
+/// Values of `fts_info`.
+mod info {
+    pub(super) const DIRECTORY: u16 = 1;
+    pub(super) const CYCLE: u16 = 2;
+    pub(super) const DEFAULT: u16 = 3;
+    pub(super) const UNREADABLE: u16 = 4;
+    pub(super) const DOT: u16 = 5;
+    pub(super) const DIRECTORY_AFTER: u16 = 6;
+    pub(super) const ERROR: u16 = 7;
+    pub(super) const FILE: u16 = 8;
+    pub(super) const INIT: u16 = 9;
+    pub(super) const NO_STATUS: u16 = 10;
+    pub(super) const NO_STATUS_ASKED: u16 = 11;
+    pub(super) const LINK: u16 = 12;
+    pub(super) const DANGLING: u16 = 13;
+}
+
+/// Values of `fts_instr`.
+const AGAIN: u16 = 1;
+const FOLLOW: u16 = 2;
+const NOTHING: u16 = 3;
+const SKIP: u16 = 4;
+const LINK_FOLLOWED: u16 = 2;
+
+const ROOT_PARENT: c_short = -1;
+const ROOT: c_short = 0;
+/// Longest path of an entry, as its length has 16 bits.
+const PATH_MAX: usize = 65535;
+
+/// Addresses of the streams that are ours.
+static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn is_ours(stream: *mut Stream) -> bool {
+    COUNT.load(Ordering::Acquire) > 0
+        && inside(|| {
+            let streams = STREAMS.lock().map_err(|_| libc::EIO)?;
+            Ok(streams.contains(&(stream as usize)))
+        })
+        .unwrap_or(false)
+}
+
+fn layout(name_length: usize) -> Layout {
+    // At most 64 KiB and a structure: no overflow.
+    Layout::from_size_align(size_of::<Whole>() + name_length, align_of::<Whole>())
+        .unwrap_or(Layout::new::<Whole>())
+}
+
+/// A new entry; null without memory. The path is that of the stream.
+unsafe fn new_entry(stream: *mut Stream, name: &[u8], level: c_short) -> *mut Entry {
+    let length = name.len().min(PATH_MAX);
+    // SAFETY: the layout has a size; the name ends with the zero byte that is there.
+    unsafe {
+        let whole = inside(|| Ok(alloc_zeroed(layout(length)))).unwrap_or(null_mut());
+        let whole = whole.cast::<Whole>();
+        if whole.is_null() {
+            return null_mut();
+        }
+        (*whole).room = length;
+        let entry = &raw mut (*whole).entry;
+        (*entry).path = (*stream).path;
+        (*entry).access_path = (*stream).path;
+        (*entry).name_length = length as c_ushort;
+        (*entry).level = level;
+        (*entry).instruction = NOTHING;
+        (*entry).status = &raw mut (*whole).status;
+        let to = (&raw mut (*entry).name).cast::<u8>();
+        std::ptr::copy_nonoverlapping(name.as_ptr(), to, length);
+        entry
+    }
+}
+
+unsafe fn free(entry: *mut Entry) {
+    // SAFETY: made by `new_entry`, and nobody uses it any more.
+    unsafe {
+        let whole = entry.byte_sub(std::mem::offset_of!(Whole, entry)).cast::<Whole>();
+        let _ = inside(|| {
+            dealloc(whole.cast(), layout((*whole).room));
+            Ok(())
+        });
+    }
+}
+
+unsafe fn free_list(mut entry: *mut Entry) {
+    // SAFETY: a list of entries that nobody uses any more.
+    unsafe {
+        while !entry.is_null() {
+            let next = (*entry).next;
+            free(entry);
+            entry = next;
+        }
+    }
+}
+
+unsafe fn name_of<'a>(entry: *const Entry) -> &'a [u8] {
+    // SAFETY: the name is as long as said and lives as long as the entry.
+    unsafe {
+        let name = (&raw const (*entry).name).cast::<u8>();
+        std::slice::from_raw_parts(name, usize::from((*entry).name_length))
+    }
+}
+
+/// Writes the path of the stream: the first bytes of what it is, and then these. False: too long.
+unsafe fn set_path(stream: *mut Stream, keep: usize, rest: &[u8]) -> bool {
+    if keep + rest.len() > PATH_MAX {
+        return false;
+    }
+    // SAFETY: the buffer holds PATH_MAX bytes and a zero byte.
+    unsafe {
+        let to = (*stream).path.cast::<u8>().add(keep);
+        std::ptr::copy_nonoverlapping(rest.as_ptr(), to, rest.len());
+        *to.add(rest.len()) = 0;
+    }
+    true
+}
+
+/// Where the name of something in this directory begins in the path, after a slash.
+unsafe fn begin_of_names(stream: *mut Stream, directory: *mut Entry) -> usize {
+    // SAFETY: the path of a directory that is being walked is in the buffer.
+    unsafe {
+        let length = usize::from((*directory).path_length);
+        let ends = length > 0 && *(*stream).path.add(length - 1) == b'/' as c_char;
+        if ends { length } else { length + 1 }
+    }
+}
+
+/// Puts the path of an entry below the root into the stream's.
+unsafe fn enter_path(stream: *mut Stream, entry: *mut Entry) -> bool {
+    // SAFETY: entries of the stream.
+    unsafe {
+        let begin = begin_of_names(stream, (*entry).parent);
+        set_path(stream, begin - 1, b"/") && set_path(stream, begin, name_of(entry))
+    }
+}
+
+/// Looks at an entry whose path is the stream's, and gives its `fts_info`.
+unsafe fn look(stream: *mut Stream, entry: *mut Entry, follow: bool) -> u16 {
+    // SAFETY: an entry of the stream; parents are entries, too.
+    unsafe {
+        let status = (*entry).status;
+        let path = (*entry).access_path;
+        let before = errno();
+        let follows = follow || (*stream).options & LOGICAL != 0;
+        let found = if follows { stat(path, status) } else { lstat(path, status) };
+        if found != 0 {
+            let error = errno();
+            if follows && lstat(path, status) == 0 {
+                set_errno(before);
+                return info::DANGLING;
+            }
+            (*entry).errno = error;
+            *status = std::mem::zeroed();
+            return info::NO_STATUS;
+        }
+        match (*status).st_mode & libc::S_IFMT {
+            libc::S_IFDIR => {
+                (*entry).device = (*status).st_dev;
+                (*entry).inode = (*status).st_ino;
+                (*entry).links = (*status).st_nlink;
+                if matches!(name_of(entry), b"." | b"..") {
+                    return info::DOT;
+                }
+                let mut above = (*entry).parent;
+                while !above.is_null() && (*above).level >= ROOT {
+                    if ((*above).inode, (*above).device) == ((*entry).inode, (*entry).device) {
+                        (*entry).cycle = above;
+                        return info::CYCLE;
+                    }
+                    above = (*above).parent;
+                }
+                info::DIRECTORY
+            }
+            libc::S_IFLNK => info::LINK,
+            libc::S_IFREG => info::FILE,
+            _ => info::DEFAULT,
+        }
+    }
+}
+
+/// Looks at an entry anew and through its link.
+unsafe fn look_behind(stream: *mut Stream, entry: *mut Entry) {
+    // SAFETY: an entry of the stream.
+    unsafe {
+        (*entry).errno = 0;
+        (*entry).info = look(stream, entry, true);
+        if (*entry).info == info::DIRECTORY {
+            (*entry).flags |= LINK_FOLLOWED;
+        }
+    }
+}
+
+/// Puts a list in the order that the program wants.
+unsafe fn sorted(stream: *mut Stream, list: *mut Entry) -> *mut Entry {
+    type Plain = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
+    // SAFETY: a list of entries; the program's function takes two places with entries.
+    unsafe {
+        let Some(compare) = (*stream).compare else { return list };
+        let taken = inside(|| {
+            let mut entries = Vec::new();
+            let mut entry = list;
+            while !entry.is_null() {
+                entries.push(entry);
+                entry = (*entry).next;
+            }
+            Ok(entries)
+        });
+        let Ok(mut entries) = taken else { return list };
+        let compare = std::mem::transmute::<Compare, Plain>(compare);
+        let bytes = size_of::<*mut Entry>();
+        libc::qsort(entries.as_mut_ptr().cast(), entries.len(), bytes, Some(compare));
+        let mut next = null_mut();
+        for entry in entries.iter().rev().copied() {
+            (*entry).next = next;
+            next = entry;
+        }
+        let _ = inside(|| {
+            drop(entries);
+            Ok(())
+        });
+        next
+    }
+}
+
+/// Lists the current directory. Null when it is empty or cannot be listed; then, when it is being
+/// walked, that is told in its `fts_info`.
+unsafe fn list(stream: *mut Stream, is_walked: bool) -> *mut Entry {
+    // SAFETY: an open stream; its current entry is a directory whose path is the stream's.
+    unsafe {
+        let directory = (*stream).current;
+        let length = usize::from((*directory).path_length);
+        let open = opendir((*directory).access_path);
+        if open.is_null() {
+            if is_walked {
+                (*directory).info = info::UNREADABLE;
+                (*directory).errno = errno();
+            }
+            return null_mut();
+        }
+        let begin = begin_of_names(stream, directory);
+        let (mut first, mut last): (*mut Entry, *mut Entry) = (null_mut(), null_mut());
+        let failed = loop {
+            set_errno(0);
+            let found = readdir(open);
+            if found.is_null() {
+                break errno();
+            }
+            let name = CStr::from_ptr((*found).d_name.as_ptr()).to_bytes();
+            if matches!(name, b"." | b"..") && (*stream).options & SEE_DOT == 0 {
+                continue;
+            }
+            let entry = new_entry(stream, name, (*directory).level + 1);
+            if entry.is_null() {
+                break libc::ENOMEM;
+            }
+            (*entry).parent = directory;
+            (*entry).path_length = (begin + name.len()).min(PATH_MAX) as c_ushort;
+            let is_directory = matches!((*found).d_type, libc::DT_DIR | libc::DT_UNKNOWN);
+            let wants = (*stream).options & NO_STATUS == 0 || is_directory;
+            if !set_path(stream, begin - 1, b"/") || !set_path(stream, begin, name) {
+                free(entry);
+                break libc::ENAMETOOLONG;
+            }
+            (*entry).info = if (*stream).options & NAME_ONLY != 0 || !wants {
+                info::NO_STATUS_ASKED
+            } else {
+                look(stream, entry, false)
+            };
+            if last.is_null() {
+                first = entry;
+            } else {
+                (*last).next = entry;
+            }
+            last = entry;
+        };
+        closedir(open);
+        set_path(stream, length, b"");
+        if failed != 0 {
+            free_list(first);
+            (*directory).info = info::ERROR;
+            (*directory).errno = failed;
+            (*stream).options |= if is_walked { 0 } else { STOP };
+            set_errno(failed);
+            return null_mut();
+        }
+        if first.is_null() && is_walked {
+            (*directory).info = info::DIRECTORY_AFTER;
+        }
+        sorted(stream, first)
+    }
+}
+
+pub(crate) unsafe fn open(
+    roots: *const *mut c_char,
+    options: c_int,
+    compare: Option<Compare>,
+) -> *mut Stream {
+    // SAFETY: a list of strings that ends with null, as the program says.
+    unsafe {
+        let mut at = roots;
+        let mut is_remote = false;
+        while !(*at).is_null() {
+            is_remote |= place::find(libc::AT_FDCWD, *at).is_some();
+            at = at.add(1);
+        }
+        if !is_remote {
+            return real::fts_open(roots, options, compare);
+        }
+        if options & !OPTIONS != 0 {
+            set_errno(libc::EINVAL);
+            return null_mut();
+        }
+        let made = inside(|| {
+            let path = Box::into_raw(vec![0u8; PATH_MAX + 1].into_boxed_slice());
+            let stream = Box::into_raw(Box::new(std::mem::zeroed::<Stream>()));
+            (*stream).path = path.cast();
+            Ok(stream)
+        });
+        let Ok(stream) = made else { return null_mut() };
+        (*stream).options = options;
+        (*stream).compare = compare;
+        (*stream).root = -1;
+        match roots_of(stream, roots) {
+            Ok(()) => {
+                let noted = inside(|| {
+                    STREAMS.lock().map_err(|_| libc::EIO)?.push(stream as usize);
+                    Ok(())
+                });
+                COUNT.fetch_add(1, Ordering::Release);
+                if noted.is_ok() {
+                    return stream;
+                }
+                close(stream);
+                set_errno(libc::EIO);
+            }
+            Err(error) => {
+                release(stream);
+                set_errno(error);
+            }
+        }
+        null_mut()
+    }
+}
+
+/// Makes the entry that the walk begins with, which is before the first root.
+unsafe fn roots_of(stream: *mut Stream, roots: *const *mut c_char) -> Result<(), i32> {
+    // SAFETY: as `open`.
+    unsafe {
+        let parent = new_entry(stream, b"", ROOT_PARENT);
+        (*stream).current = new_entry(stream, b"", ROOT);
+        if parent.is_null() || (*stream).current.is_null() {
+            return Err(libc::ENOMEM);
+        }
+        (*(*stream).current).info = info::INIT;
+        (*(*stream).current).parent = parent;
+        let (mut at, mut last) = (roots, null_mut::<Entry>());
+        while !(*at).is_null() {
+            let name = CStr::from_ptr(*at).to_bytes();
+            if name.is_empty() {
+                return Err(libc::ENOENT);
+            }
+            if !set_path(stream, 0, name) {
+                return Err(libc::ENAMETOOLONG);
+            }
+            let entry = new_entry(stream, name, ROOT);
+            if entry.is_null() {
+                return Err(libc::ENOMEM);
+            }
+            (*entry).parent = parent;
+            (*entry).path_length = name.len() as c_ushort;
+            (*entry).info = look(stream, entry, (*stream).options & COMMAND_LINE_FOLLOW != 0);
+            if (*entry).info == info::DOT {
+                (*entry).info = info::DIRECTORY;
+            }
+            if last.is_null() {
+                (*(*stream).current).next = entry;
+            } else {
+                (*last).next = entry;
+            }
+            last = entry;
+            at = at.add(1);
+        }
+        let first = (*(*stream).current).next;
+        (*(*stream).current).next = sorted(stream, first);
+        Ok(())
+    }
+}
+
+pub(crate) unsafe fn read(stream: *mut Stream) -> *mut Entry {
+    if !is_ours(stream) {
+        // SAFETY: as the program says.
+        return unsafe { real::fts_read(stream) };
+    }
+    // SAFETY: a stream of ours, by one thread at a time, as the program says.
+    unsafe {
+        let current = (*stream).current;
+        if current.is_null() || (*stream).options & STOP != 0 {
+            return null_mut();
+        }
+        let instruction = std::mem::replace(&mut (*current).instruction, NOTHING);
+        if instruction == AGAIN {
+            (*current).errno = 0;
+            (*current).info = look(stream, current, false);
+            return current;
+        }
+        let is_link = matches!((*current).info, info::LINK | info::DANGLING);
+        if instruction == FOLLOW && is_link {
+            look_behind(stream, current);
+            return current;
+        }
+        if (*current).info == info::DIRECTORY {
+            let elsewhere =
+                (*stream).options & ONE_DEVICE != 0 && (*current).device != (*stream).device;
+            if instruction == SKIP || elsewhere {
+                free_list(std::mem::replace(&mut (*stream).children, null_mut()));
+                (*current).info = info::DIRECTORY_AFTER;
+                return current;
+            }
+            let mut below = std::mem::replace(&mut (*stream).children, null_mut());
+            if (*stream).options & NAME_ONLY != 0 {
+                (*stream).options &= !NAME_ONLY;
+                free_list(std::mem::replace(&mut below, null_mut()));
+            }
+            if below.is_null() {
+                below = list(stream, true);
+            }
+            return if below.is_null() { current } else { arrive(stream, below) };
+        }
+        leave(stream, current)
+    }
+}
+
+/// Goes on after an entry that is done.
+unsafe fn leave(stream: *mut Stream, mut current: *mut Entry) -> *mut Entry {
+    // SAFETY: the current entry of a stream of ours.
+    unsafe {
+        loop {
+            let done = current;
+            current = (*done).next;
+            if current.is_null() {
+                current = (*done).parent;
+                free(done);
+                (*stream).current = current;
+                if (*current).level == ROOT_PARENT {
+                    free(current);
+                    (*stream).current = null_mut();
+                    set_errno(0);
+                    return null_mut();
+                }
+                set_path(stream, usize::from((*current).path_length), b"");
+                let failed = (*current).errno != 0;
+                (*current).info = if failed { info::ERROR } else { info::DIRECTORY_AFTER };
+                return current;
+            }
+            free(done);
+            (*stream).current = current;
+            if (*current).level == ROOT {
+                begin_root(stream, current);
+                return current;
+            }
+            if (*current).instruction != SKIP {
+                arrive(stream, current);
+                if std::mem::replace(&mut (*current).instruction, NOTHING) == FOLLOW {
+                    look_behind(stream, current);
+                }
+                return current;
+            }
+        }
+    }
+}
+
+/// The walk comes to an entry below the root. What the program wants of the first one of a directory
+/// is done when it is read next, as libc does it.
+unsafe fn arrive(stream: *mut Stream, entry: *mut Entry) -> *mut Entry {
+    // SAFETY: an entry of a stream of ours, whose parent is the directory being walked.
+    unsafe {
+        (*stream).current = entry;
+        // It fitted when the directory was listed.
+        let _ = enter_path(stream, entry);
+        entry
+    }
+}
+
+/// The walk comes to a root, whose name gets short: its path is the stream's from now on.
+unsafe fn begin_root(stream: *mut Stream, entry: *mut Entry) {
+    // SAFETY: an entry of a stream of ours; its name is the whole path.
+    unsafe {
+        let name = name_of(entry);
+        set_path(stream, 0, name);
+        (*entry).path_length = name.len() as c_ushort;
+        let slash = name.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
+        if slash > 0 && name.len() > 1 {
+            let rest = name.len() - slash;
+            let to = (&raw mut (*entry).name).cast::<u8>();
+            // With the zero byte.
+            std::ptr::copy(to.add(slash), to, rest + 1);
+            (*entry).name_length = rest as c_ushort;
+        }
+        (*stream).device = (*entry).device;
+    }
+}
+
+pub(crate) unsafe fn children(stream: *mut Stream, options: c_int) -> *mut Entry {
+    if !is_ours(stream) {
+        // SAFETY: as the program says.
+        return unsafe { real::fts_children(stream, options) };
+    }
+    if options != 0 && options != NAME_ONLY {
+        set_errno(libc::EINVAL);
+        return null_mut();
+    }
+    set_errno(0);
+    // SAFETY: a stream of ours, by one thread at a time, as the program says.
+    unsafe {
+        let current = (*stream).current;
+        if current.is_null() || (*stream).options & STOP != 0 {
+            return null_mut();
+        }
+        if (*current).info == info::INIT {
+            return (*current).next;
+        }
+        if (*current).info != info::DIRECTORY {
+            return null_mut();
+        }
+        free_list(std::mem::replace(&mut (*stream).children, null_mut()));
+        (*stream).options = (*stream).options & !NAME_ONLY | options;
+        (*stream).children = list(stream, false);
+        (*stream).children
+    }
+}
+
+pub(crate) unsafe fn set(stream: *mut Stream, entry: *mut Entry, instruction: c_int) -> c_int {
+    if !is_ours(stream) {
+        // SAFETY: as the program says.
+        return unsafe { real::fts_set(stream, entry, instruction) };
+    }
+    if !(0..=c_int::from(SKIP)).contains(&instruction) {
+        set_errno(libc::EINVAL);
+        return 1;
+    }
+    // SAFETY: an entry of a stream of ours, as the program says.
+    unsafe { (*entry).instruction = instruction as u16 };
+    0
+}
+
+pub(crate) unsafe fn close(stream: *mut Stream) -> c_int {
+    if !is_ours(stream) {
+        // SAFETY: as the program says.
+        return unsafe { real::fts_close(stream) };
+    }
+    let _ = inside(|| {
+        STREAMS.lock().map_err(|_| libc::EIO)?.retain(|one| *one != stream as usize);
+        Ok(())
+    });
+    COUNT.fetch_sub(1, Ordering::Release);
+    // SAFETY: a stream of ours that the program uses no more.
+    unsafe { release(stream) };
+    0
+}
+
+unsafe fn release(stream: *mut Stream) {
+    // SAFETY: as the caller says; all entries of the walk hang on the current one and its parents.
+    unsafe {
+        free_list((*stream).children);
+        let mut entry = (*stream).current;
+        while !entry.is_null() {
+            let parent = (*entry).parent;
+            free_list(entry);
+            entry = parent;
+        }
+        let _ = inside(|| {
+            let path = (*stream).path.cast::<u8>();
+            drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(path, PATH_MAX + 1)));
+            drop(Box::from_raw(stream));
+            Ok(())
+        });
+    }
+}
