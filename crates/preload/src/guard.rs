@@ -4,7 +4,6 @@ use crate::handlers;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, compiler_fence};
-use std::time::{Duration, Instant};
 
 thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
@@ -188,9 +187,10 @@ static GATE: AtomicU32 = AtomicU32::new(0);
 const FORKING: u32 = 1 << 31;
 /// Mask of signals of the thread that forks, from before.
 static FORKING_MASK: AtomicU64 = AtomicU64::new(0);
-/// How long a fork waits for other threads to come out: one that waits for a server that is gone
-/// would hold it up for long.
-const FORK_WAIT: Duration = Duration::from_secs(5);
+/// How often a fork pauses, 5 s in all, for other threads to come out: one that waits for a server
+/// that is gone would hold it up for long. Not told by the clock, which another library may have taken
+/// over, and which would call us here.
+const FORK_PAUSES: u32 = 100_000;
 
 fn pause() {
     let time = libc::timespec { tv_sec: 0, tv_nsec: 50_000 };
@@ -212,8 +212,10 @@ pub(crate) fn before_fork() {
     FORKING_MASK.store(mask(libc::SIG_BLOCK, HANDLED.load(Ordering::Relaxed)), Ordering::Relaxed);
     GATE.fetch_or(FORKING, Ordering::AcqRel);
     let own = u32::from(is_inside());
-    let start = Instant::now();
-    while GATE.load(Ordering::Acquire) & !FORKING > own && start.elapsed() < FORK_WAIT {
+    for _ in 0..FORK_PAUSES {
+        if GATE.load(Ordering::Acquire) & !FORKING <= own {
+            break;
+        }
         pause();
     }
 }
