@@ -28,6 +28,9 @@ pub struct Config {
     pub fragment_bytes: u64,
     /// Event loop to use.
     pub engine: EngineWish,
+    /// How long a core looks for more before it sleeps, where that was not in vain lately; zero:
+    /// it sleeps at once.
+    pub spin: Duration,
     /// Act as the user that a client names, not as the user who runs the server.
     pub identity: bool,
     /// With `identity`: let uid 0 of clients be uid 0 here.
@@ -130,6 +133,8 @@ impl Default for Config {
             buffer_limit: 256 << 20,
             fragment_bytes: 128 << 10,
             engine: EngineWish::Automatic,
+            // As long as a client takes that has to be woken in a virtual machine.
+            spin: Duration::from_micros(100),
             identity: false,
             no_root_squash: false,
             insecure: false,

@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) disks: Arc<Disks>,
     /// How long a client of NBD may take to choose its disk.
     pub(crate) nbd_handshake: Duration,
+    /// How long cores look for more before they sleep.
+    pub(crate) spin: Duration,
     pub(crate) locks: Mutex<Locks>,
     pub(crate) mailboxes: Vec<Mailbox>,
     pub(crate) offload: Offload,
@@ -84,9 +86,6 @@ const BELL_TOKEN: u64 = 1 << 33;
 pub(crate) const NBD_TOKENS: u64 = 1 << 34;
 /// Bytes read at once from any lane; one such buffer serves all lanes of a core.
 const SCRATCH_BYTES: usize = 128 * 1024;
-/// How long to look for more work before sleeping: as long as a client takes that has to be woken
-/// in a virtual machine.
-const SPIN: Duration = Duration::from_micros(100);
 /// How often to look for what waited too long, while there is something that may.
 const TICK: Duration = Duration::from_secs(1);
 /// How long new clients wait when there are no descriptors, before the next try.
@@ -182,7 +181,7 @@ impl Core {
             statistics,
             mailbox,
             reactor,
-            spin: Spin::new(SPIN),
+            spin: Spin::new(shared.spin),
             listeners,
             refusing: Vec::new(),
             lanes: Vec::new(),

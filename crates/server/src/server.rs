@@ -162,6 +162,7 @@ impl Server {
             exports,
             disks,
             nbd_handshake: config.nbd_handshake,
+            spin: config.spin,
             locks: Mutex::new(Locks::default()),
             mailboxes: mailboxes.map_err(StartError::System)?,
             offload: Offload::default(),

@@ -31,6 +31,7 @@ pub(crate) struct FileSettings {
     pub(crate) fragment: Option<u64>,
     pub(crate) cores: Option<usize>,
     pub(crate) engine: Option<Engine>,
+    pub(crate) spin_us: Option<u32>,
     pub(crate) identity: bool,
     pub(crate) no_root_squash: bool,
     pub(crate) insecure: bool,
@@ -49,6 +50,7 @@ struct Raw {
     fragment: Option<String>,
     cores: Option<usize>,
     engine: Option<Engine>,
+    spin_us: Option<u32>,
     #[serde(default)]
     identity: bool,
     #[serde(default)]
@@ -117,6 +119,7 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
         fragment: raw.fragment.as_deref().map(parse_bytes).transpose()?,
         cores: raw.cores,
         engine: raw.engine,
+        spin_us: raw.spin_us,
         identity: raw.identity,
         no_root_squash: raw.no_root_squash,
         insecure: raw.insecure,
@@ -132,15 +135,15 @@ mod tests {
     #[test]
     fn a_file_says_all_that_flags_say() {
         let read = parse(
-            "nbd = [\"127.0.0.1:2\"]\nlisten = [\"tcp://127.0.0.1:1\"]\nbuffer-limit = \"1M\"\ncores = 3\nengine = \"epoll\"\n\
+            "nbd = [\"127.0.0.1:2\"]\nlisten = [\"tcp://127.0.0.1:1\"]\nbuffer-limit = \"1M\"\ncores = 3\nengine = \"epoll\"\nspin-us = 0\n\
              identity = true\nno-root-squash = true\ninsecure = true\nmetrics = \"127.0.0.1:9\"\nstate = \"/s\"\n\
              [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\n\
              [export.d]\ndisk = \"/d:direct\"\niops = 100\nbandwidth = \"1M\"\n",
         )
         .unwrap();
         assert_eq!(
-            (read.exports.len(), read.cores, read.buffer_limit),
-            (2, Some(3), Some(1 << 20))
+            (read.exports.len(), read.cores, read.buffer_limit, read.spin_us),
+            (2, Some(3), Some(1 << 20), Some(0))
         );
         assert!(read.disks.len() == 1 && read.nbd.len() == 1);
         assert_eq!((read.disks[0].limit.operations, read.disks[0].limit.bytes), (100, 1 << 20));

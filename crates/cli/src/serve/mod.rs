@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use towline_net::address::{Address, Listener};
 use towline_server::{Config, DiskExport, EngineWish, Export, Server};
 
@@ -108,6 +109,9 @@ pub(crate) struct Args {
     /// Event loop.
     #[arg(long, value_enum)]
     engine: Option<Engine>,
+    /// Microseconds that a thread looks for more before it sleeps; 0: it sleeps at once; default: 100.
+    #[arg(long, value_name = "N")]
+    spin_us: Option<u32>,
     /// Act as the user that a client names (needs root); uid 0 becomes nobody.
     #[arg(long)]
     identity: bool,
@@ -163,6 +167,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
         Some(Engine::Uring) => EngineWish::Uring,
         Some(Engine::Epoll) => EngineWish::Epoll,
     };
+    let spin_us = args.spin_us.or(file.spin_us);
     let config = Config {
         exports,
         disks,
@@ -172,6 +177,7 @@ fn settings(args: &Args) -> Result<Settings, String> {
         buffer_limit: args.buffer_limit.or(file.buffer_limit).unwrap_or(defaults.buffer_limit),
         fragment_bytes: args.fragment.or(file.fragment).unwrap_or(defaults.fragment_bytes),
         engine,
+        spin: spin_us.map_or(defaults.spin, |us| Duration::from_micros(us.into())),
         identity: args.identity || file.identity,
         no_root_squash: args.no_root_squash || file.no_root_squash,
         insecure: args.insecure || file.insecure,
