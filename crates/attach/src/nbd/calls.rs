@@ -1,7 +1,7 @@
 //! Blocking calls of any thread on one connection to an NBD server.
 
 use super::lane::Lane;
-use super::source::{Extent, Source};
+use super::source::{Connection, Extent, Source};
 use crate::{Backend, Error, Finished, Geometry, Operation, Request};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::HashMap;
@@ -54,6 +54,32 @@ impl Caller {
             false => source.connect()?,
         };
         let (connection, extents) = connection.extents(source)?;
+        Self::over(source, connection, extents, patience)
+    }
+
+    /// Another one of the same server and patience, with a connection and a thread of its own, where the
+    /// server says that several see one disk. It knows no extents.
+    ///
+    /// # Errors
+    /// When the server does not say so, or serves no more connections.
+    pub fn beside(&self, source: &Source, patience: Option<Duration>) -> Result<Self, Error> {
+        if !self.geometry.connections {
+            return Err(Error::Refused(format!("{source}: one connection only")));
+        }
+        let connection = source.connect_beside(patience.is_some())?;
+        if connection.geometry.size != self.geometry.size {
+            return Err(Error::Refused(format!("{source}: another disk now")));
+        }
+        Self::over(source, connection, None, patience)
+    }
+
+    fn over(
+        source: &Source,
+        connection: Connection,
+        extents: Option<Vec<Extent>>,
+        patience: Option<Duration>,
+    ) -> Result<Self, Error> {
+        let reconnects = patience.is_some();
         let tell = mpsc::channel().0;
         let lane = Lane::adopting(source, connection, Some(patience.unwrap_or_default()), tell)?;
         let geometry = lane.geometry();

@@ -16,6 +16,8 @@ use std::time::Duration;
 const PORT: u16 = 10809;
 /// How long a server may take to accept a connection, and to answer in the handshake.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for the answers to a connection beside others.
+const PATIENCE_BESIDE: Duration = Duration::from_secs(1);
 /// How long it may take to tell extents.
 const EXTENTS_PATIENCE: Duration = Duration::from_secs(60);
 /// A TCP connection is given up when what was sent is not acknowledged for so long, or when
@@ -127,15 +129,20 @@ impl Source {
     /// When the server cannot be reached or does not answer in 10 seconds; when it has no such
     /// disk; when it breaks the protocol.
     pub fn connect(&self) -> Result<Connection, Error> {
-        self.open(false)
+        self.open(false, PATIENCE)
     }
 
     /// The same, with replies in chunks and extents where the server has them.
     pub(super) fn connect_for_chunks(&self) -> Result<Connection, Error> {
-        self.open(true)
+        self.open(true, PATIENCE)
     }
 
-    fn open(&self, chunks: bool) -> Result<Connection, Error> {
+    /// A connection beside others, which is not worth a long wait.
+    pub(super) fn connect_beside(&self, chunks: bool) -> Result<Connection, Error> {
+        self.open(chunks, PATIENCE_BESIDE)
+    }
+
+    fn open(&self, chunks: bool, patience: Duration) -> Result<Connection, Error> {
         let failed = |error| Error::system(self)(error);
         let socket: OwnedFd = match &self.place {
             Place::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
@@ -147,7 +154,7 @@ impl Source {
             }
         };
         let (agreed, socket) =
-            patiently(socket, PATIENCE, |stream| agree(stream, &self.name, chunks, self))
+            patiently(socket, patience, |stream| agree(stream, &self.name, chunks, self))
                 .map_err(failed)?;
         let Agreed { geometry, flags, chunks, allocation } = agreed?;
         Ok(Connection { socket, geometry, flags, chunks, allocation })

@@ -1,5 +1,6 @@
 //! A disk on any side: of a Towline server, of an NBD server, or a local file or device.
 
+use super::pieces::PIECE_BYTES;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
@@ -17,6 +18,8 @@ use towline_store::block::{CacheMode, FileDisk};
 
 /// How long an NBD server that is read from may stay away.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Connections to an NBD server that allows several: more fits into their buffers, and more of its threads work.
+const CONNECTIONS: usize = 4;
 /// Extents of a remote disk are asked for in parts of this length, so that a server never works
 /// long for one answer.
 const EXTENTS_BYTES_MAX: u64 = 64 << 30;
@@ -69,7 +72,8 @@ pub(super) struct End {
 
 enum Kind {
     Remote(Disk),
-    Nbd(Caller),
+    /// Connections to the same server, each for its pieces.
+    Nbd(Vec<Caller>),
     /// The kernel writes to a file for one thread at a time, and the others would spin meanwhile.
     Local(Arc<FileDisk>, Mutex<()>),
 }
@@ -88,7 +92,18 @@ impl End {
         } else if Source::looks_like(text) {
             let source = Source::parse(text).map_err(Failure::new)?;
             let patience = if writes { None } else { Some(PATIENCE) };
-            Kind::Nbd(Caller::connect(&source, patience).map_err(|e| Failure::new(e.to_string()))?)
+            let first = Caller::connect(&source, patience);
+            let mut callers = vec![first.map_err(|error| Failure::new(error.to_string()))?];
+            while callers.len() < CONNECTIONS {
+                match callers[0].beside(&source, patience) {
+                    Ok(another) => callers.push(another),
+                    Err(error) => {
+                        log::info!("{} connections are enough: {error}", callers.len());
+                        break;
+                    }
+                }
+            }
+            Kind::Nbd(callers)
         } else {
             Kind::Local(local(text, writes)?, Mutex::default())
         };
@@ -118,7 +133,7 @@ impl End {
     pub(super) fn size(&self) -> u64 {
         match &self.kind {
             Kind::Remote(disk) => disk.size(),
-            Kind::Nbd(caller) => caller.geometry().size,
+            Kind::Nbd(callers) => callers[0].geometry().size,
             Kind::Local(file, _) => file.geometry().size,
         }
     }
@@ -127,7 +142,7 @@ impl End {
     pub(super) fn block(&self) -> u64 {
         match &self.kind {
             Kind::Remote(disk) => disk.info().block_minimum.into(),
-            Kind::Nbd(caller) => caller.geometry().block_minimum.into(),
+            Kind::Nbd(callers) => callers[0].geometry().block_minimum.into(),
             Kind::Local(..) => 1,
         }
     }
@@ -135,7 +150,7 @@ impl End {
     fn is_read_only(&self) -> bool {
         match &self.kind {
             Kind::Remote(disk) => disk.info().read_only,
-            Kind::Nbd(caller) => caller.geometry().read_only,
+            Kind::Nbd(callers) => callers[0].geometry().read_only,
             Kind::Local(..) => false,
         }
     }
@@ -153,7 +168,7 @@ impl End {
     pub(super) fn read(&self, target: &mut Vec<u8>, offset: u64) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.read_at(target, offset).map_err(Failure::from),
-            Kind::Nbd(caller) => caller
+            Kind::Nbd(callers) => at(callers, offset)
                 .read(std::mem::take(target), offset)
                 .map(|read| *target = read)
                 .map_err(errno),
@@ -166,7 +181,9 @@ impl End {
     pub(super) fn write(&self, data: &[u8], offset: u64) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.write_at(data, offset).map_err(Failure::from),
-            Kind::Nbd(caller) => caller.write(data.to_vec(), offset).map(drop).map_err(errno),
+            Kind::Nbd(callers) => {
+                at(callers, offset).write(data.to_vec(), offset).map(drop).map_err(errno)
+            }
             Kind::Local(file, writing) => {
                 let _one_at_a_time = writing.lock();
                 file.write(offset, data, false).map_err(Failure::from)
@@ -177,8 +194,9 @@ impl End {
 
     /// The same for all of a buffer, which needs no copy of it; after a failure that may be empty.
     pub(super) fn write_all(&self, data: &mut Vec<u8>, offset: u64) -> Outcome<()> {
-        let Kind::Nbd(caller) = &self.kind else { return self.write(data, offset) };
-        let written = caller.write(std::mem::take(data), offset).map(|back| *data = back);
+        let Kind::Nbd(callers) = &self.kind else { return self.write(data, offset) };
+        let written =
+            at(callers, offset).write(std::mem::take(data), offset).map(|back| *data = back);
         self.at("writing", offset, written.map_err(errno))
     }
 
@@ -188,7 +206,7 @@ impl End {
             Kind::Remote(disk) => {
                 disk.zero(offset, length, ZeroHow::default()).map_err(Failure::from)
             }
-            Kind::Nbd(caller) => caller.zero(offset, length).map_err(errno),
+            Kind::Nbd(callers) => at(callers, offset).zero(offset, length).map_err(errno),
             Kind::Local(file, _) => {
                 let how = towline_store::ZeroHow::default();
                 file.zero(offset, length, how).map_err(Failure::from)
@@ -201,7 +219,8 @@ impl End {
     pub(super) fn flush(&self) -> Outcome<()> {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.flush().map_err(Failure::from),
-            Kind::Nbd(caller) => caller.flush().map_err(errno),
+            // Where there are several, the server says that a flush on one covers all.
+            Kind::Nbd(callers) => callers[0].flush().map_err(errno),
             Kind::Local(file, _) => file.flush().map_err(Failure::from),
         };
         result.map_err(|failure| failure.about(format_args!("{}: flushing", self.name)))
@@ -260,8 +279,8 @@ impl End {
                 });
                 self.at("extents", 0, found.map_err(Failure::from))?;
             }
-            Kind::Nbd(caller) => {
-                let Some(extents) = caller.extents() else { return Ok(false) };
+            Kind::Nbd(callers) => {
+                let Some(extents) = callers[0].extents() else { return Ok(false) };
                 for extent in extents {
                     add(extent.length, Content::of(extent.hole, extent.zero));
                 }
@@ -323,6 +342,11 @@ impl End {
             _ => None,
         }
     }
+}
+
+/// The connection for the piece at an offset; there is at least one.
+fn at(callers: &[Caller], offset: u64) -> &Caller {
+    &callers[(offset / PIECE_BYTES) as usize % callers.len()]
 }
 
 /// A disk of a Towline server.
