@@ -40,7 +40,17 @@ pub(crate) unsafe fn mknod(path: *const c_char, mode: mode_t, device: dev_t) -> 
 
 pub(crate) unsafe fn mknodat(at: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
     // SAFETY: as the program says.
-    let local = |at, path| unsafe { real::mknodat(at, path, mode, device) };
+    unsafe { mknodat_by(at, path, mode, device, |at, path| real::mknodat(at, path, mode, device)) }
+}
+
+/// With the form of the function that answers for local names, as in `status.rs`.
+unsafe fn mknodat_by(
+    at: c_int,
+    path: *const c_char,
+    mode: mode_t,
+    device: dev_t,
+    local: impl Fn(c_int, *const c_char) -> c_int,
+) -> c_int {
     let kind = if mode & libc::S_IFMT == 0 { libc::S_IFREG } else { mode & libc::S_IFMT };
     let remote = |at: &At| {
         let mode = kind | start::masked(mode);
@@ -51,24 +61,31 @@ pub(crate) unsafe fn mknodat(at: c_int, path: *const c_char, mode: mode_t, devic
 }
 
 pub(crate) unsafe fn xmknod(
-    _: c_int,
+    version: c_int,
     path: *const c_char,
     mode: mode_t,
     device: *const dev_t,
 ) -> c_int {
-    // SAFETY: as the program says.
-    unsafe { mknodat(libc::AT_FDCWD, path, mode, device.as_ref().copied().unwrap_or(0)) }
+    // SAFETY: as the program says; a path that leads elsewhere is absolute.
+    unsafe {
+        let local = |_, path| real::__xmknod(version, path, mode, device);
+        let device = device.as_ref().copied().unwrap_or(0);
+        mknodat_by(libc::AT_FDCWD, path, mode, device, local)
+    }
 }
 
 pub(crate) unsafe fn xmknodat(
-    _: c_int,
+    version: c_int,
     at: c_int,
     path: *const c_char,
     mode: mode_t,
     device: *const dev_t,
 ) -> c_int {
     // SAFETY: as the program says.
-    unsafe { mknodat(at, path, mode, device.as_ref().copied().unwrap_or(0)) }
+    unsafe {
+        let local = |at, path| real::__xmknodat(version, at, path, mode, device);
+        mknodat_by(at, path, mode, device.as_ref().copied().unwrap_or(0), local)
+    }
 }
 
 pub(crate) unsafe fn mkfifo(path: *const c_char, mode: mode_t) -> c_int {

@@ -87,45 +87,65 @@ pub(crate) unsafe fn fstatat(
     flags: c_int,
 ) -> c_int {
     // SAFETY: as the program says.
+    unsafe { fstatat_by(at, path, to, flags, |at, path| real::fstatat(at, path, to, flags)) }
+}
+
+/// With the form of the function that answers for local files. It has to be the one that was called:
+/// another library that takes these functions over may answer one form by another.
+unsafe fn fstatat_by(
+    at: c_int,
+    path: *const c_char,
+    to: *mut stat64,
+    flags: c_int,
+    local: impl Fn(c_int, *const c_char) -> c_int,
+) -> c_int {
+    // SAFETY: as the program says.
     unsafe {
         if let Some(open) = itself(at, path, flags) {
             return stat_open(open, to);
         }
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-        by_path(
-            at,
-            path,
-            follow,
-            |at, path| real::fstatat(at, path, to, flags),
-            |at| fill(&known::stat(at, follow)?, at.mount, to),
-        )
+        let remote = |at: &crate::place::At| fill(&known::stat(at, follow)?, at.mount, to);
+        by_path(at, path, follow, local, remote)
     }
 }
 
-pub(crate) unsafe fn xstat(_: c_int, path: *const c_char, to: *mut stat64) -> c_int {
-    // SAFETY: as the program says.
-    unsafe { stat(path, to) }
+pub(crate) unsafe fn xstat(version: c_int, path: *const c_char, to: *mut stat64) -> c_int {
+    // SAFETY: as the program says; a path that leads elsewhere is absolute.
+    unsafe {
+        let local = |_, path| real::__xstat(version, path, to);
+        fstatat_by(libc::AT_FDCWD, path, to, 0, local)
+    }
 }
 
-pub(crate) unsafe fn lxstat(_: c_int, path: *const c_char, to: *mut stat64) -> c_int {
-    // SAFETY: as the program says.
-    unsafe { lstat(path, to) }
+pub(crate) unsafe fn lxstat(version: c_int, path: *const c_char, to: *mut stat64) -> c_int {
+    // SAFETY: as the program says; a path that leads elsewhere is absolute.
+    unsafe {
+        let local = |_, path| real::__lxstat(version, path, to);
+        fstatat_by(libc::AT_FDCWD, path, to, libc::AT_SYMLINK_NOFOLLOW, local)
+    }
 }
 
-pub(crate) unsafe fn fxstat(_: c_int, fd: c_int, to: *mut stat64) -> c_int {
-    // SAFETY: as the program says.
-    unsafe { fstat(fd, to) }
+pub(crate) unsafe fn fxstat(version: c_int, fd: c_int, to: *mut stat64) -> c_int {
+    match descriptors::find(fd) {
+        // SAFETY: as the program says.
+        None => unsafe { real::__fxstat(version, fd, to) },
+        Some(open) => stat_open(open, to),
+    }
 }
 
 pub(crate) unsafe fn fxstatat(
-    _: c_int,
+    version: c_int,
     at: c_int,
     path: *const c_char,
     to: *mut stat64,
     flags: c_int,
 ) -> c_int {
     // SAFETY: as the program says.
-    unsafe { fstatat(at, path, to, flags) }
+    unsafe {
+        let local = |at, path| real::__fxstatat(version, at, path, to, flags);
+        fstatat_by(at, path, to, flags, local)
+    }
 }
 
 fn fill_statx(attr: &Attr, mount: usize, to: *mut libc::statx) -> Result<c_int, i32> {
