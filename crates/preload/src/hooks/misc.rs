@@ -166,7 +166,7 @@ unsafe fn set_by(signal: c_int, set: impl FnOnce() -> usize) -> usize {
     // SAFETY: all zero is a valid structure, which libc fills; then it is given back with our handler.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
-        if result != libc::SIG_ERR && real::sigaction(signal, std::ptr::null(), &raw mut now) == 0 {
+        if real::sigaction(signal, std::ptr::null(), &raw mut now) == 0 {
             // One that has not changed is ours already.
             (now.sa_sigaction, now.sa_flags) = before.told(now.sa_sigaction, now.sa_flags);
             let disposition = disposition(signal, &now);
@@ -196,6 +196,9 @@ pub(crate) unsafe fn sysv_signal(signal: c_int, handler: usize) -> usize {
 }
 
 pub(crate) unsafe fn sigset(signal: c_int, handler: usize) -> usize {
+    if let Some(before) = trap::signal_of_program(signal, handler) {
+        return before;
+    }
     // SAFETY: as the program says.
     unsafe { set_by(signal, || real::sigset(signal, handler)) }
 }
