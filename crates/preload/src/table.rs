@@ -132,6 +132,8 @@ hooks! {
     [dup3] (from: c_int, to: c_int, flags: c_int) -> c_int => files::dup3;
     [fcntl fcntl64 __fcntl] (fd: c_int, command: c_int, argument: c_ulong) -> c_int => files::fcntl;
     [ioctl] (fd: c_int, request: c_ulong, argument: c_ulong) -> c_int => misc::ioctl;
+    [recvmmsg] (fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, time: *mut timespec) -> c_int => misc::recvmmsg;
+    [sendmmsg] (fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int => misc::sendmmsg;
     [recvmsg] (fd: c_int, message: *mut libc::msghdr, flags: c_int) -> ssize_t => misc::recvmsg;
     [sendmsg] (fd: c_int, message: *const libc::msghdr, flags: c_int) -> ssize_t => misc::sendmsg;
 
@@ -274,6 +276,7 @@ hooks! {
     [fts_children fts64_children] (stream: *mut fts::Stream, options: c_int) -> *mut fts::Entry => fts::children;
     [fts_set fts64_set] (stream: *mut fts::Stream, entry: *mut fts::Entry, instruction: c_int) -> c_int => fts::set;
     [fts_close fts64_close] (stream: *mut fts::Stream) -> c_int => fts::close;
+    [getdirentries getdirentries64] (fd: c_int, to: *mut c_char, room: size_t, base: *mut off64_t) -> ssize_t => directories::getdirentries;
     [getdents64] (fd: c_int, to: *mut c_void, room: size_t) -> ssize_t => directories::getdents64;
 
     // Streams

@@ -220,6 +220,53 @@ static int receive(int socket, int flags) {
     return fd;
 }
 
+/* Several messages at once, with a descriptor in each. */
+static void passed_together(void) {
+    make("f", "abcdefgh");
+    int ends[2];
+    MUST(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends));
+    struct mmsghdr messages[2];
+    char control[2][CMSG_SPACE(sizeof(int))], byte[2] = {'a', 'b'};
+    struct iovec parts[2] = {{&byte[0], 1}, {&byte[1], 1}};
+    memset(messages, 0, sizeof messages);
+    memset(control, 0, sizeof control);
+    pid_t child = fork();
+    for (int i = 0; i < 2; i++) {
+        messages[i].msg_hdr.msg_iov = &parts[i];
+        messages[i].msg_hdr.msg_iovlen = 1;
+        messages[i].msg_hdr.msg_control = control[i];
+        messages[i].msg_hdr.msg_controllen = sizeof control[i];
+        if (child == 0) continue;
+        int fd = MUST(open("f", O_RDONLY));
+        MUST(lseek(fd, i * 3, SEEK_SET));
+        struct cmsghdr *head = CMSG_FIRSTHDR(&messages[i].msg_hdr);
+        head->cmsg_level = SOL_SOCKET;
+        head->cmsg_type = SCM_RIGHTS;
+        head->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(head), &fd, sizeof fd);
+    }
+    if (child == 0) {
+        for (int got = 0; got < 2;) {
+            int more = MUST(recvmmsg(ends[1], messages + got, 2 - got, 0, NULL));
+            for (; more > 0; more--, got++) {
+                int fd;
+                memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&messages[got].msg_hdr)), sizeof fd);
+                char text[4] = {0};
+                say("%zd %s", read(fd, text, 3), text);
+            }
+        }
+        _exit(0);
+    }
+    SAY(sendmmsg(ends[0], messages, 2, 0));
+    reap(child);
+    char list[4096];
+    off_t base = -1;
+    MUST(mkdir("d", 0755));
+    int directory = MUST(open("d", O_RDONLY | O_DIRECTORY));
+    ssize_t length = getdirentries(directory, list, sizeof list, &base);
+    say("listed %d, from %ld", length > 0, (long)base);
+}
+
 static void passed_over_a_socket(void) {
     make("f", "abcdefghijklmnop");
     int ends[2];
@@ -567,6 +614,7 @@ static const struct test tests[] = {
     {"close-all", all_are_closed},
     {"close-on-exec", close_on_exec},
     {"passed", passed_over_a_socket},
+    {"together", passed_together},
     {"readiness", readiness},
     {"names", by_their_names},
     {"unnamed", unnamed_files},

@@ -368,3 +368,23 @@ pub(crate) unsafe fn getdents64(fd: c_int, to: *mut c_void, room: size_t) -> ssi
     // SAFETY: as the program says.
     ours(|| Ok(records(open, unsafe { super::io::target(to, room) }?)? as isize))
 }
+
+/// The old form, which also tells where in the directory it began.
+pub(crate) unsafe fn getdirentries(
+    fd: c_int,
+    to: *mut c_char,
+    room: size_t,
+    base: *mut libc::off64_t,
+) -> ssize_t {
+    // SAFETY: as the program says.
+    unsafe {
+        if descriptors::find(fd).is_none() {
+            return real::getdirentries(fd, to, room, base);
+        }
+        let at = super::io::lseek(fd, 0, libc::SEEK_CUR);
+        if let (0.., Some(base)) = (at, base.as_mut()) {
+            *base = at;
+        }
+        getdents64(fd, to.cast(), room)
+    }
+}

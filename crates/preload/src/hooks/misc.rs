@@ -5,7 +5,7 @@ use crate::guard::{self, Disposition, finish, inside};
 use crate::handlers;
 use crate::table::real;
 use crate::trap;
-use libc::{c_int, c_ulong, msghdr, ssize_t};
+use libc::{c_int, c_uint, c_ulong, mmsghdr, msghdr, ssize_t, timespec};
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     const FICLONE: c_ulong = 0x4004_9409;
@@ -56,37 +56,91 @@ unsafe fn each_descriptor(message: *const msghdr, mut each: impl FnMut(c_int)) {
     }
 }
 
-pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    if crate::start::state().is_some() && !guard::is_inside() {
-        // SAFETY: as the program says.
-        unsafe {
-            each_descriptor(message, |fd| {
-                if let Some(open) = descriptors::find(fd) {
-                    open.entry.shared.store(1, std::sync::atomic::Ordering::Relaxed);
-                }
-            });
-        }
-    }
+fn looks_at_messages() -> bool {
+    crate::start::state().is_some() && !guard::is_inside()
+}
+
+/// Descriptors in a message are about to get to another process.
+unsafe fn sending(message: *const msghdr) {
     // SAFETY: as the program says.
-    unsafe { real::sendmsg(fd, message, flags) }
+    unsafe {
+        each_descriptor(message, |fd| {
+            if let Some(open) = descriptors::find(fd) {
+                open.entry.shared.store(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+/// Descriptors in a message have come to this process.
+unsafe fn received(message: *const msghdr) {
+    // SAFETY: as the program says.
+    unsafe {
+        each_descriptor(message, |fd| {
+            let _ = inside(|| {
+                descriptors::forget(fd);
+                descriptors::adopt(fd);
+                Ok(())
+            });
+        });
+    }
+}
+
+pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    // SAFETY: as the program says.
+    unsafe {
+        if looks_at_messages() {
+            sending(message);
+        }
+        real::sendmsg(fd, message, flags)
+    }
 }
 
 pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as the program says.
-    let result = unsafe { real::recvmsg(fd, message, flags) };
-    if result >= 0 && crate::start::state().is_some() && !guard::is_inside() {
-        // SAFETY: as the program says.
-        unsafe {
-            each_descriptor(message, |fd| {
-                let _ = inside(|| {
-                    descriptors::forget(fd);
-                    descriptors::adopt(fd);
-                    Ok(())
-                });
-            });
+    unsafe {
+        let result = real::recvmsg(fd, message, flags);
+        if result >= 0 && looks_at_messages() {
+            received(message);
         }
+        result
     }
-    result
+}
+
+pub(crate) unsafe fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        if looks_at_messages() && !messages.is_null() {
+            for index in 0..count as usize {
+                sending(&raw const (*messages.add(index)).msg_hdr);
+            }
+        }
+        real::sendmmsg(fd, messages, count, flags)
+    }
+}
+
+pub(crate) unsafe fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    time: *mut timespec,
+) -> c_int {
+    // SAFETY: as the program says; as many messages as came are filled.
+    unsafe {
+        let result = real::recvmmsg(fd, messages, count, flags, time);
+        if result > 0 && looks_at_messages() {
+            for index in 0..result as usize {
+                received(&raw const (*messages.add(index)).msg_hdr);
+            }
+        }
+        result
+    }
 }
 
 /// True when a disposition is a function of the program.
