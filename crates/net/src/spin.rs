@@ -26,20 +26,20 @@ pub struct Spin {
     limit: Duration,
     /// Waits that sleep at once before the next try.
     pause: u32,
-    /// The length of the last pause.
-    last_pause: u32,
+    /// The length of the next pause, when the next try is in vain, too.
+    next_pause: u32,
 }
 
 impl Spin {
     /// Looks for at most `limit` each time; zero never looks.
     #[must_use]
     pub fn new(limit: Duration) -> Self {
-        Self { limit, pause: 0, last_pause: 0 }
+        Self { limit, pause: 0, next_pause: 0 }
     }
 
     /// Calls `look` until it finds something. `None` after the limit, or at once where spinning was
-    /// in vain lately: it is time to sleep. Each time in vain the pause until the next try doubles;
-    /// it is much longer while somebody else wants the processor.
+    /// in vain lately: it is time to sleep. Each time in vain after the first the pause until the next
+    /// try doubles; it becomes much longer while somebody else wants the processor.
     pub fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if self.limit.is_zero() {
             return None;
@@ -48,16 +48,15 @@ impl Spin {
             self.pause -= 1;
             return None;
         }
-        // Mostly it is there already, and the clock need not be asked.
+        // What is there already says nothing about spinning, and the clock need not be asked.
         if let Some(found) = look() {
-            self.last_pause = 0;
             return Some(found);
         }
         let start = Instant::now();
         let (mut last, mut asked) = (start, false);
         loop {
             if let Some(found) = look() {
-                self.last_pause = 0;
+                self.next_pause = 0;
                 return Some(found);
             }
             let mut now = Instant::now();
@@ -69,20 +68,17 @@ impl Spin {
                 contended |= now - before > YIELDED;
             }
             if contended {
-                self.pause_for((self.last_pause * 4 + 7).min(PAUSE_CONTENDED));
+                self.pause = self.next_pause.max(1);
+                self.next_pause = (self.pause * 4 + 1).min(PAUSE_CONTENDED);
                 return look();
             }
             if now - start >= self.limit {
-                self.pause_for((self.last_pause * 2 + 1).min(PAUSE_IN_VAIN));
+                self.pause = self.next_pause.min(PAUSE_IN_VAIN);
+                self.next_pause = self.pause * 2 + 1;
                 return None;
             }
             last = now;
         }
-    }
-
-    fn pause_for(&mut self, waits: u32) {
-        self.pause = waits;
-        self.last_pause = waits;
     }
 }
 
@@ -117,12 +113,16 @@ mod tests {
             }
             tried
         };
-        // Four doublings lead to the longest pause, from then on one of 16 waits looks.
-        assert!(tries(&mut spin, 1000) <= 4 + 1000 / 16 + 1);
+        // Five tries lead to the longest pause, from then on one of 16 waits looks.
+        assert!(tries(&mut spin, 1000) <= 5 + 1000 / 16 + 1);
         for _ in 0..=PAUSE_CONTENDED {
-            spin.until(|| Some(()));
+            let mut looks = 0;
+            spin.until(|| {
+                looks += 1;
+                (looks == 2).then_some(())
+            });
         }
-        assert_eq!((spin.pause, spin.last_pause), (0, 0));
+        assert_eq!((spin.pause, spin.next_pause), (0, 0));
         assert_eq!(tries(&mut spin, 1), 1);
     }
 
