@@ -3,8 +3,9 @@
 use super::attributes::{self, Wanted};
 use super::end::{End, Status};
 use super::handle::Handle;
-use super::part::{self, Stamp};
+use super::part;
 use super::pieces::{Transfer, first_difference};
+use super::stamp::Stamp;
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
 use crate::text::human;
@@ -213,7 +214,7 @@ impl Files {
             }
             if self.resume
                 && let Ok(handle) = part.open_part()
-                && let Some(done) = stamp.done(&handle)
+                && let Some(done) = part::done(stamp, &handle)
             {
                 return Ok((handle, done));
             }
@@ -343,7 +344,7 @@ fn remove_own(part: &End, output: &Handle) -> bool {
 
 /// After a failure: keeps what can be continued, removes the rest, and says which.
 fn keep_or_remove(failure: Failure, part: &End, output: &Handle, stamp: &Stamp) -> Failure {
-    match stamp.done(output) {
+    match part::done(stamp, output) {
         Some(done) if done > 0 => {
             let full = failure.is(Errno::ENOSPC) || failure.is(Errno::EDQUOT);
             let first = if full { "free space and " } else { "" };

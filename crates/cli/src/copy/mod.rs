@@ -11,6 +11,7 @@ pub(crate) mod handle;
 mod local;
 mod part;
 mod pieces;
+mod stamp;
 mod tree;
 
 use crate::progress::Progress;

@@ -5,8 +5,8 @@
 //! is unchanged is ever continued.
 
 use super::handle::Handle;
+use super::stamp::Stamp;
 use std::sync::atomic::{AtomicU32, Ordering};
-use towline_client::Attr;
 use towline_wire::limits::NAME_BYTES_MAX;
 
 /// The extended attribute of a part.
@@ -40,43 +40,24 @@ fn with_suffix(of: &[u8], suffix: &str) -> Vec<u8> {
     name
 }
 
-/// Writes into a part where it comes from and how far it is.
-pub(super) struct Stamp {
-    source: String,
+/// Notes that the part is complete up to `done`. A store without extended attributes keeps no such
+/// note, and the part is then never continued.
+pub(super) fn note(stamp: &Stamp, part: &Handle, done: u64) {
+    if let Err(failure) = part.set_xattr(STAMP, stamp.text(done).as_bytes()) {
+        log::debug!("part is not marked for being continued: {failure}");
+    }
 }
 
-impl Stamp {
-    /// For a source with these attributes.
-    pub(super) fn new(source: &Attr) -> Self {
-        let time = source.modified;
-        Self { source: format!("{} {}.{:09}", source.size, time.seconds, time.nanoseconds) }
-    }
-
-    /// Notes that the part is complete up to `done`. A store without extended attributes keeps
-    /// no such note, and the part is then never continued.
-    pub(super) fn note(&self, part: &Handle, done: u64) {
-        if let Err(failure) = part.set_xattr(STAMP, format!("{} {done}", self.source).as_bytes()) {
-            log::debug!("part is not marked for being continued: {failure}");
-        }
-    }
-
-    /// Up to where the part is complete, if it is one of the same source.
-    pub(super) fn done(&self, part: &Handle) -> Option<u64> {
-        let done = self.read(&part.xattr(STAMP)?)?;
-        // A part that lost data after a crash is shorter than its note says.
-        part.attr().ok().filter(|attr| attr.size >= done).map(|_| done)
-    }
-
-    fn read(&self, value: &[u8]) -> Option<u64> {
-        let (source, done) = std::str::from_utf8(value).ok()?.rsplit_once(' ')?;
-        if source == self.source { done.parse().ok() } else { None }
-    }
+/// Up to where the part is complete, if it is one of the same source.
+pub(super) fn done(stamp: &Stamp, part: &Handle) -> Option<u64> {
+    let done = stamp.read(&part.xattr(STAMP)?)?;
+    // A part that lost data after a crash is shorter than its note says.
+    part.attr().ok().filter(|attr| attr.size >= done).map(|_| done)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use towline_client::Timestamp;
 
     #[test]
     fn part_names_are_hidden_and_never_too_long() {
@@ -86,18 +67,5 @@ mod tests {
         assert_ne!(name(&long), name(&other));
         assert_ne!(unique_name(b"a", 1), unique_name(b"a", 1));
         assert!(unique_name(&long, u32::MAX).len() <= 255);
-    }
-
-    #[test]
-    fn only_the_same_source_is_continued() {
-        let mut attr = Attr { size: 10, modified: Timestamp::new(-3, 7), ..Attr::default() };
-        let stamp = Stamp::new(&attr);
-        let value = format!("{} 5", stamp.source);
-        assert_eq!(stamp.read(value.as_bytes()), Some(5));
-        attr.modified.nanoseconds += 1;
-        assert_eq!(Stamp::new(&attr).read(value.as_bytes()), None);
-        for broken in ["", "5", "10 -3.000000007 x", "10 -3.000000007 "] {
-            assert_eq!(stamp.read(broken.as_bytes()), None, "{broken}");
-        }
     }
 }

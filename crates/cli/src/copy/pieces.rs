@@ -1,7 +1,8 @@
 //! A large file in pieces: where its data is, and several pieces under way at once.
 
 use super::handle::Handle;
-use super::part::Stamp;
+use super::part;
+use super::stamp::Stamp;
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
 use std::collections::BTreeSet;
@@ -123,7 +124,7 @@ impl Transfer<'_> {
         match state.failure.take() {
             None => Ok(()),
             Some(failure) => {
-                self.stamp.note(self.target, state.done());
+                part::note(self.stamp, self.target, state.done());
                 Err(failure)
             }
         }
@@ -146,7 +147,7 @@ impl Transfer<'_> {
             if done >= now.noted + STAMP_BYTES {
                 now.noted = done;
                 drop(now);
-                self.stamp.note(self.target, done);
+                part::note(self.stamp, self.target, done);
             }
         }
     }

@@ -1,8 +1,9 @@
 //! `towline disk copy`: what goes where, and how a copy goes on after it was interrupted.
 
 use super::end::End;
-use super::journal::{Journal, Left, Title, full_name};
-use super::pieces::{Piece, Plan};
+use super::journal::{Journal, full_name};
+use super::noted::{Left, Piece, Title};
+use super::pieces::Plan;
 use super::stream::Output;
 use super::transfer::{Earlier, Source, Target, Transfer};
 use super::verify;
@@ -67,7 +68,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes, report: &Report) -> Outcome<St
     };
     let from = match source {
         Some(disk) => Source::Disk(Mutex::new(Plan::of(&disk)?), disk),
-        None => Source::Input(Mutex::default()),
+        None => Source::Input(Mutex::new(Some(0))),
     };
     let mut transfer = Transfer::new(from, target, journal, earlier, &progress);
     let resumes = transfer.has_journal();
@@ -138,8 +139,7 @@ fn is_url(name: &str) -> bool {
 
 /// True for a local name of a file, or of nothing, so that a file is to be made.
 fn is_file(name: &str) -> bool {
-    !is_url(name) && std::fs::metadata(name).is_ok_and(|found| found.is_file())
-        || !is_url(name) && !std::path::Path::new(name).exists()
+    !is_url(name) && std::fs::metadata(name).ok().is_none_or(|found| found.is_file())
 }
 
 fn prepare(

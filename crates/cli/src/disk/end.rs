@@ -1,5 +1,6 @@
 //! A disk on any side: of a Towline server, of an NBD server, or a local file or device.
 
+use super::noted::Stamp;
 use super::pieces::PIECE_BYTES;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
@@ -53,15 +54,6 @@ impl Content {
             Self::Hole => "hole",
         }
     }
-}
-
-/// What tells, in a later run, whether an end is still the same.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) struct Stamp {
-    /// Names the end and, where that can be told, the version of its bytes.
-    pub(super) is: String,
-    /// The same name says that the bytes are the same.
-    pub(super) sure: bool,
 }
 
 /// A disk, with blocking calls for any thread.

@@ -1,53 +1,18 @@
 //! What a copy has done, kept in a file, so that one that was interrupted can go on.
-//!
-//! One JSON object a line: first what is copied to where, then each piece that is on stable
-//! storage. A last line that is torn is one that was not written.
 
-use super::end::Stamp;
-use super::pieces::Piece;
+use super::noted::{Left, Piece, Title, line};
 use crate::report::{Failure, Outcome};
 use rustix::fs::FlockOperation;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use towline_client::Errno;
-
-/// What is copied to where.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) struct Title {
-    /// As it was named.
-    pub(super) source: String,
-    /// What it was.
-    pub(super) source_is: Stamp,
-    /// As it was named.
-    pub(super) target: String,
-    /// What it was.
-    pub(super) target_is: Stamp,
-}
-
-impl Title {
-    /// True for source and target when, as they are still the same by name, their bytes are, too.
-    pub(super) fn sure(&self) -> (bool, bool) {
-        (self.source_is.sure, self.target_is.sure)
-    }
-}
 
 /// The journal of one copy. Nobody else uses it at the same time.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
     file: File,
-}
-
-/// What an earlier copy left.
-#[derive(Debug)]
-pub(super) enum Left {
-    /// Nothing.
-    Nothing,
-    /// A copy of what is now another source, or to another target: this changed.
-    Other(&'static str),
-    /// These pieces, in no order; of two with one offset the second counts.
-    Pieces(Vec<Piece>),
 }
 
 fn directory() -> Option<PathBuf> {
@@ -96,29 +61,14 @@ impl Journal {
     /// What an earlier copy left.
     pub(super) fn read(&mut self, now: &Title) -> Outcome<Left> {
         self.file.seek(SeekFrom::Start(0))?;
-        let mut lines = BufReader::new(&self.file).lines().map_while(Result::ok);
-        let Some(first) = lines.next() else { return Ok(Left::Nothing) };
-        // Names that have one checksum are as good as nothing.
-        let Ok(then) = serde_json::from_str::<Title>(&first) else { return Ok(Left::Nothing) };
-        if then.source != now.source || then.target != now.target {
-            return Ok(Left::Nothing);
-        }
-        if then.source_is != now.source_is {
-            return Ok(Left::Other("source"));
-        }
-        if then.target_is != now.target_is {
-            return Ok(Left::Other("target"));
-        }
-        Ok(Left::Pieces(lines.map_while(|line| serde_json::from_str(&line).ok()).collect()))
+        Ok(Left::read(BufReader::new(&self.file), now))
     }
 
     /// Begins anew, with pieces that are done already.
     pub(super) fn begin(&mut self, now: &Title, done: &[Piece]) -> Outcome<()> {
         self.file.set_len(0)?;
         self.file.seek(SeekFrom::Start(0))?;
-        let mut line = serde_json::to_string(now).map_err(io::Error::from)?;
-        line.push('\n');
-        self.file.write_all(line.as_bytes())?;
+        self.file.write_all(line(now).map_err(io::Error::from)?.as_bytes())?;
         self.note(done)
     }
 
@@ -127,8 +77,7 @@ impl Journal {
         let mut lines = String::new();
         // Zeroes are made again, which costs nothing.
         for piece in done.iter().filter(|piece| piece.sum.is_some()) {
-            lines += &serde_json::to_string(piece).map_err(io::Error::from)?;
-            lines.push('\n');
+            lines += &line(piece).map_err(io::Error::from)?;
         }
         Ok(self.file.write_all(lines.as_bytes())?)
     }
@@ -153,9 +102,8 @@ impl Drop for Journal {
 
 #[cfg(test)]
 mod tests {
-    use super::{Journal, Left, Title};
-    use crate::disk::end::Stamp;
-    use crate::disk::pieces::Piece;
+    use super::Journal;
+    use crate::disk::noted::{Left, Piece, Stamp, Title};
     use std::io::Write;
 
     #[test]

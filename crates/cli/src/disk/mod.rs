@@ -5,6 +5,7 @@ mod end;
 mod info;
 mod journal;
 mod map;
+mod noted;
 mod pieces;
 mod resize;
 mod stream;

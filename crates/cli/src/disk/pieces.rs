@@ -9,17 +9,6 @@ pub(super) const PIECE_BYTES: u64 = 1 << 20;
 /// Longest range of zeroes that is dealt with at once, a multiple of [`PIECE_BYTES`].
 const ZEROES_BYTES_MAX: u64 = 1 << 30;
 
-/// A piece that was copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) struct Piece {
-    /// First byte.
-    pub(super) offset: u64,
-    /// Bytes.
-    pub(super) length: u64,
-    /// crc32c of them; none: all zero, whether copied or not.
-    pub(super) sum: Option<u32>,
-}
-
 /// Walks a disk in pieces.
 #[derive(Debug)]
 pub(super) struct Plan {

@@ -2,7 +2,8 @@
 
 use super::end::End;
 use super::journal::Journal;
-use super::pieces::{PIECE_BYTES, Piece, Plan, is_zero, runs};
+use super::noted::Piece;
+use super::pieces::{PIECE_BYTES, Plan, is_zero, runs};
 use super::stream::{self, Output};
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
@@ -96,9 +97,6 @@ impl<'a> Transfer<'a> {
         earlier: Earlier,
         progress: &'a Progress,
     ) -> Self {
-        if let Source::Input(at) = &source {
-            *locked(at) = Some(0);
-        }
         let state = State {
             done: Vec::new(),
             noted: 0,

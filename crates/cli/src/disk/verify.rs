@@ -1,7 +1,8 @@
 //! Reading a copy back.
 
 use super::end::End;
-use super::pieces::{PIECE_BYTES, Piece, is_zero};
+use super::noted::Piece;
+use super::pieces::{PIECE_BYTES, is_zero};
 use crate::report::{Failure, Outcome};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,0 +1,51 @@
+"""What a benchmark needs while it runs, and takes away when it ends: a directory in memory, and servers."""
+
+import contextlib
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+SHARED = pathlib.Path("/dev/shm")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(port, process, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args[0]} ended with status {process.returncode}")
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit(f"{process.args[0]} does not answer on port {port}")
+
+
+class Bench(contextlib.ExitStack):
+    """A context that a benchmark runs in; `place` is its directory, in memory where there is that much room."""
+
+    def __init__(self, name, room=0):
+        super().__init__()
+        in_memory = SHARED.exists() and shutil.disk_usage(SHARED).free > room
+        self.place = pathlib.Path(tempfile.mkdtemp(prefix=f"{name}-", dir=SHARED if in_memory else None))
+        self.callback(shutil.rmtree, self.place, ignore_errors=True)
+
+    def serve(self, program, directory, *more):
+        """Serves a directory as export "d" over TCP until the end; the process and its port."""
+        port = free_port()
+        command = [program, "serve", "--dir", f"d={directory}", "--listen", f"tcp://127.0.0.1:{port}", *more]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.callback(process.wait)
+        self.callback(process.send_signal, signal.SIGTERM)
+        wait_for(port, process)
+        return process, port

@@ -1,0 +1,46 @@
+//! What a part of a copy remembers: which version of the source it comes from, and how far it is.
+
+use towline_client::Attr;
+
+/// A version of a source.
+pub(super) struct Stamp {
+    source: String,
+}
+
+impl Stamp {
+    /// Of a source with these attributes.
+    pub(super) fn new(source: &Attr) -> Self {
+        let time = source.modified;
+        Self { source: format!("{} {}.{:09}", source.size, time.seconds, time.nanoseconds) }
+    }
+
+    /// What a part says that is complete up to `done`.
+    pub(super) fn text(&self, done: u64) -> String {
+        format!("{} {done}", self.source)
+    }
+
+    /// Up to where a part that says so is complete, if it is one of the same source.
+    pub(super) fn read(&self, value: &[u8]) -> Option<u64> {
+        let (source, done) = std::str::from_utf8(value).ok()?.rsplit_once(' ')?;
+        if source == self.source { done.parse().ok() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towline_client::Timestamp;
+
+    #[test]
+    fn only_the_same_source_is_continued() {
+        let mut attr = Attr { size: 10, modified: Timestamp::new(-3, 7), ..Attr::default() };
+        let stamp = Stamp::new(&attr);
+        let value = stamp.text(5);
+        assert_eq!(stamp.read(value.as_bytes()), Some(5));
+        attr.modified.nanoseconds += 1;
+        assert_eq!(Stamp::new(&attr).read(value.as_bytes()), None);
+        for broken in ["", "5", "10 -3.000000007 x", "10 -3.000000007 "] {
+            assert_eq!(stamp.read(broken.as_bytes()), None, "{broken}");
+        }
+    }
+}
