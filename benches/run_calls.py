@@ -13,13 +13,11 @@ import argparse
 import json
 import pathlib
 import shutil
-import signal
 import statistics
 import subprocess
-import tempfile
 
 import goals
-import trees
+import serving
 
 OPERATIONS = {"stat": "stat_diff", "orc": "orc", "pread": "randread"}
 
@@ -58,18 +56,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--secs", type=float, default=1)
     options = parser.parse_args()
-    place = pathlib.Path(tempfile.mkdtemp(prefix="run-calls-", dir="/dev/shm"))
-    server = None
-    try:
+    with serving.Bench("run-calls") as bench:
+        place = bench.place
         calls = place / "calls"
         here = pathlib.Path(__file__).parent
         subprocess.run(["cc", "-O2", "-o", calls, here / "calls.c"], check=True)
         root = place / "served"
         goals.make_tree(root)
-        port = trees.free_port()
-        listen = ["--listen", f"tcp://127.0.0.1:{port}", "--listen", f"unix://{place}/socket"]
-        server = subprocess.Popen([options.towline, "serve", "--dir", f"d={root}", *listen], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        trees.wait_for(port, server)
+        _, port = bench.serve(options.towline, root, "--listen", f"unix://{place}/socket")
         urls = {"tcp": f"towline+tcp://127.0.0.1:{port}/d", "shm": f"towline+shm:///d?socket={place}/socket"}
 
         def run(url):
@@ -107,11 +101,6 @@ def main():
             print(f"| start of Python (system calls) | {plain} | {ours} | {ours / plain:.3f} |")
         else:
             print("SKIPPED: system calls are not counted, strace is not installed")
-    finally:
-        if server:
-            server.send_signal(signal.SIGTERM)
-            server.wait()
-        shutil.rmtree(place, ignore_errors=True)
 
 
 if __name__ == "__main__":

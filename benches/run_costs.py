@@ -13,13 +13,11 @@ import argparse
 import json
 import os
 import pathlib
-import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 
+import serving
 import trees
 
 
@@ -57,20 +55,15 @@ def main():
     parser.add_argument("--limit", type=int, default=600, help="seconds that one program may take")
     parser.add_argument("workload", nargs="*")
     options = parser.parse_args()
-    shared = pathlib.Path("/dev/shm")
-    place = pathlib.Path(tempfile.mkdtemp(prefix="run-costs-", dir=shared if shared.exists() else None))
-    server = None
-    try:
+    with serving.Bench("run-costs") as bench:
+        place = bench.place
         served = place / "served"
         served.mkdir()
         trees.make_tree(served, options.files)
         archive = place / "source.tar"
         trees.make_archive(archive, options.archive)
-        port = trees.free_port()
         program = options.server or options.towline
-        server = subprocess.Popen([program, "serve", "--dir", f"d={served}", "--listen", f"tcp://127.0.0.1:{port}"],
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        trees.wait_for(port, server)
+        server, port = bench.serve(program, served)
         scheme = "towline+tcp" if options.transport == "tcp" else "towline"
         control = f"towline+tcp://127.0.0.1:{port}"
 
@@ -98,13 +91,8 @@ def main():
         for name in chosen:
             local = statistics.median(row[0] for row in found[name, "local"])
             for way, _, _ in ways:
-                wall, cpu, serving, count = (statistics.median(column) for column in zip(*found[name, way]))
-                print(f"| {name} | {way} | {count:.0f} | {cpu * 1000:.0f} ms | {serving * 1000:.0f} ms | {wall * 1000:.0f} ms | {wall / local:.2f} |")
-    finally:
-        if server:
-            server.send_signal(signal.SIGTERM)
-            server.wait()
-        shutil.rmtree(place, ignore_errors=True)
+                wall, cpu, server_cpu, count = (statistics.median(column) for column in zip(*found[name, way]))
+                print(f"| {name} | {way} | {count:.0f} | {cpu * 1000:.0f} ms | {server_cpu * 1000:.0f} ms | {wall * 1000:.0f} ms | {wall / local:.2f} |")
 
 
 if __name__ == "__main__":

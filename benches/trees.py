@@ -16,34 +16,15 @@ import pathlib
 import random
 import resource
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+import serving
+
 MODULES = "asyncio, http.server, xml.dom.minidom, email.mime.text, unittest, logging.config, sqlite3, concurrent.futures"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_for(port, process, seconds=60):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            raise SystemExit(f"{process.args[0]} ended with status {process.returncode}")
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise SystemExit(f"{process.args[0]} does not answer on port {port}")
 
 
 def source(seed, number):
@@ -119,7 +100,7 @@ class Sshfs:
         for name in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", place / name], check=True)
         shutil.copy(place / "user.pub", place / "authorized")
-        port = free_port()
+        port = serving.free_port()
         sftp = next((p for p in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server") if os.path.exists(p)), "internal-sftp")
         (place / "sshd.conf").write_text(
             f"Port {port}\nListenAddress 127.0.0.1\nHostKey {place}/host\nAuthorizedKeysFile {place}/authorized\n"
@@ -128,7 +109,7 @@ class Sshfs:
         )
         os.makedirs("/run/sshd", exist_ok=True)
         self.daemon = subprocess.Popen([sshd, "-D", "-f", place / "sshd.conf"], stderr=subprocess.DEVNULL)
-        wait_for(port, self.daemon)
+        serving.wait_for(port, self.daemon)
         target = place / "sshfs"
         target.mkdir()
         done = subprocess.run(
@@ -172,30 +153,22 @@ def main():
     parser.add_argument("--limit", type=int, default=900, help="seconds that one program may take")
     parser.add_argument("workload", nargs="*")
     options = parser.parse_args()
-    shared = pathlib.Path("/dev/shm")
-    room = shutil.disk_usage(shared).free if shared.exists() else 0
-    base = shared if room > 2 << 30 else None
-    place = pathlib.Path(tempfile.mkdtemp(prefix="trees-", dir=base))
-    stop = []
-    try:
+    with serving.Bench("trees", room=2 << 30) as bench:
+        place = bench.place
         served = place / "served"
         served.mkdir()
         print(f"making {options.files} files in {served}", file=sys.stderr)
         make_tree(served, options.files)
         archive = place / "source.tar"
         make_archive(archive, options.archive)
-        port = free_port()
-        server = subprocess.Popen([options.towline, "serve", "--dir", f"d={served}", "--listen", f"tcp://127.0.0.1:{port}"],
-                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        stop.append(lambda: (server.send_signal(signal.SIGTERM), server.wait()))
-        wait_for(port, server)
+        _, port = bench.serve(options.towline, served)
         run = [options.towline, "run", "--at", f"/towline-tree=towline+tcp://127.0.0.1:{port}/d", "--"]
         ways = [("local", [], str(served)), ("towline", run, "/towline-tree")]
         if options.no_sshfs:
             print("sshfs: left out as asked", file=sys.stderr)
         else:
             sshfs = Sshfs(place, served)
-            stop.append(sshfs.stop)
+            bench.callback(sshfs.stop)
             if sshfs.why:
                 print(f"SKIPPED: sshfs: {sshfs.why}", file=sys.stderr)
             else:
@@ -220,10 +193,6 @@ def main():
             faster = f"{middle['sshfs'] / middle['towline']:.1f}" if "sshfs" in middle else ""
             print(f"| {name} | " + " | ".join(f"{middle[way]:.3f} s" for way, _, _ in ways) + f" | {times_local} | {faster} |")
         print(json.dumps(result))
-    finally:
-        for action in reversed(stop):
-            action()
-        shutil.rmtree(place, ignore_errors=True)
 
 
 if __name__ == "__main__":
