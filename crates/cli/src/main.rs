@@ -226,6 +226,58 @@ mod tests {
     }
 
     #[test]
+    fn manual_pages_name_every_value_and_default() {
+        /// As the manual has numbers of bytes.
+        fn ways(value: &str) -> Vec<String> {
+            let mut ways = vec![value.to_owned()];
+            for (unit, bytes) in [("K", 1_u64 << 10), ("M", 1 << 20), ("G", 1 << 30)] {
+                if let Ok(number) = value.parse::<u64>()
+                    && number >= bytes
+                    && number.is_multiple_of(bytes)
+                {
+                    let count = number / bytes;
+                    ways.extend([format!("{count}{unit}"), format!("{count} {unit}iB")]);
+                }
+            }
+            ways
+        }
+        fn look(command: &clap::Command, text: &str, missing: &mut Vec<String>) {
+            let told = |word: &str| {
+                text.match_indices(word).any(|(at, _)| {
+                    !text[..at].chars().next_back().is_some_and(char::is_alphanumeric)
+                        && names(&text[at..], word)
+                })
+            };
+            let visible = command.get_arguments().filter(|a| !a.is_hide_set());
+            for argument in visible.filter(|a| a.get_action().takes_values()) {
+                let values = argument.get_possible_values();
+                let values =
+                    values.iter().filter(|v| !v.is_hide_set()).map(|v| v.get_name().to_owned());
+                let defaults = argument.get_default_values().iter();
+                let defaults = defaults.map(|v| v.to_string_lossy().into_owned());
+                let lists = values.chain(defaults).collect::<Vec<_>>();
+                for value in lists.iter().flat_map(|list| list.split(',')) {
+                    if !ways(value).iter().any(|way| told(way)) {
+                        missing.push(format!(
+                            "{} {}: {value}",
+                            command.get_name(),
+                            argument.get_id()
+                        ));
+                    }
+                }
+            }
+            for below in command.get_subcommands() {
+                look(below, text, missing);
+            }
+        }
+        let mut missing = Vec::new();
+        for command in Cli::command().get_subcommands() {
+            look(command, &page(command.get_name()), &mut missing);
+        }
+        assert!(missing.is_empty(), "not in the manual: {missing:?}");
+    }
+
+    #[test]
     fn help_of_every_command_has_examples() {
         for command in Cli::command().get_subcommands() {
             let name = command.get_name();
