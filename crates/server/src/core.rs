@@ -62,6 +62,12 @@ impl Shared {
         (session % self.mailboxes.len() as u64) as usize
     }
 
+    /// Completes the header of a reply: which start of the server answers, and how long it took.
+    pub(crate) fn sign(&self, reply: &mut Header, server_ns: u64) {
+        reply.word_a = self.boot_epoch;
+        reply.word_b = u32::try_from(server_ns).unwrap_or(u32::MAX);
+    }
+
     pub(crate) fn notify(&self, granted: Vec<Waiter>) {
         for waiter in granted {
             self.mailboxes[self.home(waiter.session)].send(Mail::Granted(waiter));

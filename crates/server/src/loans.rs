@@ -72,17 +72,12 @@ impl Loans {
             let Some(number) = self.number(memory, lending) else { return false };
             extents.memory = number;
         }
-        header.flags |= reply_flag::LENT;
-        header.offset = results.len() as u64;
-        extents.encode(results);
-        header.body_bytes = results.len() as u32;
         if let Some(loan) = loan {
             self.bytes += loan.bytes();
             self.statistics.bytes_on_loan.fetch_add(loan.bytes(), Ordering::Relaxed);
             self.lent.insert(header.slot, (header.sequence, loan));
         }
-        Counters::add(&self.statistics.counters.bytes_lent, data.len());
-        Counters::add(&self.statistics.counters.replies_lent, 1);
+        self.tell(header, reply_flag::LENT, results, &extents);
         true
     }
 
@@ -100,13 +95,18 @@ impl Loans {
             return false;
         };
         extents.memory = number;
-        header.flags |= reply_flag::LENT | reply_flag::LIVE;
+        self.tell(header, reply_flag::LENT | reply_flag::LIVE, results, &extents);
+        true
+    }
+
+    /// Adds to a reply where its data stands.
+    fn tell(&self, header: &mut Header, flags: u8, results: &mut Vec<u8>, extents: &Extents) {
+        header.flags |= flags;
         header.offset = results.len() as u64;
         extents.encode(results);
         header.body_bytes = results.len() as u32;
         Counters::add(&self.statistics.counters.bytes_lent, extents.bytes());
         Counters::add(&self.statistics.counters.replies_lent, 1);
-        true
     }
 
     /// The number by which the client knows a memory; hands it over when it is new.

@@ -170,8 +170,7 @@ impl Core {
         if is_undecided {
             header.flags |= reply_flag::UNKNOWN;
         }
-        header.word_a = self.shared.boot_epoch;
-        header.word_b = u32::try_from(stages.server).unwrap_or(u32::MAX);
+        self.shared.sign(&mut header, stages.server);
         let remember = modifies && data.is_empty();
         // The request of a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);

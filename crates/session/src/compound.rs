@@ -20,8 +20,6 @@ use towline_wire::request::{CURRENT, parse_compound};
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 use writing::Writing;
 
-const O_DIRECT: u32 = 0o40_000;
-
 /// Work for a thread that may block.
 pub type Blocking = Box<dyn FnOnce() -> BlockingResult + Send>;
 

@@ -71,6 +71,19 @@ fn whole(geometry: &Geometry) -> u64 {
 }
 
 impl Kernel {
+    fn new(
+        netlink: Netlink,
+        source: &Source,
+        geometry: Geometry,
+        size: u64,
+        number: u32,
+        connections: u16,
+        owner: String,
+    ) -> Self {
+        let (source, asked) = (source.clone(), Instant::now());
+        Self { netlink, source, geometry, size, next_size: None, asked, number, connections, owner }
+    }
+
     /// Connects, agrees, and makes a device.
     ///
     /// # Errors
@@ -109,19 +122,8 @@ impl Kernel {
             .ok_or(Error::Protocol("the kernel does not say which device it made"))?;
         let owner = owner(number).unwrap_or_default();
         let connections = connections.len() as u16;
-        let (size, asked) = (whole(&geometry), Instant::now());
-        let source = source.clone();
-        Ok(Self {
-            netlink,
-            source,
-            geometry,
-            size,
-            next_size: None,
-            asked,
-            number,
-            connections,
-            owner,
-        })
+        let size = whole(&geometry);
+        Ok(Self::new(netlink, source, geometry, size, number, connections, owner))
     }
 
     /// Takes over the duty for a device whose process is gone.
@@ -138,19 +140,8 @@ impl Kernel {
         let netlink = Netlink::open()?;
         match owner(number) {
             Some(owner) if owner == expected => {
-                let (size, asked) = (size_of(number).unwrap_or(whole(&geometry)), Instant::now());
-                let source = source.clone();
-                Ok(Self {
-                    netlink,
-                    source,
-                    geometry,
-                    size,
-                    next_size: None,
-                    asked,
-                    number,
-                    connections,
-                    owner,
-                })
+                let size = size_of(number).unwrap_or(whole(&geometry));
+                Ok(Self::new(netlink, source, geometry, size, number, connections, owner))
             }
             _ => Err(Error::Refused(format!("/dev/nbd{number} is not attached any more"))),
         }

@@ -112,8 +112,7 @@ impl Core {
         let mut header = Header::new(MessageKind::Reply, slot, sequence);
         header.body_bytes = results.len() as u32;
         header.payload_bytes = data.len() as u32;
-        header.word_a = self.shared.boot_epoch;
-        header.word_b = u32::try_from(elapsed_ns(under.arrived)).unwrap_or(u32::MAX);
+        self.shared.sign(&mut header, elapsed_ns(under.arrived));
         let mut head = header.to_bytes().to_vec();
         head.extend_from_slice(&results);
         let mut message = Aggregate::from_vec(head);
@@ -194,8 +193,7 @@ impl Core {
         reply.encode(&mut results);
         let mut header = Header::new(MessageKind::Reply, slot, sequence);
         header.body_bytes = results.len() as u32;
-        header.word_a = self.shared.boot_epoch;
-        header.word_b = u32::try_from(elapsed_ns(arrived)).unwrap_or(u32::MAX);
+        self.shared.sign(&mut header, elapsed_ns(arrived));
         let bytes = Arc::new([&header.to_bytes()[..], &results].concat());
         served.session.slots.answer(slot, remember.then(|| bytes.clone()));
         // The answer to a lost lane is only remembered: the client asks again on the next one.

@@ -318,8 +318,7 @@ impl Core {
         if !loans.show(&mut reply, &mut results, memory, extents) {
             return None;
         }
-        reply.word_a = self.shared.boot_epoch;
-        reply.word_b = u32::try_from(elapsed_ns(arrived.at)).unwrap_or(u32::MAX);
+        self.shared.sign(&mut reply, elapsed_ns(arrived.at));
         Some([&reply.to_bytes()[..], &results].concat())
     }
 
@@ -346,8 +345,7 @@ impl Core {
         }
         let mut reply = Header::new(MessageKind::Reply, slot, sequence);
         reply.body_bytes = results.len() as u32;
-        reply.word_a = self.shared.boot_epoch;
-        reply.word_b = u32::try_from(elapsed_ns(arrived.at)).unwrap_or(u32::MAX);
+        self.shared.sign(&mut reply, elapsed_ns(arrived.at));
         if reading.checksums && length > 0 {
             let mut data = Header::new(MessageKind::Data, slot, sequence);
             data.body_bytes = sums as u32;

@@ -1,7 +1,7 @@
 //! One operation of a compound: what it does to its session and its store.
 
 use super::names::{Change, Outcome};
-use super::{BlockingResult, Compound, Context, O_DIRECT, Step, Value};
+use super::{BlockingResult, Compound, Context, Step, Value};
 use crate::files::Opened;
 use crate::locks::{Owner, Waiter};
 use std::sync::Arc;
@@ -127,7 +127,8 @@ impl Compound {
                     ReadOutcome::Ready(data) => self.read(data),
                     ReadOutcome::WouldBlock => {
                         // Other reads refer to the page cache, or are small.
-                        let copied = if opened.flags & O_DIRECT == 0 { 0 } else { length as u64 };
+                        let direct = opened.flags & open_flag::DIRECT != 0;
+                        let copied = if direct { length as u64 } else { 0 };
                         let work = Box::new(move || {
                             let result = match opened.file.read(offset, length, true) {
                                 Ok(ReadOutcome::Ready(data)) => Ok(Value::Read(data)),
@@ -333,9 +334,8 @@ fn refuse_changes(read_only: bool, flags: u32) -> Result<(), Errno> {
 
 /// The root of a store, open for listing where the caller may, else only to start paths from.
 fn open_root(store: &dyn FileStore, caller: &Caller) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
-    const DIRECTORY_ONLY: u32 = 0o200_000;
     let root = store.root()?;
-    let how = OpenHow { flags: DIRECTORY_ONLY, mode: 0 };
+    let how = OpenHow { flags: open_flag::DIRECTORY, mode: 0 };
     if let Ok(opened) = store.open(caller, (&*root, b"."), how) {
         return Ok(opened);
     }

@@ -1,11 +1,11 @@
 //! The write of a compound: from its request, or fragment by fragment from a transfer.
 
 use super::append::{Appended, Failure, append, write_again};
-use super::{Compound, Context, O_DIRECT, Step, Value};
+use super::{Compound, Context, Step, Value};
 use crate::files::Opened;
 use std::sync::Arc;
 use towline_store::FileStore;
-use towline_wire::request::write_flag;
+use towline_wire::request::{open_flag, write_flag};
 use towline_wire::{Errno, Reply};
 
 /// A write whose bytes come in fragments.
@@ -107,7 +107,7 @@ impl Compound {
             });
             return Ok(Some(Step::NeedsData));
         }
-        const WAITS: u32 = O_DIRECT | 0o10000 | 0o4_000_000; // O_DIRECT, O_DSYNC, and O_SYNC's other bit
+        const WAITS: u32 = open_flag::DIRECT | open_flag::DATA_SYNC | open_flag::FULL_SYNC;
         let may_block = opened.store.may_block() && (sync || opened.flags & WAITS != 0);
         let data = std::mem::take(&mut self.payload);
         debug_assert_eq!(data.len(), length as usize, "checked when the request came");

@@ -17,8 +17,14 @@ pub mod open_flag {
     pub const TRUNCATE: u32 = 0o1000;
     /// `O_APPEND`.
     pub const APPEND: u32 = 0o2000;
+    /// `O_DSYNC`.
+    pub const DATA_SYNC: u32 = 0o10000;
+    /// `O_DIRECT`.
+    pub const DIRECT: u32 = 0o40000;
     /// `O_DIRECTORY`.
     pub const DIRECTORY: u32 = 0o200_000;
+    /// What `O_SYNC` has besides [`DATA_SYNC`].
+    pub const FULL_SYNC: u32 = 0o4_000_000;
     /// `O_PATH`.
     pub const PATH: u32 = 0o10_000_000;
 
