@@ -329,3 +329,35 @@ fn a_directory_is_served_for_the_time_of_a_run() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "x\n644\n");
     assert_eq!(fs::read(served.join("made")).unwrap(), b"x\n");
 }
+
+#[test]
+fn libraries_of_other_versions_go_unless_a_run_uses_them() {
+    let world = World::new();
+    let runtime = world.local("runtime");
+    let home = runtime.join(format!("towline-{}", rustix::process::geteuid().as_raw()));
+    fs::create_dir_all(&home).unwrap();
+    fs::set_permissions(&home, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let (unused, used) = (home.join("preload-0-1.so"), home.join("preload-0-2.so"));
+    fs::write(&unused, "").unwrap();
+    fs::write(&used, "").unwrap();
+    let lock = fs::File::open(&used).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockShared).unwrap();
+    let run = || {
+        let url = world.url("dir");
+        let mut command = Command::new(TOWLINE);
+        command.args(["run", "--at", &format!("{PREFIX}={url}"), "--", "ls", PREFIX]);
+        let done = command.env("XDG_RUNTIME_DIR", &runtime).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    };
+    run();
+    assert!(!unused.exists() && used.exists());
+    let names = || {
+        let mut names: Vec<_> = fs::read_dir(&home).unwrap().map(|e| e.unwrap().path()).collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    assert_eq!(before.len(), 2, "the one in use and our own, and nothing of the run: {before:?}");
+    run();
+    assert_eq!(names(), before);
+}

@@ -1,7 +1,8 @@
 //! The private directory of a run, and the library as a file.
 
 use crate::report::{Failure, Outcome};
-use std::fs::{self, DirBuilder, OpenOptions};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -106,18 +107,70 @@ fn home() -> Outcome<PathBuf> {
     Err(last)
 }
 
-/// The library as a file, which stays for later runs of the same program.
-pub(super) fn library() -> Outcome<PathBuf> {
-    let home = home()?;
-    let path = home.join(format!("preload-{LIBRARY_CRC}-{}.so", LIBRARY.len()));
-    if fs::metadata(&path).is_ok_and(|found| found.len() == LIBRARY.len() as u64) {
-        return Ok(path);
+/// The library as a file. It stays for later runs of the same program; those of other programs go
+/// when it is made, unless a run uses them.
+pub(super) struct Library {
+    path: PathBuf,
+    /// Locked while the run lasts, so that it is not removed: programs load it by its name.
+    _used: File,
+}
+
+impl Library {
+    /// Finds or makes it.
+    pub(super) fn new() -> Outcome<Self> {
+        let home = home()?;
+        let path = home.join(format!("preload-{LIBRARY_CRC}-{}.so", LIBRARY.len()));
+        loop {
+            let file = match File::open(&path) {
+                Ok(file) if file.metadata()?.len() == LIBRARY.len() as u64 => file,
+                Ok(_) => {
+                    make(&home, &path)?;
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    make(&home, &path)?;
+                    continue;
+                }
+                Err(error) => return Err(Failure::from(error).about(path.display())),
+            };
+            flock(&file, FlockOperation::LockShared).map_err(io::Error::from)?;
+            // It may have been removed before it was locked.
+            let is_same = |found: fs::Metadata| Ok(found.ino() == file.metadata()?.ino());
+            if fs::metadata(&path).map_or(Ok::<_, io::Error>(false), is_same)? {
+                return Ok(Self { path, _used: file });
+            }
+        }
     }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn make(home: &Path, path: &Path) -> Outcome<()> {
     let new = home.join(format!("preload-new-{}", std::process::id()));
     let mut file =
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o500).open(&new)?;
     file.write_all(LIBRARY)?;
     drop(file);
-    fs::rename(&new, &path)?;
-    Ok(path)
+    fs::rename(&new, path)?;
+    remove_unused_libraries(home, path);
+    Ok(())
+}
+
+/// Removes what other programs than this one left. What cannot be removed may stay: it only takes room.
+fn remove_unused_libraries(home: &Path, own: &Path) {
+    let is_library = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        name.starts_with(b"preload-") && name.ends_with(b".so") && path != own
+    };
+    let entries = fs::read_dir(home).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()).filter(is_library) {
+        if let Ok(file) = File::open(&path)
+            && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            let _ = fs::remove_file(&path);
+        }
+    }
 }

@@ -13,7 +13,7 @@ mod summary;
 
 use crate::demo::start_server;
 use crate::report::{Failure, Outcome, Report};
-use directory::RunDirectory;
+use directory::{Library, RunDirectory};
 use fork::Children;
 use keeper::Keeper;
 use std::ffi::OsString;
@@ -117,13 +117,13 @@ fn stay(args: &Args, tell: std::io::PipeWriter, children: &Children) -> Outcome<
     }
     // Longest first, so that a prefix below another one is found.
     met.sort_by_key(|one| std::cmp::Reverse(one.mount.prefix.len()));
-    let library = directory::library()?;
+    let library = Library::new()?;
     let config = Config {
         family,
         parent: std::process::id(),
         umask: umask.bits(),
         report: args.report.is_some(),
-        library: library.as_os_str().as_bytes().to_vec(),
+        library: library.path().as_os_str().as_bytes().to_vec(),
         mounts: met.iter().map(|one| one.mount.clone()).collect(),
     };
     let state = State::create(directory.path().as_os_str().as_bytes(), &config)?;
@@ -131,7 +131,7 @@ fn stay(args: &Args, tell: std::io::PipeWriter, children: &Children) -> Outcome<
     let mut keeper = Keeper::start(&directory, state, clients).ok();
     let prefixes: Vec<&[u8]> = met.iter().map(|one| one.mount.prefix.as_slice()).collect();
     let status = if reach::may_start(&args.command, &prefixes) {
-        execute(&args.command, &library, &directory, children, &mut keeper)
+        execute(&args.command, library.path(), &directory, children, &mut keeper)
     } else {
         Ok(STATUS_NOT_EXECUTABLE)
     };
