@@ -270,16 +270,18 @@ impl Core {
 
     /// Looks for work for a while before the core sleeps; true when there is some.
     fn spin_or_prepare_sleep(&mut self) -> bool {
-        let Self { spin, reactor, lanes, shm_lanes, .. } = self;
+        let Self { spin, reactor, lanes, shm_lanes, late, .. } = self;
         let shm_readable =
             || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
+        let due = late.peek().map(|late| late.at);
         let found = spin.until(|| {
             let looks = if shm_lanes.is_empty() { 0 } else { SHM_LOOKS };
             let mut readable = (0..looks).map(|_| {
                 std::hint::spin_loop();
                 shm_readable()
             });
-            (reactor.is_ready() || readable.any(|found| found)).then_some(())
+            let is_due = due.is_some_and(|at| Instant::now() >= at);
+            (is_due || reactor.is_ready() || readable.any(|found| found)).then_some(())
         });
         if found.is_some() {
             return true;
