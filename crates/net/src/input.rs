@@ -4,6 +4,7 @@
 //! lanes of a core). The payload of a data message, and of a reply, is bulk: it goes straight to
 //! the place that the receiver names, and only what came along in the buffer is copied there.
 
+use crate::socket::is_nothing;
 use crate::{Counters, Link, Spin};
 use std::io;
 use towline_wire::limits::HEADER_BYTES;
@@ -264,11 +265,7 @@ fn receive(
     };
     match received {
         Ok(count) => Ok(Some(count)),
-        Err(error)
-            if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
-        {
-            Ok(None)
-        }
+        Err(error) if is_nothing(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -21,6 +21,6 @@ pub use input::{Incoming, Input, Sink};
 pub use link::{Link, LinkKind};
 pub use local::local_pair;
 pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
-pub use shm::{Doorbell, SHM_BYTES, SHM_LOOKS, ShmLink, ShmSide};
+pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
 pub use socket::{Wait, receive_descriptors, send_descriptors};
-pub use spin::Spin;
+pub use spin::{Spin, look_often};

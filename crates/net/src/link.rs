@@ -9,10 +9,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-fn is_nothing(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-}
-
 /// What a link runs over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -94,7 +90,7 @@ impl Link {
                 if !full
                     && let Some(received) = spin.until(|| {
                         let received = socket::receive(fd.as_fd(), target, Wait::No);
-                        (!received.as_ref().is_err_and(is_nothing)).then_some(received)
+                        (!received.as_ref().is_err_and(socket::is_nothing)).then_some(received)
                     })
                 {
                     return received;

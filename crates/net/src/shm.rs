@@ -5,8 +5,8 @@
 //! and wakes it: the server by an eventfd that its event loop watches, the client by a futex. The
 //! peer is not trusted: its positions are read once and checked before use.
 
-use crate::Spin;
 use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
+use crate::{Spin, look_often};
 use rustix::thread::futex;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -34,8 +34,6 @@ const READ: usize = 128;
 
 /// How long to look for room in a full ring before sleeping: what a peer takes to copy a piece.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
-/// Looks at shared memory that cost about as much as one at the clock.
-pub const SHM_LOOKS: usize = 32;
 
 /// Which end of the link this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -333,11 +331,7 @@ impl ShmLink {
     }
 
     fn wait(&self, ready: impl Fn() -> bool, spin: &mut Spin) -> io::Result<()> {
-        let look = || {
-            std::hint::spin_loop();
-            ready()
-        };
-        if spin.until(|| (0..SHM_LOOKS).any(|_| look()).then_some(())).is_some() {
+        if spin.until(|| look_often(&ready).then_some(())).is_some() {
             return Ok(());
         }
         let word = self.memory.word32(CLIENT_SLEEPS);

@@ -101,6 +101,11 @@ impl Wait {
     }
 }
 
+/// True when nothing came, and nothing is wrong.
+pub(crate) fn is_nothing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
 /// Receives.
 pub(crate) fn receive(fd: BorrowedFd<'_>, target: &mut [u8], wait: Wait) -> io::Result<usize> {
     let (count, _) = rustix::net::recv(fd, target, wait.flags())?;

@@ -20,6 +20,17 @@ const YIELDED: Duration = Duration::from_micros(5);
 /// Two looks are this far apart only when something else ran on the processor between them.
 const PREEMPTED: Duration = Duration::from_micros(30);
 
+/// Looks at memory that cost about as much as one at the clock.
+const LOOKS: usize = 32;
+
+/// Looks at memory again and again, about as long as a look at the clock takes.
+pub fn look_often(is_there: impl Fn() -> bool) -> bool {
+    (0..LOOKS).any(|_| {
+        std::hint::spin_loop();
+        is_there()
+    })
+}
+
 /// How long to look before sleeping, and whether at all.
 #[derive(Debug)]
 pub struct Spin {

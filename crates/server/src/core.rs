@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use towline_block::Engine;
 use towline_mem::Pool;
 use towline_net::address::Listener;
-use towline_net::{Flushed, Incoming, Link, SHM_LOOKS, ShmLink, Spin};
+use towline_net::{Flushed, Incoming, Link, ShmLink, Spin, look_often};
 use towline_reactor::{Event, Finished, Reactor};
 use towline_session::locks::{Locks, Waiter};
 use towline_session::state::State;
@@ -275,13 +275,9 @@ impl Core {
             || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
         let due = late.peek().map(|late| late.at);
         let found = spin.until(|| {
-            let looks = if shm_lanes.is_empty() { 0 } else { SHM_LOOKS };
-            let mut readable = (0..looks).map(|_| {
-                std::hint::spin_loop();
-                shm_readable()
-            });
             let is_due = due.is_some_and(|at| Instant::now() >= at);
-            (is_due || reactor.is_ready() || readable.any(|found| found)).then_some(())
+            let readable = || !shm_lanes.is_empty() && look_often(shm_readable);
+            (is_due || reactor.is_ready() || readable()).then_some(())
         });
         if found.is_some() {
             return true;
