@@ -358,7 +358,9 @@ unsafe fn list(stream: *mut Stream, is_walked: bool) -> *mut Entry {
             free_list(first);
             (*directory).info = info::ERROR;
             (*directory).errno = failed;
-            (*stream).options |= if is_walked { 0 } else { STOP };
+            if !is_walked {
+                (*stream).options |= STOP;
+            }
             set_errno(failed);
             return null_mut();
         }
@@ -405,11 +407,12 @@ pub(crate) unsafe fn open(
                     STREAMS.lock().map_err(|_| libc::EIO)?.push(stream as usize);
                     Ok(())
                 });
-                COUNT.fetch_add(1, Ordering::Release);
                 if noted.is_ok() {
+                    COUNT.fetch_add(1, Ordering::Release);
                     return stream;
                 }
-                close(stream);
+                // Not by `close`, which takes a stream that is not noted for libc's.
+                release(stream);
                 set_errno(libc::EIO);
             }
             Err(error) => {
