@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod support;
+
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
+use support::have;
 use towline_client::{Client, Errno, Options, Transport};
 
 /// How long anything may take that does not hang, on a busy machine.
@@ -22,16 +25,6 @@ const CREATE: u32 = 0o100;
 /// More than the server has threads for one such export.
 const LOOKS: usize = 24;
 const LONG: usize = 8 << 20;
-
-fn have(program: &str) -> bool {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let mut directories = path.split(':').chain(["/usr/sbin", "/sbin"]);
-    let found = directories.any(|directory| Path::new(directory).join(program).exists());
-    if !found {
-        eprintln!("SKIPPED: {program} is not installed (tests/run installs it)");
-    }
-    found
-}
 
 /// Waits until something is so; a test that waits too long fails.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -1,26 +1,18 @@
 //! Each NBD client that people use, on each kind of disk: cached, direct, read-direct, memory, stripe.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod support;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use support::have;
 use tempfile::TempDir;
 
 const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 const MIB: usize = 1 << 20;
 const SIZE: usize = 32 * MIB;
-
-/// False, and says so, when a program is not installed.
-fn have(program: &str) -> bool {
-    let path = std::env::var("PATH").unwrap_or_default();
-    let mut directories = path.split(':').chain(["/usr/sbin", "/sbin"]);
-    let found = directories.any(|directory| Path::new(directory).join(program).exists());
-    if !found {
-        eprintln!("SKIPPED: {program} is not installed (tests/run installs it)");
-    }
-    found
-}
 
 /// Runs a program, which must succeed; what it prints.
 fn run(program: &str, arguments: &[&str]) -> String {

@@ -121,24 +121,20 @@ impl Library {
         let home = home()?;
         let path = home.join(format!("preload-{LIBRARY_CRC}-{}.so", LIBRARY.len()));
         loop {
-            let file = match File::open(&path) {
-                Ok(file) if file.metadata()?.len() == LIBRARY.len() as u64 => file,
-                Ok(_) => {
-                    make(&home, &path)?;
-                    continue;
+            match File::open(&path) {
+                Ok(file) => {
+                    flock(&file, FlockOperation::LockShared).map_err(io::Error::from)?;
+                    let locked = file.metadata()?;
+                    // It may have been removed before it was locked.
+                    let is_same = fs::metadata(&path).is_ok_and(|at| at.ino() == locked.ino());
+                    if is_same && locked.len() == LIBRARY.len() as u64 {
+                        return Ok(Self { path, _used: file });
+                    }
                 }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    make(&home, &path)?;
-                    continue;
-                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(Failure::from(error).about(path.display())),
-            };
-            flock(&file, FlockOperation::LockShared).map_err(io::Error::from)?;
-            // It may have been removed before it was locked.
-            let is_same = |found: fs::Metadata| Ok(found.ino() == file.metadata()?.ino());
-            if fs::metadata(&path).map_or(Ok::<_, io::Error>(false), is_same)? {
-                return Ok(Self { path, _used: file });
             }
+            make(&home, &path)?;
         }
     }
 

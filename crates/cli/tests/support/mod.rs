@@ -130,3 +130,14 @@ pub(crate) fn names(directory: &Path) -> Vec<String> {
     names.sort_unstable();
     names
 }
+
+/// False, and says so, when a program is not installed, also where administrators have theirs.
+pub(crate) fn have(program: &str) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut directories = path.split(':').chain(["/usr/sbin", "/sbin"]);
+    let found = directories.any(|directory| Path::new(directory).join(program).exists());
+    if !found {
+        eprintln!("SKIPPED: {program} is not installed (tests/run installs it)");
+    }
+    found
+}

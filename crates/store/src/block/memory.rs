@@ -21,11 +21,6 @@ const LEND_BYTES_MIN: u64 = 32 * 1024;
 /// How many times its first size a disk can become.
 const GROWTH: u64 = 16;
 
-const EIO: i32 = 5;
-const EINVAL: i32 = 22;
-const EFBIG: i32 = 27;
-const EOPNOTSUPP: i32 = 95;
-
 /// A disk in memory, gone when the server ends.
 #[derive(Debug)]
 pub struct MemoryDisk {
@@ -47,7 +42,7 @@ impl MemoryDisk {
     /// `EINVAL` for no bytes; what `memfd_create(2)` or `mmap(2)` say.
     pub fn new(name: &str, size: u64) -> io::Result<Arc<Self>> {
         if size == 0 {
-            return failed(EINVAL);
+            return failed(libc::EINVAL);
         }
         let (memory, written) =
             Self::map(name, size.saturating_mul(GROWTH)).or_else(|_| Self::map(name, size))?;
@@ -56,7 +51,7 @@ impl MemoryDisk {
 
     /// Memory for so many bytes, and for their bits.
     fn map(name: &str, bytes: u64) -> io::Result<(SharedMemory, SharedMemory)> {
-        let Ok(length) = usize::try_from(bytes) else { return failed(EFBIG) };
+        let Ok(length) = usize::try_from(bytes) else { return failed(libc::EFBIG) };
         let memory = SharedMemory::create_lendable(name, length, PAGE, 0)?;
         let words = bytes.div_ceil(PAGE).div_ceil(64) as usize;
         Ok((memory, SharedMemory::create("written", words * 8)?))
@@ -82,7 +77,7 @@ impl MemoryDisk {
     /// `EIO` for what lies behind the end: the disk became shorter since somebody looked.
     fn inside(&self, offset: u64, length: u64) -> io::Result<()> {
         match offset + length > self.size.load(Ordering::Acquire) {
-            true => failed(EIO),
+            true => failed(libc::EIO),
             false => Ok(()),
         }
     }
@@ -240,7 +235,7 @@ impl BlockStore for MemoryDisk {
         self.inside(offset, length)?;
         if how.allocate {
             if how.fast {
-                return failed(EOPNOTSUPP);
+                return failed(libc::EOPNOTSUPP);
             }
             self.copy_zeroes(offset, length);
             return Ok(());
@@ -262,10 +257,10 @@ impl BlockStore for MemoryDisk {
 
     fn resize(&self, size: u64) -> io::Result<()> {
         if size == 0 {
-            return failed(EINVAL);
+            return failed(libc::EINVAL);
         }
         if size > self.memory.len() as u64 {
-            return failed(EFBIG);
+            return failed(libc::EFBIG);
         }
         let before = self.size.load(Ordering::Acquire);
         if size < before {
