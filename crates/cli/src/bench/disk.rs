@@ -5,7 +5,8 @@ use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
 use super::{paper, processor};
 use crate::serve::parse_bytes;
-use std::time::Duration;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
 use towline_client::Url;
 
 /// Arguments of `bench disk`.
@@ -116,25 +117,35 @@ fn load<C: Send>(
         limit: Duration::from_secs_f64(secs),
     };
     let mut connected: Vec<C> = (0..*clients).map(|_| connect()).collect::<Result<_, _>>()?;
-    let run = &run;
+    // Where processors are short, threads start one after the other: all wait for the last one, and the
+    // time counts from the first request to the last answer of any of them.
+    let (run, all) = (&run, &Barrier::new(*clients));
     println!("#start");
-    let results: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
+    let results: Vec<(Instant, Result<Outcome, String>, Instant)> = std::thread::scope(|scope| {
+        let begin = move |client| {
+            all.wait();
+            let began = Instant::now();
+            (began, run(client, load), Instant::now())
+        };
         let threads: Vec<_> =
-            connected.iter_mut().map(|client| scope.spawn(move || run(client, load))).collect();
-        let lost = |_| Err("a thread failed".to_owned());
+            connected.iter_mut().map(|client| scope.spawn(move || begin(client))).collect();
+        let lost = |_| (Instant::now(), Err("a thread failed".to_owned()), Instant::now());
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
     });
     println!("#end");
-    let outcomes: Vec<Outcome> = results.into_iter().collect::<Result<_, _>>()?;
-    println!("{}", summary(&outcomes));
+    let began = results.iter().map(|(began, ..)| *began).min();
+    let ended = results.iter().map(|(.., ended)| *ended).max();
+    let seconds = began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
+    let outcomes: Vec<Outcome> =
+        results.into_iter().map(|(_, outcome, _)| outcome).collect::<Result<_, _>>()?;
+    println!("{}", summary(&outcomes, seconds));
     Ok(())
 }
 
-/// Rates of all clients together, latencies of all requests, and the rates of the slowest and the
-/// fastest client.
-fn summary(outcomes: &[Outcome]) -> serde_json::Value {
+/// Rates of all clients together, who were at work for that many seconds, latencies of all requests,
+/// and the rates of the slowest and the fastest client.
+fn summary(outcomes: &[Outcome], seconds: f64) -> serde_json::Value {
     let rate = |outcome: &Outcome| outcome.bytes as f64 / outcome.seconds.max(1e-9);
-    let seconds = outcomes.iter().map(|outcome| outcome.seconds).fold(0.0, f64::max);
     let bytes: u64 = outcomes.iter().map(|outcome| outcome.bytes).sum();
     let all = |of: fn(&Outcome) -> &Vec<f64>| -> Vec<f64> {
         let mut all: Vec<f64> = outcomes.iter().flat_map(|outcome| of(outcome).clone()).collect();
