@@ -322,7 +322,7 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
     let program = compiled(&world, "random.c");
     for (turn, seed) in seeds.enumerate() {
         println!("random {seed} {steps}");
-        // An export of its own: what is above the prefix is not the server's. Names of one length on
+        // An export of its own. Names of one length on
         // both sides, as those of links are, and room above, which programs reach by `..`.
         let own = World::new();
         let sides = ["l", "r"].map(|side| {
@@ -334,6 +334,15 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
             fs::write(out.join("o"), "outer").unwrap();
             (parent.join("data"), out)
         });
+        // Or a directory in an export, with other things above it than there are here.
+        let (export, served) =
+            if turn % 2 == 0 { ("dir", "") } else { ("dir/deep/data", "deep/data") };
+        let served = own.local("served").join(served);
+        fs::create_dir_all(&served).unwrap();
+        if turn % 2 == 1 {
+            fs::write(served.with_file_name("beside"), "another one").unwrap();
+            fs::write(own.local("served/beside"), "a third").unwrap();
+        }
         let numbers = [seed.to_string(), steps.to_string()];
         let [(mounted, local_out), (prefix, out)] = &sides;
         fs::create_dir(mounted).unwrap();
@@ -349,7 +358,7 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
         let (expected, code) = finished(&mut command, &own.local("expected"));
         assert_eq!(code, Some(0), "seed {seed}: {expected}");
         let transport = ["shm", "tcp", "unix"][turn % 3];
-        let url = own.through(transport, "dir");
+        let url = own.through(transport, export);
         let mut command = Command::new(TOWLINE);
         command
             .args(["run", "--at", &format!("{}={url}", prefix.display()), "--", "sh", "-c"])
@@ -379,7 +388,7 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
             );
         }
         let what = format!("`random {seed} {steps}` over {transport} leaves other files");
-        assert_eq!(alike(&tree(&own.local("served"))), tree(&local), "{what}");
+        assert_eq!(alike(&tree(&served)), tree(&local), "{what}");
         assert_eq!(alike(&tree(out)), tree(local_out), "{what} outside");
         fs::remove_dir(mounted).unwrap();
         let above = |path: &Path| tree(path.parent().unwrap());
@@ -388,6 +397,77 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
             fs::remove_dir_all(path.ancestors().nth(2).unwrap()).unwrap();
         }
     }
+}
+
+/// Links and `..` that lead out of a prefix lead to what is beside it here, whatever is beside its
+/// directory in the export: as in a mounted directory.
+#[test]
+fn nothing_leads_above_a_prefix_on_the_server() {
+    let world = World::new();
+    if !can_mount(&world) {
+        return;
+    }
+    let script = r#"
+        mkdir -p d/e; echo in > file; echo deep > d/e/f; echo moved > m
+        ln -s ../beside up; ln -s ../../../beside d/e/up; ln -s ../../file d/e/down
+        ln -s ../data/file around; ln -s ../into into; ln -s ../new made; ln -s /etc/hostname far
+        ln -s .. above; ln -s ../none dangling
+        cat up d/e/up d/e/down around into/f above/beside above/data/file d/../../beside
+        (cd d/e; cat ../../../beside ../../up up; cd ../../..; cat beside data/file; ls into)
+        (cd -P into && cat f && cat ../data/file && pwd -P | sed 's,.*/side-[a-z]*,,')
+        readlink up d/e/up around; readlink -f up d/e/up around above | sed 's,.*/side-[a-z]*,,'
+        echo written > made; cat ../new; test -e dangling || echo dangles; stat -Lc '%s %F' up d/e/up into above
+        ls -d above/data/../beside .. | wc -l; ls into/ above/into
+        mv into/f back && cat back; cp up copied && cat copied; ln up hard && echo linked; ln d/e/down hard && cat hard
+        mv m above/m; cat ../m; rm above/m; ls ..| grep -v data; touch above/into/t; chmod 600 up; stat -Lc %a up
+        exec 5< d/e; (cd /proc/self/fd/5/ && cat ../../up 2>&1 | sed 's,.*: ,,')
+        find -L . -name beside -o -name t | sort; grep -rs beside . | sort
+        echo done"#;
+    // What each side finds where it is: the one word differs on the server, above the prefix.
+    let prepare = |above: &Path, word: &str| {
+        fs::create_dir_all(above.join("into")).unwrap();
+        fs::create_dir(above.join("data")).unwrap();
+        fs::write(above.join("beside"), format!("{word} beside\n")).unwrap();
+        fs::write(above.join("into/f"), format!("{word} into\n")).unwrap();
+    };
+    let local = world.local("local");
+    fs::create_dir(&local).unwrap();
+    let side = |name: &str| world.local(&format!("side-{name}"));
+    prepare(&side("l"), "here");
+    let mounted = side("l").join("data");
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", r#"mount --bind "$0" "$1" && cd "$1" && exec sh -c "$2""#])
+        .args([local.as_os_str(), mounted.as_os_str(), script.as_ref()]);
+    let (expected, code) = finished(&mut command, &world.local("expected"));
+    assert_eq!(code, Some(0), "{expected}");
+    assert!(expected.contains("here beside") && expected.ends_with("done\n"), "{expected}");
+    prepare(&world.local("served/one/two"), "there");
+    // The same above a directory of the memory export.
+    let [from, to] = ["served/one", "all"].map(|name| world.local(name).display().to_string());
+    let at = format!("{to}={}", world.url("mem"));
+    support::good(&["run", "--at", &at, "--", "cp", "-r", &from, &to]);
+    for (export, transport) in [("dir", "shm"), ("dir", "tcp"), ("mem", "shm")] {
+        let name = format!("{export}{transport}");
+        prepare(&side(&name), "here");
+        if export == "dir" {
+            let served = world.local("served/one/two/data");
+            fs::remove_dir_all(&served).unwrap();
+            fs::create_dir(served).unwrap();
+        }
+        let prefix = side(&name).join("data");
+        let url = world.through(transport, &format!("{export}/one/two/data"));
+        let mut command = Command::new(TOWLINE);
+        command
+            .args(["run", "--at", &format!("{}={url}", prefix.display()), "--", "sh", "-c"])
+            .args(["cd \"$0\" && exec sh -c \"$1\"".as_ref(), prefix.as_os_str(), script.as_ref()]);
+        let (got, code) = finished(&mut command, &world.local("got"));
+        let alike = |text: &str| text.replace(&format!("side-{name}"), "side-l");
+        assert_eq!(alike(&got), expected, "{export} over {transport}");
+        assert_eq!(code, Some(0));
+    }
+    let there = fs::read_to_string(world.local("served/one/two/beside")).unwrap();
+    assert_eq!(there, "there beside\n");
 }
 
 /// In the long tier the seeds are drawn; the line in front of a failure tells which.

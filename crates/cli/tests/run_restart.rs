@@ -72,7 +72,7 @@ fn described(directory: &Path) -> String {
 fn tar_goes_on_when_the_server_is_killed_and_comes_back() {
     let place = std::env::temp_dir().join(format!("towline-restart-{}", std::process::id()));
     let place = Place(place);
-    for name in ["served/out", "state", "tree"] {
+    for name in ["served/part/out", "state", "tree"] {
         fs::create_dir_all(place.0.join(name)).unwrap();
     }
     for number in 0..FILES {
@@ -90,7 +90,7 @@ fn tar_goes_on_when_the_server_is_killed_and_comes_back() {
         return;
     }
     let mut server = Server::start(&place.0);
-    let url = format!("towline+unix:///d?socket={}/socket", place.0.display());
+    let url = format!("towline+unix:///d/part?socket={}/socket", place.0.display());
     let mut tar = Command::new(TOWLINE)
         .args(["run", "--at", &format!("{PREFIX}={url}"), "--", "tar", "-xf"])
         .arg(&archive)
@@ -120,5 +120,5 @@ fn tar_goes_on_when_the_server_is_killed_and_comes_back() {
     let said = std::io::read_to_string(tar.stderr.take().unwrap()).unwrap();
     assert!(status.success() && said.is_empty(), "{status}: {said}");
     assert!(kills > 0, "tar was faster than the test: no server was killed");
-    assert_eq!(described(&place.0.join("served/out/tree")), described(&place.0.join("tree")));
+    assert_eq!(described(&place.0.join("served/part/out/tree")), described(&place.0.join("tree")));
 }

@@ -66,10 +66,11 @@ impl Client {
         Ok(Self { core: Core::connect(transport, options)? })
     }
 
-    /// Opens the root directory of an export.
+    /// Opens the root directory of an export; or, of `EXPORT/PATH`, that directory of it as a root of
+    /// its own, which no `..` and no symbolic link leads out of.
     ///
     /// # Errors
-    /// `ENOENT` when there is no such export, `EACCES` when it is not for this user.
+    /// `ENOENT` when there is no such export, `EACCES` when it is not for this user; and as `open`.
     pub fn attach(&self, export: &[u8]) -> Result<File, Error> {
         let outcome = self.core.call(&[Request::Attach { name: export }], &[], &mut [])?;
         File::opened(&self.core, outcome.single()?, None, export, 0)

@@ -52,8 +52,8 @@ impl File {
         self.handle
     }
 
-    /// A file that another session of the family opened, at `path` from the root of `export`, with
-    /// these `flags` and this inode. Nothing is sent; using it fails with `EBADF` when it is not open.
+    /// A file that another session of the family opened, at `path` from the root of `export` (named
+    /// as by [`Client::attach`]), with these `flags` and this inode. Nothing is sent; using it fails with `EBADF` when it is not open.
     #[must_use]
     pub fn from_handle(
         client: &Client,

@@ -110,6 +110,17 @@ impl Url {
         Ok(Self { transport, export: decode(export), path: decode(path.trim_start_matches('/')) })
     }
 
+    /// What [`crate::Client::attach`] needs to make this directory the root: export and path.
+    #[must_use]
+    pub fn root(&self) -> Vec<u8> {
+        let mut root = self.export.clone();
+        if !self.path.is_empty() {
+            root.push(b'/');
+            root.extend_from_slice(&self.path);
+        }
+        root
+    }
+
     /// The URL of a name below this one.
     #[must_use]
     pub fn join(&self, name: &[u8]) -> Self {

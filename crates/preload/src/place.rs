@@ -33,33 +33,10 @@ impl At {
         if self.mount == working::NO_MOUNT {
             return Err(libc::ENOENT);
         }
-        // The server takes the root of the export for the end, not that of a directory in it.
-        if self.climbs_out() {
-            return Err(libc::EXDEV);
-        }
         Ok(match self.directory {
             Some(open) => open.entry.handle.load(Ordering::Relaxed),
             None => start::mounts().get(self.mount).ok_or(libc::EIO)?.mount.handle,
         })
-    }
-
-    /// True when `..` in the path, taken by its letters, leads above a prefix that is not the root of
-    /// its export.
-    fn climbs_out(&self) -> bool {
-        if !self.path.windows(2).any(|two| two == b"..") {
-            return false;
-        }
-        let target = start::mounts().get(self.mount);
-        let mut depth = 0i32;
-        target.and_then(Target::url).is_some_and(|url| !url.path.is_empty())
-            && self.below().split(|b| *b == b'/').any(|name| {
-                depth += match name {
-                    b"" | b"." => 0,
-                    b".." => -1,
-                    _ => 1,
-                };
-                depth < 0
-            })
     }
 
     /// The path from the prefix.

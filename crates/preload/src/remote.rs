@@ -130,7 +130,7 @@ fn know(client: &Client, mount: usize, target: &Target) {
     let Mount { handle, inode, .. } = &target.mount;
     let Some(url) = target.url() else { return };
     const FLAGS: u32 = (libc::O_PATH | libc::O_DIRECTORY) as u32;
-    let _ = File::from_handle(client, *handle, &url.export, &url.path, FLAGS, *inode).into_handle();
+    let _ = File::from_handle(client, *handle, &url.root(), b"", FLAGS, *inode).into_handle();
     for (_, open) in descriptors::all(0, u32::MAX) {
         if open.entry.mount.load(Ordering::Relaxed) as usize == mount {
             remember(client, open, target);
@@ -141,11 +141,10 @@ fn know(client: &Client, mount: usize, target: &Target) {
 fn remember(client: &Client, open: Open, target: &Target) {
     let Open { entry, .. } = open;
     let Some(url) = target.url() else { return };
-    let path = url.join(&entry.path()).path;
     let flags = entry.flags.load(Ordering::Relaxed);
     let (handle, inode) =
         (entry.handle.load(Ordering::Relaxed), entry.inode.load(Ordering::Relaxed));
-    let file = File::from_handle(client, handle, &url.export, &path, flags, inode);
+    let file = File::from_handle(client, handle, &url.root(), &entry.path(), flags, inode);
     let _ = file.into_handle();
 }
 

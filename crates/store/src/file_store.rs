@@ -97,6 +97,14 @@ pub trait FileStore: Send + Sync {
     /// Opens the root directory (as with `O_PATH | O_DIRECTORY`: it need not be readable).
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno>;
 
+    /// The directory at `path` from the root, and what is below it, as a store of its own: the same
+    /// files, but a path that would leave that directory fails with `EXDEV`. While somebody has such a
+    /// store, whoever asks for the same directory gets the same one.
+    ///
+    /// # Errors
+    /// As `openat(2)` with `O_PATH` and `O_DIRECTORY`.
+    fn below(&self, caller: &Caller, path: &[u8]) -> Result<Arc<dyn FileStore>, Errno>;
+
     /// `openat(2)`: opens or creates, and tells the attributes of what was opened.
     fn open(
         &self,

@@ -18,9 +18,10 @@ pub const CURRENT: u64 = u64::MAX;
 messages! {
     /// One operation of a compound.
     pub enum Request<'a> {
-        /// Opens the root of an export.
+        /// Opens the root of an export, or a directory in it as the root: no path then leads out of that
+        /// directory, whatever `..` and symbolic links it has.
         1 Attach {
-            /// Name of the export.
+            /// Name of the export; with a slash and a path from its root behind it, that directory.
             name: &'a [u8],
         }
         /// `openat(2)`; the result carries the attributes.
@@ -320,9 +321,9 @@ messages! {
             flags: u32,
             /// Inode number it had.
             inode: u64,
-            /// Export it is in.
+            /// Export it is in, as [`Request::Attach`] named it.
             export: &'a [u8],
-            /// Path from the root of the export.
+            /// Path from the root that was attached.
             path: &'a [u8],
         }
         /// After a restart of a server that remembered the session: all is opened and locked again

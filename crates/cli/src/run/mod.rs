@@ -259,12 +259,8 @@ fn meet(prefix: Vec<u8>, url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
             Client::connect(&url.transport, options).map_err(about)?
         }
     };
-    const DIRECTORY: u32 = 0o10_000_000 | 0o200_000;
-    let export = client.attach(&url.export).map_err(about)?;
-    let root = match url.path.as_slice() {
-        [] => export,
-        path => export.open(path, DIRECTORY, 0).map_err(about)?,
-    };
+    // What is above the prefix is here, whatever is above that directory on the server.
+    let root = client.attach(&url.root()).map_err(about)?;
     let same =
         met.iter().find(|one| one.url.transport == url.transport && one.url.export == url.export);
     let device = same.map_or_else(

@@ -110,27 +110,26 @@ unsafe fn look_again(sides: &mut [Option<Led>; 2], names: [Name; 2], kind: Kind)
     found
 }
 
-fn is_one_export(one: &At, other: &At) -> bool {
-    let export =
-        |at: &At| start::mounts().get(at.mount)?.url().map(|url| (&url.transport, &url.export));
-    export(one) == export(other)
+fn is_one_root(one: &At, other: &At) -> bool {
+    let root = |at: &At| start::mounts().get(at.mount)?.url();
+    root(one) == root(other)
 }
 
-/// Runs the remote form where both names lead into one export. An error: they do not.
+/// Runs the remote form where both names lead below one root. An error: they do not.
 fn decide(
     sides: [Option<Led>; 2],
     kind: Kind,
     remote: impl Fn(&At, &At) -> Result<c_int, i32>,
 ) -> Result<Done, i32> {
     if let [Some(Led::Remote(old)), Some(Led::Remote(new))] = &sides
-        && is_one_export(old, new)
+        && is_one_root(old, new)
     {
         match remote(old, new) {
             Err(libc::EXDEV) => {}
             result => return Ok(Done::Here(result)),
         }
     }
-    // One of them leads out of its export.
+    // One of them leads out of there.
     let resolved = |side, follow| match side {
         Some(Led::Remote(at)) => place::follow(&at.absolute(), follow).map(Some),
         local => Ok(local),
@@ -142,7 +141,7 @@ fn decide(
         Some(Led::Remote(_)) => Err(libc::EXDEV),
     };
     match (resolved(old, kind.follows())?, resolved(new, false)?) {
-        (Some(Led::Remote(old)), Some(Led::Remote(new))) if is_one_export(&old, &new) => {
+        (Some(Led::Remote(old)), Some(Led::Remote(new))) if is_one_root(&old, &new) => {
             Ok(Done::Here(remote(&old, &new)))
         }
         (old, new) => Ok(Done::Outside(text(old)?, text(new)?)),

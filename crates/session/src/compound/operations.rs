@@ -28,8 +28,10 @@ impl Compound {
         let caller = context.caller;
         match *request {
             Request::Attach { name } => {
+                let (name, path) = export_and_path(name);
                 let (store, read_only) = context.exports.find(name).ok_or(Errno::ENOENT)?;
                 self.reach(context, &store)?;
+                let store = at_or_below(store, caller, path)?;
                 let (file, attr) = open_root(&*store, caller)?;
                 self.opened(context, Opened { store, file, read_only, flags: 0 }, None, attr)?;
             }
@@ -52,8 +54,10 @@ impl Compound {
                 self.opened(context, Opened { store, file, read_only, flags }, None, attr)?;
             }
             Request::Reclaim { handle, flags, inode, export, path } => {
-                let (store, read_only) = context.exports.find_again(export).ok_or(Errno::ESTALE)?;
+                let (name, below) = export_and_path(export);
+                let (store, read_only) = context.exports.find_again(name).ok_or(Errno::ESTALE)?;
                 self.reach(context, &store)?;
+                let store = at_or_below(store, caller, below).map_err(|_| Errno::ESTALE)?;
                 let root = store.root()?;
                 let flags = open_flag::without_changes(flags);
                 let (file, attr) = if path.is_empty() {
@@ -325,6 +329,22 @@ impl Compound {
         }
         Ok(None)
     }
+}
+
+/// The name of an export, and the path of the directory in it that is to be the root.
+fn export_and_path(name: &[u8]) -> (&[u8], &[u8]) {
+    match name.iter().position(|byte| *byte == b'/') {
+        Some(slash) => (&name[..slash], &name[slash + 1..]),
+        None => (name, b""),
+    }
+}
+
+fn at_or_below(
+    store: Arc<dyn FileStore>,
+    caller: &Caller,
+    path: &[u8],
+) -> Result<Arc<dyn FileStore>, Errno> {
+    if path.is_empty() { Ok(store) } else { store.below(caller, path) }
 }
 
 fn refuse_changes(read_only: bool, flags: u32) -> Result<(), Errno> {

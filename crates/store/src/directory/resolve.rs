@@ -27,7 +27,7 @@ pub(super) struct Tree {
     /// Device and inode of the root.
     pub(super) root_identity: (u64, u64),
     /// Who runs the server.
-    pub(super) server: ServerIdentity,
+    pub(super) server: Arc<ServerIdentity>,
     /// Nothing may be changed.
     pub(super) read_only: bool,
     /// Directories whose place is known.

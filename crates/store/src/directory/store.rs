@@ -11,10 +11,11 @@ use super::open_flags::Opening;
 use super::residency::Residency;
 use super::resolve::{Found, PARENT, Tree, is_name, proc_path};
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
+use parking_lot::Mutex;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
 use towline_wire::{Attr, Errno, StatFs};
 
@@ -28,6 +29,8 @@ const WRITE_OK: u32 = 2;
 pub struct DirectoryStore {
     tree: Arc<Tree>,
     root: Arc<DirectoryFile>,
+    /// Stores of directories in it that somebody has.
+    parts: Mutex<Vec<Weak<Self>>>,
 }
 
 impl DirectoryStore {
@@ -43,12 +46,22 @@ impl DirectoryStore {
         let root = Arc::new(rustix::fs::open(path, PARENT, Mode::empty())?);
         // Better to learn now than from each request that it is missing or forbidden.
         rustix::fs::openat2(&root, c".", PARENT, Mode::empty(), ResolveFlags::BENEATH)?;
-        let stat = stat_file(&root)?;
         let foreign = mounts::foreign(&root)?;
+        let server = Arc::new(ServerIdentity::of_this_thread()?);
+        Ok(Self::of(root, server, read_only, foreign)?)
+    }
+
+    fn of(
+        root: Arc<OwnedFd>,
+        server: Arc<ServerIdentity>,
+        read_only: bool,
+        foreign: Option<String>,
+    ) -> Result<Arc<Self>, Errno> {
+        let stat = stat_file(&root)?;
         let tree = Arc::new(Tree {
             root: root.clone(),
             root_identity: identity_of(&stat),
-            server: ServerIdentity::of_this_thread()?,
+            server,
             read_only,
             known: Known::default(),
             residency: Residency::default(),
@@ -56,7 +69,7 @@ impl DirectoryStore {
         });
         let opening = Opening::of(OpenHow { flags: super::open_flags::PATH_ONLY, mode: 0 })?;
         let root = Arc::new(DirectoryFile::new(&tree, root, &opening, &stat, None));
-        Ok(Arc::new(Self { tree, root }))
+        Ok(Arc::new(Self { tree, root, parts: Mutex::default() }))
     }
 
     /// The type of a file system in it, as found at the start, that asks another machine or another
@@ -128,6 +141,23 @@ impl DirectoryStore {
 impl FileStore for DirectoryStore {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
         Ok(self.root.clone())
+    }
+
+    fn below(&self, caller: &Caller, path: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
+        let acting = self.tree.server.act_as(caller)?;
+        let root = self.tree.open(acting.as_ref(), &self.root, path, PARENT, Mode::empty())?;
+        drop(acting);
+        let identity = identity_of(&stat_file(&root)?);
+        let mut parts = self.parts.lock();
+        parts.retain(|part| part.strong_count() > 0);
+        let mut known = parts.iter().filter_map(Weak::upgrade);
+        if let Some(part) = known.find(|part| part.tree.root_identity == identity) {
+            return Ok(part);
+        }
+        let Tree { server, read_only, foreign, .. } = &*self.tree;
+        let part = Self::of(Arc::new(root), server.clone(), *read_only, foreign.clone())?;
+        parts.push(Arc::downgrade(&part));
+        Ok(part)
     }
 
     fn open(

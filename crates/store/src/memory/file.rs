@@ -4,7 +4,7 @@ use super::data::Data;
 use super::inode::{Content, Inode};
 use super::names::{COOKIE_PARENT, COOKIE_SELF};
 use super::open::{ACCESS_MODE, NO_ACCESS_TIME, PATH};
-use super::store::{ROOT_NUMBER, Tree};
+use super::store::Tree;
 use crate::{Listing, OpenFile, ReadOutcome};
 use parking_lot::RwLock;
 use std::any::Any;
@@ -179,7 +179,7 @@ impl OpenFile for MemoryFile {
                 return Ok(false);
             }
             if cookie < COOKIE_PARENT {
-                let root = self.inode.number == ROOT_NUMBER;
+                let root = self.inode.number == self.tree.root_number();
                 let parent = self.inode.parent().filter(|_| !root);
                 if !list(COOKIE_PARENT, parent.as_ref().unwrap_or(&self.inode), b"..") {
                     return Ok(false);

@@ -34,11 +34,19 @@ static STORES: AtomicU64 = AtomicU64::new(0);
 /// directory, or the data of one file, wait for each other.
 pub struct MemoryStore {
     tree: Arc<Tree>,
+    /// Stores of directories in it that somebody has.
+    parts: Mutex<Vec<Weak<Self>>>,
 }
 
 /// What a store and its open files share.
 pub(super) struct Tree {
-    /// Number of the store.
+    whole: Arc<Whole>,
+    root: Arc<Inode>,
+}
+
+/// What stores of one memory file system share.
+pub(super) struct Whole {
+    /// Number of the file system.
     pub(super) id: u64,
     /// Where data stands, and the account of what is used.
     pub(super) arena: Arc<Arena>,
@@ -46,6 +54,14 @@ pub(super) struct Tree {
     pub(super) topology: Mutex<()>,
     root: Arc<Inode>,
     number_last: AtomicU64,
+}
+
+impl std::ops::Deref for Tree {
+    type Target = Whole;
+
+    fn deref(&self) -> &Whole {
+        &self.whole
+    }
 }
 
 impl MemoryStore {
@@ -74,7 +90,12 @@ impl MemoryStore {
         let id = STORES.fetch_add(1, Ordering::Relaxed) + 1;
         let number_last = AtomicU64::new(ROOT_NUMBER);
         let topology = Mutex::new(());
-        Ok(Arc::new(Self { tree: Arc::new(Tree { id, arena, topology, root, number_last }) }))
+        let whole = Arc::new(Whole { id, arena, topology, root: root.clone(), number_last });
+        Ok(Self::of(Tree { whole, root }))
+    }
+
+    fn of(tree: Tree) -> Arc<Self> {
+        Arc::new(Self { tree: Arc::new(tree), parts: Mutex::default() })
     }
 
     #[cfg(test)]
@@ -83,10 +104,17 @@ impl MemoryStore {
     }
 }
 
-impl Tree {
+impl Whole {
     /// A number for a new inode.
     pub(super) fn number(&self) -> u64 {
         self.number_last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl Tree {
+    /// Number of the root, which paths do not leave.
+    pub(super) fn root_number(&self) -> u64 {
+        self.root.number
     }
 
     /// The open file that a path starts at; `EXDEV` when it is one of another store.
@@ -97,7 +125,7 @@ impl Tree {
 
     /// Starts walking a path.
     pub(super) fn walk<'a>(&self, caller: &'a Caller, at: Source<'a>) -> Result<Walk<'a>, Errno> {
-        Walk::new(caller, self.base(&at)?.inode().clone(), at.1)
+        Walk::new(caller, self.base(&at)?.inode().clone(), at.1, self.root_number())
     }
 
     /// The inode that a path leads to.
@@ -114,7 +142,7 @@ impl Tree {
     }
 }
 
-impl Drop for Tree {
+impl Drop for Whole {
     fn drop(&mut self) {
         dismantle(self.root.clone());
     }
@@ -125,6 +153,22 @@ impl FileStore for MemoryStore {
         let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
         let root = self.tree.root.clone();
         Ok(Arc::new(MemoryFile::new(self.tree.clone(), root, flags, true)))
+    }
+
+    fn below(&self, caller: &Caller, path: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
+        let from = self.tree.root.clone();
+        let root = Walk::new(caller, from, path, self.tree.root_number())?.finish(true)?;
+        root.directory()?;
+        let mut parts = self.parts.lock();
+        parts.retain(|part| part.strong_count() > 0);
+        let known = parts.iter().filter_map(Weak::upgrade);
+        let found = known.into_iter().find(|part| part.tree.root_number() == root.number);
+        let part = found.unwrap_or_else(|| {
+            let part = Self::of(Tree { whole: self.tree.whole.clone(), root });
+            parts.push(Arc::downgrade(&part));
+            part
+        });
+        Ok(part)
     }
 
     fn open(

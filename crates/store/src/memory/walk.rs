@@ -3,6 +3,7 @@
 use super::access::{EXECUTE, check, check_follow};
 use super::inode::Inode;
 use super::names::Names;
+use super::store::ROOT_NUMBER;
 use crate::Caller;
 use std::sync::Arc;
 use towline_wire::Errno;
@@ -37,6 +38,7 @@ pub(super) struct Last {
     pub(super) component: Component,
     /// True when slashes follow.
     pub(super) slashes: bool,
+    root: u64,
 }
 
 /// A path on its way. It does not allocate unless it meets symbolic links.
@@ -48,6 +50,8 @@ pub(super) struct Walk<'a> {
     links: u32,
     /// A followed symbolic link had slashes behind it.
     wants_directory: bool,
+    /// Number of the directory that it does not leave.
+    root: u64,
 }
 
 /// What is left of a path or of the target of a link.
@@ -97,8 +101,13 @@ impl Rest<'_> {
 }
 
 impl<'a> Walk<'a> {
-    /// Starts at `from`. An empty path has no last component: that is for callers to treat.
-    pub(super) fn new(caller: &'a Caller, from: Arc<Inode>, path: &'a [u8]) -> Result<Self, Errno> {
+    /// Starts at `from`, and does not leave the directory with the number `root`. An empty path has no last component: that is for callers to treat.
+    pub(super) fn new(
+        caller: &'a Caller,
+        from: Arc<Inode>,
+        path: &'a [u8],
+        root: u64,
+    ) -> Result<Self, Errno> {
         match path.first() {
             None => return Err(Errno::ENOENT),
             Some(b'/') => return Err(Errno::EXDEV),
@@ -107,7 +116,7 @@ impl<'a> Walk<'a> {
         }
         let rest = Rest::Path(path);
         let (pending, links) = (Vec::new(), 0);
-        Ok(Self { caller, directory: from, rest, pending, links, wants_directory: false })
+        Ok(Self { caller, directory: from, rest, pending, links, wants_directory: false, root })
     }
 
     /// Goes on to the last component.
@@ -136,9 +145,9 @@ impl<'a> Walk<'a> {
                 };
                 let directory = self.directory.clone();
                 let slashes = slashes != 0 || self.wants_directory;
-                return Ok(Last { directory, component, slashes });
+                return Ok(Last { directory, component, slashes, root: self.root });
             }
-            let next = step(&self.directory, component)?;
+            let next = step(&self.directory, component, self.root)?;
             let link = next.target().is_some();
             if !exhausted {
                 rest.advance(skipped + end + slashes);
@@ -198,7 +207,7 @@ impl Last {
     pub(super) fn find(&self) -> Result<Arc<Inode>, Errno> {
         match &self.component {
             Component::Dot => Ok(self.directory.clone()),
-            Component::DotDot => parent(&self.directory),
+            Component::DotDot => parent(&self.directory, self.root),
             Component::Name(name) => child(&self.directory, name),
         }
     }
@@ -222,21 +231,33 @@ fn count_slashes(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| **byte == b'/').count()
 }
 
-fn step(directory: &Arc<Inode>, component: &[u8]) -> Result<Arc<Inode>, Errno> {
+fn step(directory: &Arc<Inode>, component: &[u8], root: u64) -> Result<Arc<Inode>, Errno> {
     match component {
         b"." => Ok(directory.clone()),
-        b".." => parent(directory),
+        b".." => parent(directory, root),
         name if name.len() > NAME_BYTES_MAX => Err(Errno::ENAMETOOLONG),
         name => child(directory, name),
     }
 }
 
 /// The parent: above the root is outside.
-fn parent(directory: &Inode) -> Result<Arc<Inode>, Errno> {
-    if directory.number == super::store::ROOT_NUMBER {
+fn parent(directory: &Inode, root: u64) -> Result<Arc<Inode>, Errno> {
+    if directory.number == root {
         return Err(Errno::EXDEV);
     }
-    directory.parent().ok_or(Errno::ENOENT)
+    let parent = directory.parent().ok_or(Errno::ENOENT)?;
+    // An open directory may have moved to where the root is not above it.
+    if root == ROOT_NUMBER || is_below(&parent, root) { Ok(parent) } else { Err(Errno::EXDEV) }
+}
+
+/// True when the directory is the root or somewhere below it.
+fn is_below(directory: &Arc<Inode>, root: u64) -> bool {
+    let mut node = directory.clone();
+    while node.number != root {
+        let Some(parent) = node.parent() else { return false };
+        node = parent;
+    }
+    true
 }
 
 fn child(directory: &Inode, name: &[u8]) -> Result<Arc<Inode>, Errno> {

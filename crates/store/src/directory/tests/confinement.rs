@@ -57,6 +57,77 @@ fn paths_never_leave_the_root() {
 }
 
 #[test]
+fn a_part_is_left_no_more_than_the_whole() {
+    let f = Fixture::with(false, |root| {
+        fs::create_dir_all(root.join("a/part/d/e")).unwrap();
+        fs::write(root.join("a/beside"), "above").unwrap();
+        fs::write(root.join("a/part/file"), "in it").unwrap();
+        symlink("../beside", root.join("a/part/up")).unwrap();
+        symlink("../../../beside", root.join("a/part/d/e/up")).unwrap();
+        symlink("../../file", root.join("a/part/d/e/down")).unwrap();
+        symlink("../part/file", root.join("a/part/around")).unwrap();
+        symlink("part", root.join("a/link")).unwrap();
+    });
+    let part = f.store.below(&f.caller, b"a/part/").unwrap();
+    let root = part.root().unwrap();
+    let how = |flags| OpenHow { flags, mode: 0o644 };
+    let open = |base: &Arc<dyn OpenFile>, path: &[u8], flags| {
+        part.open(&f.caller, (&**base, path), how(flags)).map(|(file, _)| file)
+    };
+    assert_eq!(root.identity(), f.open(b"a/part", PATH).unwrap().identity());
+    let e = open(&root, b"d/e", PATH | DIRECTORY).unwrap();
+    for (base, path) in [
+        (&root, &b"up"[..]),
+        (&root, b"around"),
+        (&root, b".."),
+        (&root, b"../beside"),
+        (&root, b"d/../../beside"),
+        (&root, b"d/e/up"),
+        (&e, b"up"),
+        (&e, b"../../../beside"),
+        (&e, b"../../.."),
+    ] {
+        let shown = path.escape_ascii();
+        assert_eq!(open(base, path, 0).err(), Some(Errno::EXDEV), "{shown}");
+        assert_eq!(open(base, path, PATH).err(), Some(Errno::EXDEV), "{shown}");
+        assert_eq!(
+            part.stat(&f.caller, (&**base, path), true).err(),
+            Some(Errno::EXDEV),
+            "{shown}"
+        );
+    }
+    for (base, path) in [(&root, &b"d/e/down"[..]), (&e, b"down"), (&e, b"../../file")] {
+        assert_eq!(read(&open(base, path, 0).unwrap(), 0, 100), b"in it");
+    }
+    // Used so often that its directories are known, they lead no further out.
+    for _ in 0..9 {
+        assert_eq!(open(&root, b"d/e/up", 0).err(), Some(Errno::EXDEV));
+        assert_eq!(read(&open(&root, b"d/e/down", 0).unwrap(), 0, 100), b"in it");
+    }
+    let new = part.make_directory(&f.caller, (&*e, b"../../../x"), 0o755);
+    assert_eq!(new.unwrap_err(), Errno::EXDEV);
+    // An open directory that was moved out of it leads nowhere but down.
+    fs::create_dir(f.local("a/part/d/e/below")).unwrap();
+    fs::rename(f.local("a/part/d/e"), f.local("a/e")).unwrap();
+    assert_eq!(open(&e, b"..", PATH).err(), Some(Errno::EXDEV));
+    assert_eq!(open(&e, b"../beside", 0).err(), Some(Errno::EXDEV));
+    assert!(open(&e, b"below", PATH).is_ok());
+    // The same directory again, by whatever path, is the same store.
+    for path in [&b"a/part"[..], b"a/link", b"./a/../a/part/."] {
+        assert!(Arc::ptr_eq(&f.store.below(&f.caller, path).unwrap(), &part));
+    }
+    assert!(!Arc::ptr_eq(&f.store.below(&f.caller, b"a/part/d").unwrap(), &part));
+    for (path, errno) in [
+        (&b"a/none"[..], Errno::ENOENT),
+        (b"a/beside", Errno::ENOTDIR),
+        (b"../outside", Errno::EXDEV),
+        (b"/", Errno::EXDEV),
+    ] {
+        assert_eq!(f.store.below(&f.caller, path).err(), Some(errno), "{}", path.escape_ascii());
+    }
+}
+
+#[test]
 fn changes_never_leave_the_root() {
     let f = Fixture::with(false, |root| {
         symlink("../outside", root.join("dir")).unwrap();

@@ -61,6 +61,72 @@ fn temporary_files_may_be_linked() {
 }
 
 #[test]
+fn a_part_is_left_no_more_than_the_whole() {
+    let f = fixture(LIMIT);
+    for path in ["a", "a/part", "a/part/d", "a/part/d/e", "a/part/d/e/below"] {
+        f.mkdir(path).unwrap();
+    }
+    f.file("a/beside", b"above");
+    f.file("a/part/file", b"in it");
+    f.symlink("../beside", "a/part/up").unwrap();
+    f.symlink("../../../beside", "a/part/d/e/up").unwrap();
+    f.symlink("../../file", "a/part/d/e/down").unwrap();
+    f.symlink("../part/file", "a/part/around").unwrap();
+    f.symlink("part", "a/link").unwrap();
+    let part = f.store.below(&f.caller, b"a/part/").unwrap();
+    let root = part.root().unwrap();
+    let open = |base: &File, path: &str, flags| {
+        let how = OpenHow { flags, mode: 0o644 };
+        part.open(&f.caller, (&**base, path.as_bytes()), how).map(|(file, _)| file)
+    };
+    assert_eq!(root.identity(), f.open("a/part", 0).unwrap().identity());
+    let e = open(&root, "d/e", libc::O_DIRECTORY as u32).unwrap();
+    for (base, path) in [
+        (&root, "up"),
+        (&root, "around"),
+        (&root, ".."),
+        (&root, "../beside"),
+        (&root, "d/../../beside"),
+        (&root, "d/e/up"),
+        (&e, "up"),
+        (&e, "../../../beside"),
+        (&e, "../../.."),
+    ] {
+        assert_eq!(open(base, path, 0).err(), Some(Errno::EXDEV), "{path}");
+        let stat = part.stat(&f.caller, (&**base, path.as_bytes()), true);
+        assert_eq!(stat.err(), Some(Errno::EXDEV), "{path}");
+    }
+    for (base, path) in [(&root, "d/e/down"), (&e, "down"), (&e, "../../file")] {
+        assert_eq!(read(&open(base, path, 0).unwrap(), 0, 9), b"in it");
+    }
+    let new = part.make_directory(&f.caller, (&*e, b"../../../x"), 0o755);
+    assert_eq!(new.err(), Some(Errno::EXDEV));
+    // An open directory that was moved out of it leads nowhere but down.
+    f.store.rename(&f.caller, f.at("a/part/d/e"), f.at("a/e"), 0).unwrap();
+    assert_eq!(open(&e, "..", 0).err(), Some(Errno::EXDEV));
+    assert_eq!(open(&e, "../beside", 0).err(), Some(Errno::EXDEV));
+    assert!(open(&e, "below", 0).is_ok());
+    // What is done here is seen there, and space is that of the whole.
+    open(&root, "new", CREATE).unwrap().write(0, &[7; BLOCK], false).unwrap();
+    assert_eq!(f.stat("a/part/new").unwrap().size, BLOCK as u64);
+    assert_eq!(part.stat_fs().unwrap(), f.store.stat_fs().unwrap());
+    // The same directory again, by whatever path, is the same store.
+    let below = |path: &str| f.store.below(&f.caller, path.as_bytes());
+    for path in ["a/part", "a/link", "./a/../a/part/."] {
+        assert!(Arc::ptr_eq(&below(path).unwrap(), &part));
+    }
+    assert!(!Arc::ptr_eq(&below("a/part/d").unwrap(), &part));
+    for (path, errno) in [
+        ("a/none", Errno::ENOENT),
+        ("a/beside", Errno::ENOTDIR),
+        ("..", Errno::EXDEV),
+        ("/", Errno::EXDEV),
+    ] {
+        assert_eq!(below(path).err(), Some(errno), "{path}");
+    }
+}
+
+#[test]
 fn links_resolve_inside() {
     let f = fixture(LIMIT);
     f.mkdir("d").unwrap();
