@@ -1,7 +1,7 @@
 //! A disk as it is exported.
 
 use crate::rate::Meters;
-use crate::{Changes, ClientKey, Delivery, Meter, RateLimit};
+use crate::{Changes, ClientKey, Delivery, Meter, RateLimit, Shape};
 use parking_lot::{Condvar, Mutex};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -26,6 +26,8 @@ pub struct Disk {
     pub delivery: Delivery,
     /// How much each client may ask of it.
     pub limit: RateLimit,
+    /// What clients are told in place of what the back end says.
+    pub shape: Shape,
     /// What changed since the server began to serve it.
     pub changes: Changes,
     /// Names its bytes: another number stands for other bytes, also after a restart.
@@ -49,6 +51,7 @@ struct Flushes {
 }
 
 const EIO: i32 = 5;
+const EINVAL: i32 = 22;
 const ENOSPC: i32 = 28;
 const EDQUOT: i32 = 122;
 
@@ -67,6 +70,7 @@ impl Disk {
             read_only,
             delivery: Delivery::default(),
             limit: RateLimit::default(),
+            shape: Shape::default(),
             changes: Changes::default(),
             identity,
             epoch: AtomicU64::new(epoch),
@@ -90,16 +94,25 @@ impl Disk {
         Self { limit, ..self }
     }
 
+    /// The same, with these blocks and this depth.
+    ///
+    /// # Errors
+    /// As [`Shape::check`].
+    pub fn shaped(self, shape: Shape) -> io::Result<Self> {
+        shape.check(self.store.geometry())?;
+        Ok(Self { shape, ..self })
+    }
+
     /// What measures this client, if clients are limited; keep it while the client is connected.
     #[must_use]
     pub fn meter(&self, client: ClientKey) -> Option<Arc<Meter>> {
         (!self.limit.is_none()).then(|| self.meters.of(client, self.limit))
     }
 
-    /// What it is like.
+    /// What it is like, as clients see it.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
-        self.store.geometry()
+        self.shape.of(self.store.geometry())
     }
 
     /// A flush failed: the kernel has dropped what it could not write, so that nobody knows what
@@ -139,10 +152,13 @@ impl Disk {
     /// Makes it so many bytes long; zero: as long as what is behind it has become.
     ///
     /// # Errors
-    /// As [`BlockStore::resize`]; `EROFS` when changes are refused.
+    /// As [`BlockStore::resize`]; `EROFS` when changes are refused; `EINVAL` for a part of a block.
     pub fn resize(&self, size: u64) -> io::Result<()> {
         if size > 0 && (self.read_only || self.has_failed()) {
             return Err(io::Error::from_raw_os_error(EROFS));
+        }
+        if !size.is_multiple_of(self.shape.block.max(1).into()) {
+            return Err(io::Error::from_raw_os_error(EINVAL));
         }
         let _one_at_a_time = self.resizing.lock();
         let before = self.store.refresh()?;

@@ -16,6 +16,7 @@ mod engine;
 mod path;
 mod rate;
 mod request;
+mod shape;
 mod slab;
 mod ways;
 
@@ -26,3 +27,4 @@ pub use engine::{Engine, Limits, OwnerKey, RequestKey};
 pub use path::{DataPath, Delivery, Moved};
 pub use rate::{ClientKey, Meter, RateLimit};
 pub use request::{Call, Driver, How, Output, Piece, Status, Times, Work};
+pub use shape::Shape;

@@ -91,7 +91,7 @@ pub struct Disk {
 }
 
 impl Client {
-    /// Opens a disk; the empty name stands for the server's first.
+    /// Opens a disk; the empty name stands for the server's default one.
     ///
     /// # Errors
     /// `ENOENT` when there is no such disk, `EMFILE` when too many are open.

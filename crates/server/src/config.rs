@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use towline_block::{Delivery, RateLimit};
+use towline_block::{Delivery, RateLimit, Shape};
 use towline_net::address::Address;
 use towline_store::BlockStore;
 use towline_store::block::CacheMode;
@@ -14,7 +14,7 @@ use towline_wire::limits::{CLIENT_STALL_SECONDS, LOCK_GRACE_SECONDS};
 pub struct Config {
     /// What to export.
     pub exports: Vec<Export>,
-    /// Disks to export; the first is the default one of NBD, with the empty name.
+    /// Disks to export. One is the default of NBD, with the empty name: the first that says so, else the first.
     pub disks: Vec<DiskExport>,
     /// Where to listen.
     pub listen: Vec<Address>,
@@ -91,6 +91,26 @@ pub struct DiskExport {
     pub delivery: Delivery,
     /// How much each client may ask of it.
     pub limit: RateLimit,
+    /// What clients are told in place of what the back end says.
+    pub shape: Shape,
+    /// It is the one with the empty name, too.
+    pub is_default: bool,
+}
+
+impl DiskExport {
+    /// A disk without options.
+    #[must_use]
+    pub fn new(name: &str, kind: DiskKind) -> Self {
+        Self {
+            name: name.to_owned(),
+            kind,
+            read_only: false,
+            delivery: Delivery::default(),
+            limit: RateLimit::default(),
+            shape: Shape::default(),
+            is_default: false,
+        }
+    }
 }
 
 /// What a disk is.

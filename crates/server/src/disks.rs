@@ -43,6 +43,9 @@ impl Disks {
             if next.iter().any(|(other, _)| other.name == *name) {
                 return Err(wrong("name is used twice".into()));
             }
+            if export.is_default && next.iter().any(|(other, _)| other.is_default) {
+                return Err(wrong("another disk is the default already".into()));
+            }
             let old = self.active.read().iter().find(|(e, _)| e == export).map(|(_, d)| d.clone());
             let disk = match old {
                 Some(disk) => {
@@ -52,7 +55,8 @@ impl Disks {
                 None => {
                     let (store, description) = open(export).map_err(|e| wrong(e.to_string()))?;
                     let disk = Disk::new(name, &description, store, export.read_only);
-                    Arc::new(disk.delivered(export.delivery).limited(export.limit))
+                    let disk = disk.delivered(export.delivery).limited(export.limit);
+                    Arc::new(disk.shaped(export.shape).map_err(|e| wrong(e.to_string()))?)
                 }
             };
             next.push((export.clone(), disk));
@@ -61,11 +65,11 @@ impl Disks {
         Ok(())
     }
 
-    /// The disk of this name; the first one for the empty name.
+    /// The disk of this name; for the empty name the default one, or the first.
     pub(crate) fn disk(&self, name: &[u8]) -> Option<Arc<Disk>> {
         let active = self.active.read();
         let found = if name.is_empty() {
-            active.first()
+            active.iter().find(|(export, _)| export.is_default).or(active.first())
         } else {
             active.iter().find(|(export, _)| export.name.as_bytes() == name)
         };

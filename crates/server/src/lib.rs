@@ -32,5 +32,5 @@ mod stats;
 
 pub use config::{Config, DiskExport, DiskKind, EngineWish, Export, ExportKind, OwnStore};
 pub use server::{Server, StartError};
-pub use towline_block::{DataPath, Delivery, RateLimit, SHORTEST_FRAGMENT};
+pub use towline_block::{DataPath, Delivery, RateLimit, SHORTEST_FRAGMENT, Shape};
 pub use towline_store::block::CacheMode;

@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 use std::time::Duration;
-use towline_server::{
-    CacheMode, DataPath, Delivery, DiskExport, DiskKind, Export, ExportKind, RateLimit,
-};
+use towline_server::{CacheMode, DataPath, DiskExport, DiskKind, Export, ExportKind};
 
 /// `NAME=PATH[:ro]`.
 pub(crate) fn parse_directory(text: &str) -> Result<Export, String> {
@@ -22,14 +20,14 @@ pub(crate) fn parse_memory(text: &str) -> Result<Export, String> {
 }
 
 /// `NAME=PATH[:ro][:direct|:cached|:read-direct][:staged|:sendfile|:zero-copy][:serial]
-/// [:iops=N][:bandwidth=SIZE]`, or in place of the path `mem:SIZE`,
+/// [:iops=N][:bandwidth=SIZE][:block=SIZE][:preferred=SIZE][:depth=N][:default]`, or in place of the path `mem:SIZE`,
 /// `stripe:CHUNK:PATH,PATH...` or `delay:SIZE:MICROSECONDS:BYTES` (a second).
 pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
     let (name, parts) = split(text)?;
     let mut parts = parts.into_iter();
     let first = parts.next().unwrap_or_default();
     let mut need = |what: &str| parts.next().ok_or_else(|| format!("no {what} after \"{first}:\""));
-    let mut kind = match first.as_str() {
+    let kind = match first.as_str() {
         "" => return Err("no path after \"=\"".into()),
         "mem" => DiskKind::Memory(parse_bytes(&need("size")?)?),
         "stripe" => {
@@ -49,53 +47,61 @@ pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
         }
         path => DiskKind::File(PathBuf::from(path), CacheMode::default()),
     };
-    let mut read_only = false;
-    let mut delivery = Delivery::default();
-    let mut limit = RateLimit::default();
+    let mut disk = DiskExport::new(&name, kind);
     for option in parts {
-        if let Some((what, amount)) = option.split_once('=') {
-            match what {
-                "iops" => limit.operations = parse_count(amount)?,
-                "bandwidth" => limit.bytes = parse_bytes(amount)?,
-                _ => return Err(unknown(&option)),
-            }
-            continue;
-        }
-        let mode = match option.as_str() {
-            "ro" => {
-                read_only = true;
-                continue;
-            }
-            "serial" => {
-                delivery.serial = true;
-                continue;
-            }
-            "staged" | "sendfile" | "zero-copy" if delivery.path != DataPath::Auto => {
-                return Err(format!("option \":{option}\": the data path is given twice"));
-            }
-            "staged" => {
-                delivery.path = DataPath::Staged;
-                continue;
-            }
-            "sendfile" => {
-                delivery.path = DataPath::Sendfile;
-                continue;
-            }
-            "zero-copy" => {
-                delivery.path = DataPath::ZeroCopy;
-                continue;
-            }
-            "cached" => CacheMode::Cached,
-            "direct" => CacheMode::Direct,
-            "read-direct" => CacheMode::ReadDirect,
-            other => return Err(unknown(other)),
-        };
-        match &mut kind {
-            DiskKind::File(_, place) | DiskKind::Stripe(_, _, place) => *place = mode,
-            _ => return Err(format!("option \":{option}\" needs a file or device")),
+        match option.split_once('=') {
+            Some(("iops", amount)) => disk.limit.operations = parse_count(amount)?,
+            Some(("bandwidth", amount)) => disk.limit.bytes = parse_bytes(amount)?,
+            Some(("block", amount)) => disk.shape.block = parse_block(amount)?,
+            Some(("preferred", amount)) => disk.shape.preferred = parse_block(amount)?,
+            Some(("depth", amount)) => disk.shape.depth = parse_depth(amount)?,
+            Some(_) => return Err(unknown(&option)),
+            None => set(&mut disk, &option)?,
         }
     }
-    Ok(DiskExport { name, kind, read_only, delivery, limit })
+    Ok(disk)
+}
+
+/// An option that is one word.
+fn set(disk: &mut DiskExport, option: &str) -> Result<(), String> {
+    let mode = match option {
+        "ro" => {
+            disk.read_only = true;
+            return Ok(());
+        }
+        "default" => {
+            disk.is_default = true;
+            return Ok(());
+        }
+        "serial" => {
+            disk.delivery.serial = true;
+            return Ok(());
+        }
+        "staged" | "sendfile" | "zero-copy" if disk.delivery.path != DataPath::Auto => {
+            return Err(format!("option \":{option}\": the data path is given twice"));
+        }
+        "staged" => {
+            disk.delivery.path = DataPath::Staged;
+            return Ok(());
+        }
+        "sendfile" => {
+            disk.delivery.path = DataPath::Sendfile;
+            return Ok(());
+        }
+        "zero-copy" => {
+            disk.delivery.path = DataPath::ZeroCopy;
+            return Ok(());
+        }
+        "cached" => CacheMode::Cached,
+        "direct" => CacheMode::Direct,
+        "read-direct" => CacheMode::ReadDirect,
+        other => return Err(unknown(other)),
+    };
+    match &mut disk.kind {
+        DiskKind::File(_, place) | DiskKind::Stripe(_, _, place) => *place = mode,
+        _ => return Err(format!("option \":{option}\" needs a file or device")),
+    }
+    Ok(())
 }
 
 fn unknown(option: &str) -> String {
@@ -141,6 +147,18 @@ pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| format!("\"{text}\" is no number of requests a second"))
 }
 
+/// A length of blocks; whether it can be is for the disk to say.
+fn parse_block(text: &str) -> Result<u32, String> {
+    let bytes = parse_bytes(text)?;
+    u32::try_from(bytes).map_err(|_| format!("\"{text}\" is too long for a block"))
+}
+
+/// A number of requests at once, not zero.
+fn parse_depth(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| format!("\"{text}\" is no number of requests"))
+}
+
 /// A number of bytes: digits and perhaps K, M, G or T (powers of 1024).
 pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong =
@@ -159,6 +177,7 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use towline_server::{Delivery, RateLimit, Shape};
 
     #[test]
     fn disks_are_read() {
@@ -175,6 +194,12 @@ mod tests {
         let limited = disk("d=/a\\:b:iops=500:direct:bandwidth=20M");
         assert_eq!(limited.limit, RateLimit { operations: 500, bytes: 20 << 20 });
         assert_eq!(limited.kind, file(CacheMode::Direct));
+        let shaped = disk("d=/a\\:b:block=4K:preferred=64K:depth=16:default");
+        assert_eq!(shaped.shape, Shape { block: 4096, preferred: 65536, depth: 16 });
+        assert!(shaped.is_default && !disk("d=/a").is_default);
+        for bad in ["d=/a:block=0", "d=/a:block=8G", "d=/a:depth=0", "d=/a:depth"] {
+            assert!(parse_disk(bad).is_err(), "{bad}");
+        }
         for bad in ["d=/a:iops=0", "d=/a:iops=x", "d=/a:bandwidth=0", "d=/a:speed=1"] {
             assert!(parse_disk(bad).is_err(), "{bad}");
         }

@@ -37,6 +37,11 @@ Exports:
                           for experiments
   --disk NAME=...[:iops=N][:bandwidth=SIZE]
                           requests and bytes that each client may have in a second
+  --disk NAME=...[:block=SIZE][:preferred=SIZE][:depth=N]
+                          smallest and best unit of requests that clients are told; requests of one
+                          NBD connection at once
+  --disk NAME=...[:default]
+                          the disk with the empty name; else the first one
   --disk NAME=...[:staged|:sendfile|:zero-copy][:serial]
                           how reads leave, for experiments: copied by way of a buffer, as pages of
                           the cache, from the buffer without a copy; serial: nothing before the
@@ -47,7 +52,7 @@ Examples:
   towline serve --dir data=/srv/data --listen tcp://127.0.0.1:7440
   towline serve --dir pub=/srv/pub:ro --mem scratch=2G --listen unix:///run/towline.sock
   towline serve --disk vm1=/dev/nvme0n1:direct --nbd 127.0.0.1:10809 --nbd unix:///run/nbd.sock
-  nbdinfo [ towline serve --disk img=x.raw --nbd - ]
+  nbdinfo -- [ towline serve --disk img=x.raw --nbd - ]
   towline serve --dir data=/srv/data --state /var/lib/towline
   towline serve --config /etc/towline.toml --metrics 127.0.0.1:9440
 
@@ -62,7 +67,7 @@ Configuration file (TOML), which says all that flags say; flags add to it:
   [export.vm1]
   disk = \"/dev/nvme0n1:direct\"
 
-NBD clients find each disk by its name, and the first one also by the empty name.
+NBD clients find each disk by its name, and one also by the empty name.
 
 State: with --state DIR (made if it is missing; one server at a time) the server records there what
 clients do. When it is killed and started again, they go on where they were: what was done is not

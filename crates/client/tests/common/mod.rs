@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use towline_client::{Client, File, Options, Transport};
 use towline_net::address::Address;
 use towline_server::{
-    CacheMode, Config, Delivery, DiskExport, DiskKind, EngineWish, Export, ExportKind, Server,
+    CacheMode, Config, DiskExport, DiskKind, EngineWish, Export, ExportKind, Server,
 };
 use towline_wire::{Header, Hello, Kind, Request, Welcome};
 
@@ -222,17 +222,10 @@ pub(crate) fn child_server() {
     let (port, keeps_state, grace) = (word(), word() == "true", word().parse().unwrap());
     let directory = Path::new(word());
     let export = |name: &str, kind| Export { name: name.into(), kind, read_only: false };
-    let disk = |name: &str, kind| DiskExport {
-        name: name.into(),
-        kind,
-        read_only: false,
-        delivery: Delivery::default(),
-        limit: Default::default(),
-    };
-    let mut disks = vec![disk("memory", DiskKind::Memory(8 << 20))];
+    let mut disks = vec![DiskExport::new("memory", DiskKind::Memory(8 << 20))];
     let image = directory.join("disk");
     if image.exists() {
-        disks.push(disk("file", DiskKind::File(image, CacheMode::Cached)));
+        disks.push(DiskExport::new("file", DiskKind::File(image, CacheMode::Cached)));
     }
     let config = Config {
         exports: vec![

@@ -1,12 +1,12 @@
 //! One file, exported through the page cache and around it, used both ways at the same time.
 
 use crate::common::{Random, seed};
-use crate::setup::{export, start};
+use crate::setup::start;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 use towline_client::{Client, Disk, Options};
-use towline_server::{CacheMode, DiskKind};
+use towline_server::{CacheMode, DiskExport, DiskKind};
 
 const BLOCK: usize = 4096;
 const THREADS: u64 = 4;
@@ -67,7 +67,8 @@ fn page_cache_and_direct_access_agree() {
         eprintln!("SKIPPED: page_cache_and_direct_access_agree: no O_DIRECT here");
         return;
     }
-    let disks = start(directory, modes.map(|(name, mode)| export(name, kind(mode))).to_vec());
+    let disks =
+        start(directory, modes.map(|(name, mode)| DiskExport::new(name, kind(mode))).to_vec());
     let open = |name: &[u8]| {
         let client = Client::connect(&disks.transports[1], Options::default()).unwrap();
         client.disk(name).unwrap()

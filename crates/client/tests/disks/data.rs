@@ -1,12 +1,12 @@
 //! What is written is read, by every way.
 
 use crate::common::{Random, counter, pattern, seed};
-use crate::setup::{Disks, KINDS, Model, SIZE, disks, export, start};
+use crate::setup::{Disks, KINDS, Model, SIZE, disks, start};
 use std::collections::HashSet;
 use std::io::{IoSlice, IoSliceMut};
 use tempfile::TempDir;
 use towline_client::{Client, Errno, ExtentKind, Group, Options, Transport, ZeroHow, extent_flag};
-use towline_server::DiskKind;
+use towline_server::{DiskExport, DiskKind};
 
 const STEPS: usize = 30;
 
@@ -215,8 +215,10 @@ fn vectors_are_read_and_written_in_place_whatever_their_lengths() {
 #[test]
 fn a_call_may_be_longer_than_a_request() {
     let size = 20 << 20;
-    let disks =
-        start(TempDir::new().unwrap(), vec![export("long", DiskKind::Memory(size as u64 + 4096))]);
+    let disks = start(
+        TempDir::new().unwrap(),
+        vec![DiskExport::new("long", DiskKind::Memory(size as u64 + 4096))],
+    );
     for client in clients(&disks) {
         let disk = client.disk(b"long").unwrap();
         let data = pattern(size, 77);
@@ -229,9 +231,9 @@ fn a_call_may_be_longer_than_a_request() {
 
 #[test]
 fn memory_disks_are_read_in_place_over_shared_memory() {
-    let mut limited = export("limited", DiskKind::Memory(SIZE as u64));
+    let mut limited = DiskExport::new("limited", DiskKind::Memory(SIZE as u64));
     limited.limit.bytes = 1 << 40;
-    let free = export("memory", DiskKind::Memory(SIZE as u64));
+    let free = DiskExport::new("memory", DiskKind::Memory(SIZE as u64));
     let disks = start(TempDir::new().unwrap(), vec![free, limited]);
     for (transport, client) in disks.transports.iter().zip(clients(&disks)) {
         let lent = || counter(&client, "replies_lent");

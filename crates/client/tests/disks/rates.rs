@@ -2,19 +2,22 @@
 
 use crate::common::proxy::Proxy;
 use crate::common::{pattern, seed};
-use crate::setup::{Disks, export, start};
+use crate::setup::{Disks, start};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Disk, Group, Options, Transport};
-use towline_server::{DiskKind, RateLimit};
+use towline_server::{DiskExport, DiskKind, RateLimit};
 
 const MIB: usize = 1 << 20;
 
 fn limited(operations: u64, bytes: u64) -> Disks {
-    let mut slow = export("slow", DiskKind::Memory(8 * MIB as u64));
+    let mut slow = DiskExport::new("slow", DiskKind::Memory(8 * MIB as u64));
     slow.limit = RateLimit { operations, bytes };
-    start(TempDir::new().unwrap(), vec![slow, export("free", DiskKind::Memory(8 * MIB as u64))])
+    start(
+        TempDir::new().unwrap(),
+        vec![slow, DiskExport::new("free", DiskKind::Memory(8 * MIB as u64))],
+    )
 }
 
 fn open(transport: &Transport) -> Disk {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use towline_client::{Client, Disk, Options, Transport, ZeroHow};
 use towline_net::address::Address;
-use towline_server::{CacheMode, Config, Delivery, DiskExport, DiskKind, OwnStore, Server};
+use towline_server::{CacheMode, Config, DiskExport, DiskKind, OwnStore, Server};
 use towline_store::BlockStore;
 
 /// Bytes of each disk.
@@ -18,16 +18,6 @@ pub(crate) struct Disks {
     pub(crate) server: Option<Server>,
     pub(crate) transports: Vec<Transport>,
     directory: TempDir,
-}
-
-pub(crate) fn export(name: &str, kind: DiskKind) -> DiskExport {
-    DiskExport {
-        name: name.into(),
-        kind,
-        read_only: false,
-        delivery: Delivery::default(),
-        limit: Default::default(),
-    }
 }
 
 fn file(directory: &Path, name: &str, size: usize) -> std::path::PathBuf {
@@ -43,15 +33,15 @@ pub(crate) fn disks() -> Disks {
     let directory = TempDir::new().unwrap();
     let place = directory.path().to_path_buf();
     let members = vec![file(&place, "a", SIZE / 2), file(&place, "b", SIZE / 2)];
-    let mut read_only = export("read-only", DiskKind::Memory(SIZE as u64));
+    let mut read_only = DiskExport::new("read-only", DiskKind::Memory(SIZE as u64));
     read_only.read_only = true;
     start(
         directory,
         vec![
-            export("memory", DiskKind::Memory(SIZE as u64)),
-            export("cached", DiskKind::File(file(&place, "c", SIZE), CacheMode::Cached)),
-            export("stripe", DiskKind::Stripe(64 << 10, members, CacheMode::Cached)),
-            export("delay", DiskKind::Delay(SIZE as u64, Duration::from_micros(200), 0)),
+            DiskExport::new("memory", DiskKind::Memory(SIZE as u64)),
+            DiskExport::new("cached", DiskKind::File(file(&place, "c", SIZE), CacheMode::Cached)),
+            DiskExport::new("stripe", DiskKind::Stripe(64 << 10, members, CacheMode::Cached)),
+            DiskExport::new("delay", DiskKind::Delay(SIZE as u64, Duration::from_micros(200), 0)),
             read_only,
         ],
     )
@@ -59,7 +49,7 @@ pub(crate) fn disks() -> Disks {
 
 /// A server of one disk of the test's own.
 pub(crate) fn own(store: Arc<dyn BlockStore>) -> Disks {
-    start(TempDir::new().unwrap(), vec![export("own", DiskKind::Own(OwnStore(store)))])
+    start(TempDir::new().unwrap(), vec![DiskExport::new("own", DiskKind::Own(OwnStore(store)))])
 }
 
 pub(crate) fn start(directory: TempDir, disks: Vec<DiskExport>) -> Disks {
@@ -89,7 +79,7 @@ impl Disks {
         let port = self.port();
         drop(self.server.take());
         let config = Config {
-            disks: vec![export("own", DiskKind::Own(OwnStore(store)))],
+            disks: vec![DiskExport::new("own", DiskKind::Own(OwnStore(store)))],
             listen: vec![Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap()],
             cores: 1,
             ..Config::default()

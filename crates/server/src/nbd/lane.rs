@@ -60,6 +60,8 @@ pub(super) struct NbdLane {
     pub(super) closing: bool,
     /// Input was left unread.
     pub(super) paused: bool,
+    /// Requests that may be under way at once.
+    pub(super) depth: usize,
     /// What it may ask for, if that is limited, and that it waits until it may.
     pub(super) meter: Option<Arc<Meter>>,
     pub(super) is_throttled: bool,
@@ -94,6 +96,7 @@ impl NbdLane {
             filling: None,
             closing: false,
             paused: false,
+            depth: REQUESTS_MAX,
             meter: None,
             is_throttled: false,
             is_starving: false,

@@ -215,7 +215,7 @@ impl Core {
                 if lane.closing && flushed == Flushed::All && engine.requests_of(owner) == 0 {
                     return self.drop_nbd(index);
                 }
-                let has_room = unsent == 0 && engine.requests_of(owner) < REQUESTS_MAX;
+                let has_room = unsent == 0 && engine.requests_of(owner) < lane.depth;
                 if lane.paused && has_room && !lane.is_starving && !lane.is_throttled {
                     // No event will come for what is unread: it is no news.
                     self.nbd.resumable.push(index);
@@ -310,6 +310,8 @@ impl Core {
                 };
                 // What was held may be requests already.
                 lane.paused = true;
+                let depth = disk.shape.depth as usize;
+                lane.depth = if depth > 0 { depth.min(REQUESTS_MAX) } else { REQUESTS_MAX };
                 lane.meter = client_of(&lane.link).and_then(|client| disk.meter(client));
                 let ring_can = self.reactor.sends_zero_copy();
                 lane.out.allow_in_place(in_place::begins(&disk, &lane.link, ring_can));

@@ -1,7 +1,7 @@
 //! What a core does with each request of an NBD client.
 
 use super::driver::CoreDriver;
-use super::lane::{Filling, NbdLane, REQUESTS_MAX, UNSENT_BYTES_MAX};
+use super::lane::{Filling, NbdLane, UNSENT_BYTES_MAX};
 use crate::core::Ticket;
 use crate::extents::{allocation, written};
 use crate::stats::{CoreStatistics, NBD_TAGS, Stages};
@@ -196,7 +196,7 @@ impl Serving<'_> {
 impl Handler for Serving<'_> {
     fn is_full(&self) -> bool {
         self.lane.unsent() > UNSENT_BYTES_MAX
-            || self.engine.requests_of(self.lane.owner) >= REQUESTS_MAX
+            || self.engine.requests_of(self.lane.owner) >= self.lane.depth
             || self.waits().is_some()
     }
 

@@ -18,13 +18,7 @@ fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
     let disk = Volatile::new(SECTORS, mutation);
     let export = |connection: usize| {
         let kind = DiskKind::Own(OwnStore(Arc::new(View { disk: disk.clone(), connection })));
-        DiskExport {
-            name: connection.to_string(),
-            kind,
-            read_only: false,
-            delivery: Default::default(),
-            limit: Default::default(),
-        }
+        DiskExport::new(&connection.to_string(), kind)
     };
     let disks: Vec<DiskExport> = (0..3).map(export).collect();
     let world = World::with(disks[0].kind.clone(), |config| config.disks.clone_from(&disks));

@@ -14,6 +14,7 @@ mod order;
 mod paths;
 mod rates;
 mod resize;
+mod shape;
 mod stores;
 mod vanish;
 #[path = "../../../block/tests/powerfail/volatile.rs"]
@@ -46,14 +47,7 @@ impl World {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("towline-nbd-{}-{count}", std::process::id());
-        let delivery = Delivery::default();
-        let disks = vec![DiskExport {
-            name: "disk".into(),
-            kind,
-            read_only: false,
-            delivery,
-            limit: Default::default(),
-        }];
+        let disks = vec![DiskExport::new("disk", kind)];
         let mut config = Config {
             disks,
             nbd: vec![Address::Unix(std::env::temp_dir().join(name))],

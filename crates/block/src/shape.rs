@@ -1,0 +1,101 @@
+//! What an export tells its clients of a disk in place of what the back end says.
+
+use std::io;
+use towline_store::Geometry;
+
+/// Longest block that the NBD protocol lets be the smallest unit of requests.
+const BLOCK_BYTES_MAX: u32 = 64 * 1024;
+/// What is told to be served best lies in these bounds of the protocol.
+const PREFERRED_BYTES: std::ops::RangeInclusive<u32> = 512..=32 << 20;
+
+/// Blocks and queue depth of an export; zero: as the back end and the server are by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // made from options
+pub struct Shape {
+    /// Smallest unit of requests, bytes.
+    pub block: u32,
+    /// Unit that is told to be served best, bytes.
+    pub preferred: u32,
+    /// Requests of one connection that may be under way at once.
+    pub depth: u32,
+}
+
+impl Shape {
+    /// The geometry that clients see.
+    #[must_use]
+    pub fn of(self, back_end: Geometry) -> Geometry {
+        let block_minimum = back_end.block_minimum.max(self.block);
+        let preferred = if self.preferred > 0 { self.preferred } else { back_end.block_preferred };
+        Geometry {
+            // Less than a block at the end, which a file may have grown by, cannot be asked for.
+            size: back_end.size - back_end.size % u64::from(block_minimum),
+            block_minimum,
+            block_preferred: preferred.max(block_minimum),
+            ..back_end
+        }
+    }
+
+    /// Checks it against the back end.
+    ///
+    /// # Errors
+    /// `InvalidInput`, with words, for blocks that cannot be, or that the disk's size is no multiple of.
+    pub fn check(self, back_end: Geometry) -> io::Result<()> {
+        let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        let Self { block, preferred, .. } = self;
+        let least = back_end.block_minimum;
+        if block > 0 && (!block.is_power_of_two() || block < least || block > BLOCK_BYTES_MAX) {
+            return wrong(format!(
+                "block={block}: expected a power of two from {least} to {BLOCK_BYTES_MAX}"
+            ));
+        }
+        if !back_end.size.is_multiple_of(block.max(1).into()) {
+            return wrong(format!(
+                "block={block}: its size, {} bytes, is no multiple of that",
+                back_end.size
+            ));
+        }
+        let least = least.max(block).max(*PREFERRED_BYTES.start());
+        let most = *PREFERRED_BYTES.end();
+        if preferred > 0 && (!preferred.is_power_of_two() || preferred < least || preferred > most)
+        {
+            return wrong(format!(
+                "preferred={preferred}: expected a power of two from {least} to {most}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BACK_END: Geometry = Geometry {
+        size: 1 << 20,
+        block_minimum: 512,
+        block_preferred: 4096,
+        rotational: false,
+        read_only: false,
+    };
+
+    #[test]
+    fn blocks_are_checked() {
+        let check = |block, preferred| Shape { block, preferred, depth: 0 }.check(BACK_END).is_ok();
+        for good in [(0, 0), (512, 0), (65536, 65536), (4096, 1 << 20), (0, 512)] {
+            assert!(check(good.0, good.1), "{good:?}");
+        }
+        for bad in [(256, 0), (1000, 0), (131_072, 0), (4096, 512), (0, 1000), (0, 64 << 20)] {
+            assert!(!check(bad.0, bad.1), "{bad:?}");
+        }
+        let odd = Geometry { size: (1 << 20) + 512, ..BACK_END };
+        assert!(Shape { block: 4096, ..Shape::default() }.check(odd).is_err());
+    }
+
+    #[test]
+    fn clients_see_whole_blocks() {
+        let grown = Geometry { size: (1 << 20) + 512, ..BACK_END };
+        let told = Shape { block: 8192, ..Shape::default() }.of(grown);
+        assert_eq!((told.size, told.block_minimum, told.block_preferred), (1 << 20, 8192, 8192));
+        assert_eq!(Shape::default().of(grown), grown);
+    }
+}

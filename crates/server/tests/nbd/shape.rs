@@ -1,0 +1,82 @@
+//! What an export says of a disk in place of its back end: blocks, depth, and which is the default.
+
+use crate::World;
+use crate::client::{Client, FLUSH, Form, READ};
+use crate::stores::Gated;
+use std::sync::Arc;
+use towline_server::{Config, DiskExport, DiskKind, OwnStore, Server, Shape};
+
+const MIB: u64 = 1 << 20;
+const EINVAL: u32 = 22;
+
+fn shaped(kind: DiskKind, shape: Shape) -> World {
+    World::with(kind, |config| config.disks[0].shape = shape)
+}
+
+#[test]
+fn the_smallest_block_is_what_the_export_says() {
+    let shape = Shape { block: 8192, preferred: 65536, depth: 0 };
+    let world = shaped(DiskKind::Memory(MIB), shape);
+    let mut client = world.client(Form::Structured);
+    assert_eq!(client.read(0, 4096), Err(EINVAL));
+    assert_eq!(client.read(4096, 8192), Err(EINVAL));
+    assert_eq!(client.write(0, 0, &[1; 4096]), EINVAL);
+    assert_eq!(client.write(0, 8192, &[2; 8192]), 0);
+    assert!(client.read(8192, 8192).unwrap() == [2; 8192]);
+}
+
+#[test]
+fn blocks_that_do_not_fit_the_disk_are_refused() {
+    for (block, says) in [(8192, "no multiple"), (1000, "power of two")] {
+        let mut disk = DiskExport::new("odd", DiskKind::Memory(MIB + 512));
+        disk.shape.block = block;
+        let config = Config { disks: vec![disk], ..Config::default() };
+        let error = Server::start(&config).err().unwrap().to_string();
+        assert!(error.contains("odd") && error.contains(says), "{error}");
+    }
+}
+
+#[test]
+fn of_one_connection_only_so_many_requests_are_under_way() {
+    let gated = Gated::new(MIB);
+    gated.close((0..8).map(|at| at * 65536));
+    let kind = DiskKind::Own(OwnStore(gated.clone() as Arc<_>));
+    let world = shaped(kind, Shape { depth: 2, ..Shape::default() });
+    let (mut one, mut other) = (world.client(Form::Structured), world.client(Form::Structured));
+    for at in 0..6 {
+        one.request(READ, 0, at, at * 65536, 4096);
+    }
+    crate::wait_until("two requests wait", || gated.waiting() == 2);
+    // A connection of its own is not held up, and shows that the server has looked at what came before.
+    other.request(READ, 0, 7, 7 * 65536, 4096);
+    crate::wait_until("three requests wait", || gated.waiting() == 3);
+    let mut third = world.client(Form::Structured);
+    assert_eq!(third.flush(), 0);
+    assert_eq!(gated.waiting(), 3);
+    gated.open_all();
+    for _ in 0..6 {
+        one.chunks().unwrap();
+    }
+    other.chunks().unwrap();
+    one.request(FLUSH, 0, 9, 0, 0);
+    one.chunks().unwrap();
+}
+
+#[test]
+fn the_default_disk_is_the_one_that_says_so() {
+    let world = World::with(DiskKind::Memory(MIB), |config| {
+        let mut second = DiskExport::new("second", DiskKind::Memory(2 * MIB));
+        second.is_default = true;
+        config.disks.push(second);
+    });
+    assert_eq!(Client::connect_to(world.socket(), Form::Simple, "").size, 2 * MIB);
+    assert_eq!(Client::connect_to(world.socket(), Form::Simple, "disk").size, MIB);
+    let twice = ["a", "b"].map(|name| {
+        let mut disk = DiskExport::new(name, DiskKind::Memory(MIB));
+        disk.is_default = true;
+        disk
+    });
+    let config = Config { disks: twice.to_vec(), ..Config::default() };
+    let error = Server::start(&config).err().unwrap().to_string();
+    assert!(error.contains("\"b\"") && error.contains("default"), "{error}");
+}
