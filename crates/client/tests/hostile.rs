@@ -12,6 +12,7 @@ use common::{
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Options};
+use towline_server::EngineWish;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, DIRECTORY};
 use towline_wire::{Header, Hello, Kind, Reply, Request};
@@ -509,6 +510,25 @@ fn thousands_of_connections_are_held_and_let_go() {
     drop(peers);
     eventually("lanes of closed connections end", || counter(&honest.client, "lanes") < 10);
     honest.check_new(&process, "the end of thousands of connections");
+}
+
+#[test]
+fn connections_that_end_with_their_last_message_are_let_go() {
+    for engine in [EngineWish::Automatic, EngineWish::Epoll] {
+        let setup = common::setup(engine);
+        let mut peers = Vec::new();
+        for _ in 0..50 {
+            peers.push(Raw::greeted(setup.port()).0);
+        }
+        let goodbye = Header::new(Kind::Goodbye, 0, 0).to_bytes();
+        for mut peer in peers {
+            // No answer comes, so nothing but the end tells the server that nobody is there.
+            peer.send(&goodbye);
+        }
+        let watcher = setup.client();
+        eventually("no connection is left but one", || counter(&watcher, "lanes") <= 2);
+        eventually("no session is left but one", || counter(&watcher, "sessions") == 1);
+    }
 }
 
 #[test]

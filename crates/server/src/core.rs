@@ -349,6 +349,11 @@ impl Core {
                     self.dirty.push(index);
                 }
                 if event.readable {
+                    if event.hung
+                        && let Some(Some(lane)) = self.lanes.get_mut(index)
+                    {
+                        lane.hung = true;
+                    }
                     self.receive(index, scratch);
                     // The socket beside shared memory carries nothing any more but its end.
                     if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
@@ -446,6 +451,8 @@ impl Core {
         let mut input = std::mem::take(&mut lane.input);
         let statistics = self.statistics.clone();
         let mut failure = None;
+        // Where the peer has ended, its last bytes are not the end yet.
+        let mut last_look = lane.hung;
         loop {
             let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
             if lane.is_full() {
@@ -458,6 +465,7 @@ impl Core {
             let mut sink = Serving { core: self, index, news: false };
             match input.receive(&link, scratch, None, &mut sink, &statistics.counters) {
                 Ok(Incoming::Progress) => {}
+                Ok(Incoming::Drained) if last_look => last_look = false,
                 Ok(Incoming::Drained) => break,
                 Ok(Incoming::Closed) => {
                     failure = Some(io::ErrorKind::UnexpectedEof.into());
@@ -475,7 +483,13 @@ impl Core {
         drop(link);
         match (failure, hello) {
             (Some(error), _) => self.close_lane(index, &error),
-            (None, Some(hello)) => self.greet(index, &hello),
+            (None, Some(hello)) => {
+                self.greet(index, &hello);
+                // What came with the hello of a peer that has ended since.
+                if self.lanes.get(index).is_some_and(|l| l.as_ref().is_some_and(|l| l.hung)) {
+                    self.receive(index, scratch);
+                }
+            }
             (None, None) => self.dirty.push(index),
         }
     }

@@ -35,6 +35,9 @@ pub(crate) struct Lane {
     pub(crate) since: Instant,
     /// Input that was not read because too much was unsent.
     pub(crate) paused: bool,
+    /// The peer sends nothing more, and no event will say so again: what is there is read to its
+    /// end.
+    pub(crate) hung: bool,
 }
 
 impl Lane {
@@ -52,6 +55,7 @@ impl Lane {
             peer,
             since: Instant::now(),
             paused: false,
+            hung: false,
         }
     }
 
