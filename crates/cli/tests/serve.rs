@@ -117,7 +117,7 @@ fn a_configuration_file_is_read_and_read_again() {
     let (file, socket) = (directory.path().join("towline.toml"), directory.path().join("socket"));
     let served = directory.path().join("served");
     fs::create_dir(&served).unwrap();
-    let head = format!("listen = [\"unix://{}\"]\nbuffer-limit = \"1M\"\n", socket.display());
+    let head = format!("listen = [\"unix://{}\"]\nbuffer-limit = \"256M\"\n", socket.display());
     let data = format!("[export.data]\ndir = \"{}\"\nread-only = true\n", served.display());
     let more = "[export.more]\nmem = \"1M\"\n";
     fs::write(&file, format!("{head}{data}")).unwrap();
@@ -172,6 +172,45 @@ fn nobody_else_is_served_unless_told_so() {
     let open = ["serve", "--mem", "m=1M", "--listen", "tcp://0.0.0.0:0", "--insecure"];
     let mut server = Serving::new(Command::new(TOWLINE).args(open).stdin(Stdio::null()));
     server.says("listening on tcp://0.0.0.0:");
+    server.end();
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_words() {
+    let place = TempDir::new().unwrap();
+    let socket = format!("unix://{}", place.path().join("socket").display());
+    for (arguments, words) in [
+        (&["--cores", "0"][..], "--cores 0: expected a number from 1"),
+        (&["--cores", "257"], "--cores 257: expected"),
+        (&["--cores", "3", "--buffer-limit", "1535K"], "3 cores need at least 1536K"),
+        (&["--fragment", "1K"], "--fragment 1024: expected"),
+        (&["--no-root-squash"], "--no-root-squash: needs --identity"),
+    ] {
+        let complaint = refused(&[&["--listen", &socket], arguments].concat());
+        assert!(complaint.contains(words), "{complaint}");
+    }
+    let long = format!("unix:///{}", "x".repeat(200));
+    let complaint = refused(&["--listen", &long]);
+    assert!(complaint.contains("at most 107 bytes"), "{complaint}");
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_not_replaced_by_one() {
+    let place = TempDir::new().unwrap();
+    let path = place.path().join("notes");
+    std::fs::write(&path, "kept").unwrap();
+    let address = format!("unix://{}", path.display());
+    let complaint = refused(&["--listen", &address]);
+    assert!(complaint.contains("it is no socket"), "{complaint}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"kept");
+    // What a server that was killed has left behind is replaced.
+    std::fs::remove_file(&path).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let serve = ["serve", "--mem", "m=1M", "--listen", &address];
+    let mut server = Serving::new(Command::new(TOWLINE).args(serve).stdin(Stdio::null()));
+    server.says("listening on unix://");
+    let complaint = refused(&["--listen", &address]);
+    assert!(complaint.contains("another server listens there"), "{complaint}");
     server.end();
 }
 

@@ -6,9 +6,13 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Longest path of a Unix socket: `sun_path` of `unix(7)` without the zero at its end.
+const UNIX_PATH_BYTES_MAX: usize = 107;
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,9 +40,12 @@ impl Address {
             }
             return Ok(Self::Unix(path.into()));
         }
-        let Some(host) = text.strip_prefix("tcp://") else {
-            return Err(format!("address \"{text}\": expected tcp://HOST:PORT or unix:///PATH"));
-        };
+        let expected = || format!("address \"{text}\": expected tcp://HOST:PORT or unix:///PATH");
+        let host = text.strip_prefix("tcp://").ok_or_else(expected)?;
+        let port = host.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
+        if !matches!(port, Some(Ok(_))) {
+            return Err(expected());
+        }
         let mut found =
             host.to_socket_addrs().map_err(|error| format!("address \"{text}\": {error}"))?;
         found
@@ -78,21 +85,16 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Listens. A Unix socket left behind by a dead server is replaced.
+    /// Listens. A Unix socket left behind by a dead server is replaced; any other file stays.
     ///
     /// # Errors
-    /// `AddrInUse` when a living server has the address; what `bind(2)` says.
+    /// `AddrInUse` when a living server has the address, or the path is a file of another kind;
+    /// what `bind(2)` says.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let listener = match address {
             Address::Tcp(address) => Self::Tcp(bind_tcp(*address)?),
             Address::Unix(path) => {
-                match UnixStream::connect(path) {
-                    Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                        std::fs::remove_file(path)?;
-                    }
-                    Err(_) => {}
-                }
+                remove_dead_socket(path)?;
                 Self::Unix(UnixListener::bind(path)?, Some(path.clone()))
             }
             Address::Abstract(name) => {
@@ -182,6 +184,28 @@ impl Drop for Listener {
     }
 }
 
+/// Removes a socket that a dead server left behind. Connecting to a file of another kind is refused
+/// in the same way, so its kind is looked at first.
+fn remove_dead_socket(path: &Path) -> io::Result<()> {
+    if path.as_os_str().len() > UNIX_PATH_BYTES_MAX {
+        let what = format!("the path of a Unix socket has at most {UNIX_PATH_BYTES_MAX} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        let what = "there is a file of this name, and it is no socket";
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, what));
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another server listens there")),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+        }
+        // Whatever it is, `bind` says so.
+        Err(_) => Ok(()),
+    }
+}
+
 /// Binds, waiting a moment for an address that is in use: the sockets of a server that was killed
 /// are let go by its event loop only a little after the process is gone.
 fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
@@ -235,7 +259,7 @@ pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
 ///
 /// # Errors
 /// What `connect(2)` says.
-pub fn connect_unix(path: &std::path::Path) -> io::Result<Link> {
+pub fn connect_unix(path: &Path) -> io::Result<Link> {
     Ok(Link::Socket(UnixStream::connect(path)?.into(), LinkKind::Unix))
 }
 

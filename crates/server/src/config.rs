@@ -7,7 +7,13 @@ use towline_block::{Delivery, RateLimit, Shape};
 use towline_net::address::Address;
 use towline_store::BlockStore;
 use towline_store::block::CacheMode;
-use towline_wire::limits::{CLIENT_STALL_SECONDS, LOCK_GRACE_SECONDS};
+use towline_wire::limits::{CLIENT_STALL_SECONDS, FRAGMENT_BYTES_MAX, LOCK_GRACE_SECONDS};
+
+/// Most threads that serve.
+pub const CORES_MAX: usize = 256;
+
+/// Bytes of buffers that each core has at least, whatever [`Config::buffer_limit`] says.
+pub const CORE_BUFFER_BYTES_MIN: u64 = 2 * FRAGMENT_BYTES_MAX as u64;
 
 /// A server's settings.
 #[derive(Clone, Debug)]
@@ -20,7 +26,7 @@ pub struct Config {
     pub listen: Vec<Address>,
     /// Where to listen for NBD clients.
     pub nbd: Vec<Address>,
-    /// Threads that serve, each with its own event loop.
+    /// Threads that serve, each with its own event loop, up to [`CORES_MAX`].
     pub cores: usize,
     /// Bytes of all buffers for data on its way, whatever the number of clients.
     pub buffer_limit: u64,
@@ -149,7 +155,7 @@ impl Default for Config {
             disks: Vec::new(),
             listen: Vec::new(),
             nbd: Vec::new(),
-            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            cores: std::thread::available_parallelism().map_or(1, usize::from).min(CORES_MAX),
             buffer_limit: 256 << 20,
             fragment_bytes: 128 << 10,
             engine: EngineWish::Automatic,

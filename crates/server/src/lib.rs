@@ -30,7 +30,10 @@ mod serving;
 mod state_directory;
 mod stats;
 
-pub use config::{Config, DiskExport, DiskKind, EngineWish, Export, ExportKind, OwnStore};
+pub use config::{
+    CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, DiskKind, EngineWish, Export, ExportKind,
+    OwnStore,
+};
 pub use server::{Server, StartError};
 pub use towline_block::{DataPath, Delivery, RateLimit, SHORTEST_FRAGMENT, Shape};
 pub use towline_store::block::CacheMode;

@@ -1,6 +1,6 @@
 //! Starting and stopping a server.
 
-use crate::config::{Config, DiskExport, EngineWish, Export};
+use crate::config::{CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, EngineWish, Export};
 use crate::core::{Core, Protocol, Shared};
 use crate::disks::Disks;
 use crate::elsewhere::Pools;
@@ -134,7 +134,7 @@ impl Server {
             }
         }
         let local_socket = add_local_socket(&mut listeners);
-        let cores = config.cores.clamp(1, 256);
+        let cores = config.cores.clamp(1, CORES_MAX);
         let statistics = Statistics::new(cores);
         let exports =
             Exports::new(&config.exports, statistics.clone()).map_err(StartError::Export)?;
@@ -178,7 +178,7 @@ impl Server {
             grace: Grace::new(lock_holders, config.lock_grace),
         });
         let share = config.buffer_limit / cores as u64;
-        let buffers = (share / FRAGMENT_BYTES_MAX as u64).max(2);
+        let buffers = share.max(CORE_BUFFER_BYTES_MIN) / FRAGMENT_BYTES_MAX as u64;
         let fragment = config.fragment_bytes.clamp(4096, FRAGMENT_BYTES_MAX as u64);
         let fragment = fragment.next_multiple_of(4096) as usize;
         let mut server = Self {

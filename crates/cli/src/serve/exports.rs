@@ -134,7 +134,6 @@ fn parse(text: &str) -> Result<(String, String, bool), String> {
     for option in &parts {
         match option.as_str() {
             "ro" => read_only = true,
-            "rw" => read_only = false,
             other => return Err(unknown(other)),
         }
     }

@@ -1,6 +1,6 @@
 //! The configuration file of a server.
 
-use super::exports::{parse_bytes, parse_disk};
+use super::exports::{parse_bytes, parse_count, parse_disk};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -95,7 +95,7 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
                 let mut disk = parse_disk(&format!("{name}={disk}"))?;
                 disk.read_only |= export.read_only;
                 if let Some(operations) = export.iops {
-                    disk.limit.operations = operations;
+                    disk.limit.operations = parse_count(&operations.to_string())?;
                 }
                 if let Some(bytes) = &export.bandwidth {
                     disk.limit.bytes = parse_bytes(bytes)?;

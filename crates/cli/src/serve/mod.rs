@@ -19,7 +19,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use towline_net::address::{Address, Listener};
-use towline_server::{Config, DiskExport, EngineWish, Export, Server};
+use towline_server::{
+    CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, EngineWish, Export, Server,
+};
+
+/// Lengths that fragments of disks' reads may have at most.
+const FRAGMENT_BYTES: std::ops::RangeInclusive<u64> = 4 << 10..=256 << 10;
 
 const EXAMPLES: &str = "\
 Exports:
@@ -102,13 +107,13 @@ pub(crate) struct Args {
     /// Configuration file.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Bytes of all buffers for data on its way, whatever the number of clients.
+    /// Bytes of all buffers for data on its way, whatever the number of clients, at least 512K for each core; default: 256M.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     buffer_limit: Option<u64>,
-    /// Longest fragment in which a disk is read, at most 256K; default: 128K.
+    /// Longest fragment in which a disk is read, 4K to 256K; default: 128K.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     fragment: Option<u64>,
-    /// Threads that serve; default: one for each processor.
+    /// Threads that serve, 1 to 256; default: one for each processor.
     #[arg(long, value_name = "N")]
     cores: Option<usize>,
     /// Event loop.
@@ -190,11 +195,35 @@ fn settings(args: &Args) -> Result<Settings, String> {
         nbd_handshake: defaults.nbd_handshake,
         lock_grace: defaults.lock_grace,
     };
+    check(&config)?;
+    let nbd_standard = fronts.iter().any(|front| front.address().is_none());
+    Ok(Settings { config, metrics: args.metrics.or(file.metrics), nbd_standard })
+}
+
+/// What a flag or a key says and cannot be.
+fn check(config: &Config) -> Result<(), String> {
     if config.identity && !rustix::process::geteuid().is_root() {
         return Err("--identity: only root can act as other users; start as root, or leave it out to serve as yourself".into());
     }
-    let nbd_standard = fronts.iter().any(|front| front.address().is_none());
-    Ok(Settings { config, metrics: args.metrics.or(file.metrics), nbd_standard })
+    if config.no_root_squash && !config.identity {
+        return Err("--no-root-squash: needs --identity; without it the server acts as its own user for everybody".into());
+    }
+    if !(1..=CORES_MAX).contains(&config.cores) {
+        return Err(format!("--cores {}: expected a number from 1 to {CORES_MAX}", config.cores));
+    }
+    if !FRAGMENT_BYTES.contains(&config.fragment_bytes) {
+        return Err(format!("--fragment {}: expected 4K to 256K", config.fragment_bytes));
+    }
+    let least = CORE_BUFFER_BYTES_MIN * config.cores as u64;
+    if config.buffer_limit < least {
+        return Err(format!(
+            "--buffer-limit {}: too little; {} cores need at least {}K",
+            config.buffer_limit,
+            config.cores,
+            least >> 10
+        ));
+    }
+    Ok(())
 }
 
 /// Runs the command.
