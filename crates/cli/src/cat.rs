@@ -4,6 +4,7 @@ use crate::remote::Remotes;
 use crate::report::{Outcome, Report};
 use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::process::ExitCode;
 use towline_client::File;
 
@@ -37,7 +38,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     for url in &args.urls {
         let result = remotes.place(url).and_then(|place| {
             let file = place.base.open(place.path(), 0, 0)?;
-            read_through(&file, |data| {
+            read_through(&file, 0..u64::MAX, |data| {
                 report.output(out.write_all(data));
                 Ok(())
             })
@@ -48,17 +49,22 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     report.status()
 }
 
-/// Reads a file from start to end, some requests ahead, and hands its bytes over in order.
-pub(crate) fn read_through(file: &File, mut sink: impl FnMut(&[u8]) -> Outcome<()>) -> Outcome<()> {
+/// Reads these bytes of a file, or to its end if that comes before, some requests ahead, and hands
+/// them over in order.
+pub(crate) fn read_through(
+    file: &File,
+    bytes: Range<u64>,
+    mut sink: impl FnMut(&[u8]) -> Outcome<()>,
+) -> Outcome<()> {
     // Files whose size says nothing, as in /proc, are read one request at a time.
     let ahead = (file.attr().size / READ_BYTES as u64 + 1).min(READS as u64) as usize;
     let mut spare: Vec<Vec<u8>> = Vec::new();
-    let mut offset = 0;
+    let mut offset = bytes.start;
     loop {
         let mut started = VecDeque::with_capacity(ahead);
         let mut next = offset;
         loop {
-            while started.len() < ahead {
+            while started.len() < ahead && next < bytes.end {
                 let buffer = spare.pop().unwrap_or_else(|| vec![0; READ_BYTES]);
                 started.push_back(file.start_read_at(buffer, next)?);
                 next += READ_BYTES as u64;
@@ -68,8 +74,9 @@ pub(crate) fn read_through(file: &File, mut sink: impl FnMut(&[u8]) -> Outcome<(
             if count == 0 {
                 return Ok(());
             }
-            sink(&buffer[..count])?;
-            offset += count as u64;
+            let wanted = (bytes.end - offset).min(count as u64) as usize;
+            sink(&buffer[..wanted])?;
+            offset += wanted as u64;
             spare.push(buffer);
             if count < READ_BYTES {
                 // The end, or a short read: what was asked for behind it lies elsewhere now.

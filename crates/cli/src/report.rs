@@ -40,6 +40,14 @@ impl Failure {
         self
     }
 
+    /// Says what an error number means here, where nobody said more and its own words mislead.
+    fn explained(self) -> Self {
+        if self.errno == Some(Errno::EXDEV) && self.text == Errno::EXDEV.to_string() {
+            return self.with("a symbolic link or \"..\" leads out of the export");
+        }
+        self
+    }
+
     /// True when it is this error number.
     pub(crate) fn is(&self, errno: Errno) -> bool {
         self.errno == Some(errno)
@@ -111,7 +119,7 @@ impl Report {
     /// Prints a failure about `subject` (or what the failure itself names).
     pub(crate) fn error(&self, subject: impl Display, failure: Failure) {
         self.failed.store(true, Ordering::Relaxed);
-        self.line(format_args!("{}", failure.about(subject)));
+        self.line(format_args!("{}", failure.explained().about(subject)));
     }
 
     /// Prints a remark that does not change the exit status.
@@ -170,5 +178,9 @@ mod tests {
         let failure = Failure::from(rustix::io::Errno::PERM);
         assert!(failure.is_refusal());
         assert_eq!(failure.to_string(), "operation not permitted");
+        let led_out = Failure::from(Errno::EXDEV).explained().to_string();
+        assert!(led_out.starts_with("invalid cross-device link; a symbolic link"), "{led_out}");
+        let moved = Failure::from(Errno::EXDEV).with("use cp").explained().to_string();
+        assert_eq!(moved, "invalid cross-device link; use cp");
     }
 }

@@ -3,7 +3,7 @@
 use crate::remote::{Place, Remotes, flag};
 use crate::report::{Failure, Outcome, Report};
 use std::process::ExitCode;
-use towline_client::{Attr, Errno, Url};
+use towline_client::{Attr, Errno, SetAttr, Url};
 
 const EXIT: &str = "Exit status: 0 all done, 1 something was not, 2 wrong usage.";
 
@@ -96,8 +96,16 @@ pub(crate) fn make_directories(args: &MkdirArgs) -> ExitCode {
     report.status()
 }
 
+/// `mkdir(2)` does not set these: what is asked for is done by a second request.
+const SET_IDS: u32 = 0o6000;
+
 fn make(place: &Place, mode: u32) -> Outcome<()> {
-    Ok(place.base.make_directory(place.path(), mode).map(drop)?)
+    place.base.make_directory(place.path(), mode)?;
+    if mode & SET_IDS != 0 {
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        place.base.set_attr(place.path(), false, &set)?;
+    }
+    Ok(())
 }
 
 fn make_with_parents(
@@ -149,8 +157,13 @@ fn attr_if_any(place: &Place, follow: bool) -> Outcome<Option<Attr>> {
     }
 }
 
+/// True for a directory, or a link to one. A link that leads nowhere, in a circle or out of the
+/// export is a name like any other.
 fn is_directory(place: &Place) -> Outcome<bool> {
-    Ok(attr_if_any(place, true)?.is_some_and(|attr| attr.is_directory()))
+    match attr_if_any(place, true) {
+        Err(failure) if failure.is(Errno::ELOOP) || failure.is(Errno::EXDEV) => Ok(false),
+        found => Ok(found?.is_some_and(|attr| attr.is_directory())),
+    }
 }
 
 /// Runs `mv`.

@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::process::{Command, Stdio};
 use support::{TOWLINE, World, bad, good, noise, run, text};
 
@@ -98,6 +98,9 @@ fn names_are_made_moved_and_linked() {
     bad(1, &["mkdir", &url("x/y")]);
     good(&["mkdir", "-m", "1700", &url("mode")]);
     assert!(text(&["ls", "-ld", &url("mode")]).starts_with("drwx-----T"));
+    good(&["mkdir", "-p", "-m", "2755", &url("set/group")]);
+    assert!(text(&["ls", "-ld", &url("set")]).starts_with("drwxr-xr-x"));
+    assert!(text(&["ls", "-ld", &url("set/group")]).starts_with("drwxr-sr-x"));
     bad(2, &["mkdir", "-m", "9", &url("mode2")]);
     let local = world.local("file");
     fs::write(&local, b"contents").unwrap();
@@ -114,8 +117,35 @@ fn names_are_made_moved_and_linked() {
     assert!(text(&["stat", &url("soft")]).contains("-> hard"));
     assert!(text(&["stat", "-L", &url("soft")]).contains("Links: 2"));
     bad(1, &["mv", "-n", &url("moved"), &url("soft")]);
+    // Links in a circle, and out of the export, are replaced like others.
+    for text in ["circle", "/etc"] {
+        good(&["ln", "-s", text, &url("circle")]);
+        good(&["ln", "-sf", "moved", &url("circle")]);
+        assert!(self::text(&["stat", &url("circle")]).contains("-> moved"), "{text}");
+        good(&["rm", &url("circle")]);
+    }
     assert!(bad(1, &["mv", &url("moved"), &world.url("dir/x")]).contains("cross-device"));
     bad(1, &["ln", "-s", &url("moved"), &url("wrong")]);
+}
+
+#[test]
+fn holes_are_summed_without_being_read() {
+    let world = World::new();
+    let path = world.local("served/sparse");
+    let file = fs::File::create(&path).unwrap();
+    // Read at 10 GB/s it would take two minutes.
+    file.set_len(1 << 40).unwrap();
+    file.write_all_at(&noise(100_000, 4), 3 << 38).unwrap();
+    let sum_of = |name: &str| text(&["sum", name]).split_once(' ').unwrap().0.to_owned();
+    let whole = sum_of(path.to_str().unwrap());
+    assert_eq!(sum_of(&world.url("dir/sparse")), whole);
+    good(&["cp", path.to_str().unwrap(), &world.url("mem/sparse")]);
+    assert_eq!(sum_of(&world.url("mem/sparse")), whole);
+    // A byte at its end is told apart, and so is one that is missing.
+    file.write_all_at(b"!", (1 << 40) - 1).unwrap();
+    assert_ne!(sum_of(&world.url("dir/sparse")), whole);
+    file.set_len((1 << 40) - 1).unwrap();
+    assert_ne!(sum_of(&world.url("dir/sparse")), whole);
 }
 
 #[test]

@@ -257,6 +257,11 @@ fn errors_name_their_argument_and_the_others_are_copied() {
     assert!(complaint.contains("read-only file system"), "{complaint}");
     let complaint = bad(1, &["cp", &one, &world.url("nowhere/x")]);
     assert!(complaint.contains("no export \"nowhere\""), "{complaint}");
+    let large = world.local("large");
+    fs::write(&large, noise(LARGE, 5)).unwrap();
+    let nowhere = world.url("mem/nowhere/x");
+    let complaint = bad(1, &["cp", large.to_str().unwrap(), &nowhere]);
+    assert!(complaint.contains(&format!("{nowhere}: no such file")), "{complaint}");
     let complaint = bad(1, &["cp", &world.url("mem/one"), &world.url("mem/one")]);
     assert!(complaint.contains("is the same file"), "{complaint}");
     bad(1, &["cp", "-r", &directory, &world.url("mem/one")]);

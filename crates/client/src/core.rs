@@ -509,9 +509,13 @@ impl Core {
 
 fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Error {
     let url = Url { transport: transport.clone(), export: Vec::new(), path: Vec::new() };
+    let hint = match error.kind() {
+        io::ErrorKind::ConnectionRefused => "; no server listens there",
+        _ => "",
+    };
     Error::Connection {
         server: url.to_string(),
-        what: format!("{what}: {error}"),
+        what: format!("{what}: {error}{hint}"),
         errno: Errno::of(error),
     }
 }

@@ -167,7 +167,7 @@ impl Files {
         let attr = input.opened().map_err(|f| f.about(source))?;
         let stamp = Stamp::new(&attr);
         let part = target.sibling(&part::name(target.name()))?;
-        let (output, from) = self.open_part(&part, &stamp).map_err(|f| f.about(&part))?;
+        let (output, from) = self.open_part(&part, &stamp).map_err(|f| f.about(target))?;
         let inside = match (source, target) {
             (End::Remote(source), End::Remote(target)) => {
                 source.same_server(target) && source.same_export(target)
@@ -249,7 +249,7 @@ impl Files {
         }
         let replaced = replaced(status, &Existing::from(existing)).map_err(|f| f.about(target))?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
-        let mut output = part.create(0o600).map_err(|f| f.about(&part))?;
+        let mut output = part.create(0o600).map_err(|f| f.about(target))?;
         let attr = Attr { mode: status.attr.mode & 0o666, ..status.attr };
         let copied = self
             .pump(source, target, &mut input, &mut output)
