@@ -1,6 +1,6 @@
 //! The same workloads on a local directory, by plain system calls: what a server is compared with.
 
-use super::result::Measured;
+use super::result::{Measured, monotonic};
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
 use super::workload::Args;
 use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, openat, statat, unlinkat};
@@ -41,6 +41,7 @@ impl Local {
         }
         .map_err(|error| format!("{}: {error}", self.args.server))?;
         self.measured.seconds = start.elapsed().as_secs_f64();
+        self.measured.began = monotonic() - self.measured.seconds;
         Ok(std::mem::replace(&mut self.measured, Measured::new()))
     }
 

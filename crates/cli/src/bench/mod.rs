@@ -28,7 +28,7 @@ seqwrite randread randwrite clients (like seqread) rwmix (every other client wri
 
 Examples:
   towline bench file --server towline://127.0.0.1/data --op stat_diff
-  towline bench file --server towline://127.0.0.1/data --op clients --bs 65536 --procs 184
+  towline bench file --server towline://127.0.0.1/data --op clients --bs 64K --procs 184
   towline bench file --server /srv/data --op scan_stat --again        the same without a server
   towline bench net --kind tcp --request 60 --reply 4140 --pin 0,1
   towline bench net --stream --sendfile /srv/data/big

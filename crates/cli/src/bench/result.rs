@@ -11,6 +11,8 @@ pub(crate) struct Measured {
     pub(crate) read_bytes: u64,
     pub(crate) written_bytes: u64,
     pub(crate) errors: u64,
+    /// When it began, in seconds of the machine's monotonic clock, and how long it took.
+    pub(crate) began: f64,
     pub(crate) seconds: f64,
     /// Requests whose stages were measured, and nanoseconds in the client, the network, the server.
     pub(crate) stages: [u64; 4],
@@ -23,6 +25,7 @@ pub(crate) struct Sent {
     read_bytes: u64,
     written_bytes: u64,
     errors: u64,
+    began: f64,
     seconds: f64,
     stages: [u64; 4],
     /// Nanoseconds and how often.
@@ -42,6 +45,7 @@ impl Measured {
             read_bytes: 0,
             written_bytes: 0,
             errors: 0,
+            began: 0.0,
             seconds: 0.0,
             stages: [0; 4],
         }
@@ -71,8 +75,9 @@ impl Measured {
             .iter_recorded()
             .map(|v| (v.value_iterated_to(), v.count_at_value()))
             .collect();
-        let &Self { operations, read_bytes, written_bytes, errors, seconds, stages, .. } = self;
-        Sent { operations, read_bytes, written_bytes, errors, seconds, stages, latencies }
+        let &Self { operations, read_bytes, written_bytes, errors, began, seconds, stages, .. } =
+            self;
+        Sent { operations, read_bytes, written_bytes, errors, began, seconds, stages, latencies }
     }
 }
 
@@ -82,15 +87,33 @@ impl Sent {
         for (value, count) in self.latencies {
             latencies.saturating_record_n(value, count);
         }
-        let Self { operations, read_bytes, written_bytes, errors, seconds, stages, .. } = self;
-        Measured { latencies, operations, read_bytes, written_bytes, errors, seconds, stages }
+        let Self { operations, read_bytes, written_bytes, errors, began, seconds, stages, .. } =
+            self;
+        Measured {
+            latencies,
+            operations,
+            read_bytes,
+            written_bytes,
+            errors,
+            began,
+            seconds,
+            stages,
+        }
     }
 }
 
-/// The JSON object of a run of one or more clients.
+/// Seconds of the clock that all processes of a machine share.
+pub(crate) fn monotonic() -> f64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+/// The JSON object of a run of one or more clients. Where processors are short, processes start one
+/// after the other: the time counts from the first one's start to the last one's end.
 pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
     let mut latencies = histogram();
-    let (mut fair_min, mut fair_max, mut seconds) = (f64::INFINITY, 0.0f64, 0.0f64);
+    let (mut fair_min, mut fair_max) = (f64::INFINITY, 0.0f64);
+    let (mut began, mut ended) = (f64::INFINITY, 0.0f64);
     let sum = |count: fn(&Measured) -> u64| clients.iter().map(count).sum::<u64>();
     for client in clients {
         // The same bounds everywhere, so that adding cannot fail.
@@ -100,7 +123,8 @@ pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
         let rate = amount as f64 / client.seconds.max(1e-9);
         fair_min = fair_min.min(rate);
         fair_max = fair_max.max(rate);
-        seconds = seconds.max(client.seconds);
+        began = began.min(client.began);
+        ended = ended.max(client.began + client.seconds);
     }
     let samples: u64 = clients.iter().map(|c| c.stages[0]).sum();
     // Mean over the requests that were measured; an operation may take several of them.
@@ -114,7 +138,7 @@ pub(crate) fn summary(clients: &[Measured]) -> serde_json::Value {
         "bytes": sum(|c| c.read_bytes + c.written_bytes),
         "rbytes": sum(|c| c.read_bytes),
         "wbytes": sum(|c| c.written_bytes),
-        "secs": seconds,
+        "secs": (ended - began).max(0.0),
         "p50_us": us(0.5), "p99_us": us(0.99), "p999_us": us(0.999),
         "max_us": latencies.max() as f64 / 1000.0,
         "mean_us": latencies.mean() / 1000.0,

@@ -1,7 +1,8 @@
 //! The file workloads on a server, by the client library.
 
-use super::result::Measured;
+use super::result::{Measured, monotonic};
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
+use crate::serve::parse_bytes;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use towline_client::{Client, DirEntry, Error, File, Group, Operation, Options, Url};
@@ -16,7 +17,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "stat_diff")]
     pub(super) op: String,
     /// Bytes of each read or write.
-    #[arg(long, value_name = "N", default_value_t = 4096)]
+    #[arg(long, value_name = "N", value_parser = buffer_bytes, default_value = "4K")]
     pub(super) bs: usize,
     /// Operations in flight in each client.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -31,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     pub(super) files: u64,
     /// Bytes of the file `big`.
-    #[arg(long, value_name = "N", default_value_t = 256 << 20)]
+    #[arg(long, value_name = "N", value_parser = parse_bytes, default_value = "256M")]
     pub(super) bigsize: u64,
     /// Scans: over and over until the time is up, instead of the whole tree once.
     #[arg(long)]
@@ -48,6 +49,10 @@ pub(crate) struct Args {
     /// Number of this client; for the processes that `--procs` starts.
     #[arg(long, hide = true)]
     pub(super) worker: Option<usize>,
+}
+
+fn buffer_bytes(text: &str) -> Result<usize, String> {
+    usize::try_from(parse_bytes(text)?).map_err(|error| error.to_string())
 }
 
 /// A client that is connected and ready to run its workload.
@@ -104,6 +109,7 @@ impl Worker {
         }
         .map_err(|error| format!("{}: {error}", self.args.op))?;
         self.measured.seconds = start.elapsed().as_secs_f64();
+        self.measured.began = monotonic() - self.measured.seconds;
         let times = self.client.times();
         self.measured.stages = [times.samples, times.client_ns, times.network_ns, times.server_ns];
         Ok(std::mem::replace(&mut self.measured, Measured::new()))
