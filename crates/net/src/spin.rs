@@ -13,6 +13,12 @@ use std::time::{Duration, Instant};
 const PAUSE_IN_VAIN: u32 = 15;
 /// The same while somebody else wants the processor, who may keep it for milliseconds when asked.
 const PAUSE_CONTENDED: u32 = 1023;
+/// After so many looks in vain, one after the other, one look is longer.
+const VAIN_BEFORE_LONG: u32 = 2;
+/// By this factor.
+const LONG: u32 = 4;
+/// Most short looks between two long ones that changed nothing.
+const SHORT_BETWEEN: u32 = 63;
 /// What comes this soon is not worth asking whether somebody else wants the processor.
 const SOON: Duration = Duration::from_micros(5);
 /// Asking takes longer than this only when somebody did.
@@ -32,6 +38,11 @@ pub fn look_often(is_there: impl Fn() -> bool) -> bool {
 }
 
 /// How long to look before sleeping, and whether at all.
+///
+/// Two ends that both sleep, where to be woken takes longer than they look, find each other asleep
+/// for ever: each answer comes when the other one has just given up. So one look in many is longer. If it
+/// finds something, the peer is awake, and short looks are enough from then on; if those stay in vain,
+/// the peer is simply far away, and long looks become rare.
 #[derive(Debug)]
 pub struct Spin {
     limit: Duration,
@@ -39,18 +50,24 @@ pub struct Spin {
     pause: u32,
     /// The length of the next pause, when the next try is in vain, too.
     next_pause: u32,
+    /// Looks in vain, one after the other.
+    vain: u32,
+    /// Short looks before the next long one, and the same after that one.
+    short: u32,
+    next_short: u32,
 }
 
 impl Spin {
     /// Looks for at most `limit` each time; zero never looks.
     #[must_use]
     pub fn new(limit: Duration) -> Self {
-        Self { limit, pause: 0, next_pause: 0 }
+        Self { limit, pause: 0, next_pause: 0, vain: 0, short: 0, next_short: 0 }
     }
 
-    /// Calls `look` until it finds something. `None` after the limit, or at once where spinning was
-    /// in vain lately: it is time to sleep. Each time in vain after the first the pause until the next
-    /// try doubles; it becomes much longer while somebody else wants the processor.
+    /// Calls `look` until it finds something. `None` after the limit, now and then after four times the
+    /// limit, or at once where spinning was in vain lately: it is time to sleep. Each time in vain
+    /// after the first the pause until the next try doubles; it becomes much longer while somebody else
+    /// wants the processor.
     pub fn until<T>(&mut self, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         if self.limit.is_zero() {
             return None;
@@ -63,17 +80,18 @@ impl Spin {
         if let Some(found) = look() {
             return Some(found);
         }
+        let limit = self.next_limit();
         let start = Instant::now();
-        let (mut last, mut asked) = (start, false);
+        let (mut last, mut ask) = (start, start + SOON);
         loop {
             if let Some(found) = look() {
-                self.next_pause = 0;
+                self.found(last - start < self.limit);
                 return Some(found);
             }
             let mut now = Instant::now();
             let mut contended = now - last > PREEMPTED;
-            if !asked && now - start >= SOON {
-                asked = true;
+            if now >= ask {
+                ask = start + self.limit.max(ask - start) * 2;
                 sched_yield();
                 let before = std::mem::replace(&mut now, Instant::now());
                 contended |= now - before > YIELDED;
@@ -83,13 +101,41 @@ impl Spin {
                 self.next_pause = (self.pause * 4 + 1).min(PAUSE_CONTENDED);
                 return look();
             }
-            if now - start >= self.limit {
-                self.pause = self.next_pause.min(PAUSE_IN_VAIN);
-                self.next_pause = self.pause * 2 + 1;
+            if now - start >= limit {
+                self.in_vain();
                 return None;
             }
             last = now;
         }
+    }
+
+    /// How long to look this time.
+    fn next_limit(&mut self) -> Duration {
+        if self.vain < VAIN_BEFORE_LONG {
+            return self.limit;
+        }
+        if self.short > 0 {
+            self.short -= 1;
+            return self.limit;
+        }
+        self.short = self.next_short;
+        self.next_short = (self.next_short * 2 + 1).min(SHORT_BETWEEN);
+        self.limit * LONG
+    }
+
+    /// A look found something; `soon`: before the usual limit.
+    fn found(&mut self, soon: bool) {
+        self.next_pause = 0;
+        self.vain = 0;
+        if soon {
+            (self.short, self.next_short) = (0, 0);
+        }
+    }
+
+    fn in_vain(&mut self) {
+        self.pause = self.next_pause.min(PAUSE_IN_VAIN);
+        self.next_pause = self.pause * 2 + 1;
+        self.vain = self.vain.saturating_add(1);
     }
 }
 
@@ -135,6 +181,57 @@ mod tests {
         }
         assert_eq!((spin.pause, spin.next_pause), (0, 0));
         assert_eq!(tries(&mut spin, 1), 1);
+    }
+
+    /// Limits of so many tries, all of them in vain.
+    fn vain_limits(spin: &mut Spin, tries: usize) -> Vec<Duration> {
+        let one = |_| {
+            let limit = spin.next_limit();
+            spin.in_vain();
+            limit
+        };
+        (0..tries).map(one).collect()
+    }
+
+    #[test]
+    fn one_look_in_many_is_long_while_nothing_comes() {
+        let limit = Duration::from_micros(100);
+        let mut spin = Spin::new(limit);
+        let limits = vain_limits(&mut spin, 1000);
+        let long: Vec<_> = (0..1000).filter(|at| limits[*at] > limit).collect();
+        assert_eq!(long[..5], [2, 3, 5, 9, 17]);
+        assert!(limits.iter().all(|one| *one == limit || *one == limit * LONG));
+        assert!(long[7..].windows(2).all(|two| two[1] - two[0] == SHORT_BETWEEN as usize + 1));
+    }
+
+    #[test]
+    fn a_peer_that_was_asleep_is_awake_after_a_long_look() {
+        let limit = Duration::from_micros(100);
+        let mut spin = Spin::new(limit);
+        assert_eq!(vain_limits(&mut spin, 2), [limit; 2]);
+        assert_eq!(spin.next_limit(), limit * LONG);
+        spin.found(false);
+        // It answers at once from now on.
+        assert_eq!(spin.next_limit(), limit);
+        spin.found(true);
+        // When both fall asleep again, it begins anew.
+        assert_eq!(vain_limits(&mut spin, 3), [limit, limit, limit * LONG]);
+    }
+
+    #[test]
+    fn a_peer_that_is_far_away_costs_few_long_looks() {
+        let limit = Duration::from_micros(100);
+        let mut spin = Spin::new(limit);
+        let mut long = 0;
+        for _ in 0..10_000 {
+            if spin.next_limit() > limit {
+                spin.found(false);
+                long += 1;
+            } else {
+                spin.in_vain();
+            }
+        }
+        assert!(long < 10_000 / SHORT_BETWEEN, "{long} long looks");
     }
 
     #[test]
