@@ -2,7 +2,7 @@
 
 use super::local::Local;
 use super::processor::{Pinned, end_with_parent};
-use super::result::{Measured, Sent, summary};
+use super::result::{Measured, Sent, monotonic, summary};
 use super::tree;
 use super::workload::{Args, Worker};
 use std::io::{BufRead, BufReader, Write};
@@ -32,10 +32,10 @@ impl Load {
         Ok(Self::Remote(Worker::new(args, number as u64)?))
     }
 
-    fn run(&mut self) -> Result<Measured, String> {
+    fn run(&mut self, secs: f64) -> Result<Measured, String> {
         match self {
-            Self::Remote(worker) => worker.run(),
-            Self::Local(local) => local.run(),
+            Self::Remote(worker) => worker.run(secs),
+            Self::Local(local) => local.run(secs),
         }
     }
 }
@@ -50,7 +50,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
         let _pinned = pin(args, 0)?;
         let mut load = Load::new(args, 0)?;
         mark("start");
-        let measured = load.run();
+        let measured = load.run(args.secs);
         mark("end");
         vec![measured?]
     } else {
@@ -78,11 +78,10 @@ fn work(args: &Args, number: usize) -> Result<(), String> {
     let mut load = Load::new(args, number)?;
     println!("ready");
     let mut line = String::new();
-    let count = std::io::stdin().read_line(&mut line).map_err(|e| e.to_string())?;
-    if count == 0 {
-        return Err(format!("client {number}: never started"));
-    }
-    let measured = load.run()?;
+    std::io::stdin().read_line(&mut line).map_err(|e| e.to_string())?;
+    // It comes when it comes, but all end at the same time.
+    let end: f64 = line.trim().parse().map_err(|_| format!("client {number}: never started"))?;
+    let measured = load.run((end - monotonic()).max(0.0))?;
     let text = serde_json::to_string(&measured.to_sent()).map_err(|e| e.to_string())?;
     println!("{text}");
     Ok(())
@@ -142,9 +141,10 @@ fn many(args: &Args) -> Result<Vec<Measured>, String> {
         process.line()?;
     }
     mark("start");
+    let end = format!("{}\n", monotonic() + args.secs);
     for process in &mut processes {
         if let Some(mut input) = process.child.stdin.take() {
-            input.write_all(b"go\n").map_err(|e| e.to_string())?;
+            input.write_all(end.as_bytes()).map_err(|e| e.to_string())?;
         }
     }
     std::thread::sleep(Duration::from_secs_f64(args.secs));

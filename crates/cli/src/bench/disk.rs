@@ -5,7 +5,7 @@ use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
 use super::{paper, processor};
 use crate::serve::parse_bytes;
-use std::sync::Barrier;
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 use towline_client::Url;
 
@@ -117,15 +117,16 @@ fn load<C: Send>(
         limit: Duration::from_secs_f64(secs),
     };
     let mut connected: Vec<C> = (0..*clients).map(|_| connect()).collect::<Result<_, _>>()?;
-    // Where processors are short, threads start one after the other: all wait for the last one, and the
-    // time counts from the first request to the last answer of any of them.
-    let (run, all) = (&run, &Barrier::new(*clients));
+    // Where processors are short, threads start one after the other: all wait for the last one, end at the
+    // same time, and what counts is the time from the first request to the last answer of any of them.
+    let (run, all, end) = (&run, &Barrier::new(*clients), &OnceLock::new());
     println!("#start");
     let results: Vec<(Instant, Result<Outcome, String>, Instant)> = std::thread::scope(|scope| {
         let begin = move |client| {
             all.wait();
             let began = Instant::now();
-            (began, run(client, load), Instant::now())
+            let limit = end.get_or_init(|| began + load.limit).saturating_duration_since(began);
+            (began, run(client, Load { limit, ..load }), Instant::now())
         };
         let threads: Vec<_> =
             connected.iter_mut().map(|client| scope.spawn(move || begin(client))).collect();

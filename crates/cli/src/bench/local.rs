@@ -28,10 +28,10 @@ impl Local {
         Ok(Self { args: args.clone(), number, root, random, measured: Measured::new() })
     }
 
-    /// Runs for the time asked for.
-    pub(super) fn run(&mut self) -> std::result::Result<Measured, String> {
+    /// Runs for so many seconds.
+    pub(super) fn run(&mut self, secs: f64) -> std::result::Result<Measured, String> {
         let start = Instant::now();
-        let end = start + Duration::from_secs_f64(self.args.secs);
+        let end = start + Duration::from_secs_f64(secs);
         match self.args.op.as_str() {
             "stat_same" | "stat_diff" => self.stat(end),
             "orc" => self.open_read_close(end),
