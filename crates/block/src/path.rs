@@ -44,6 +44,8 @@ pub struct Moved {
     pub holes: u64,
     /// Written through the page cache or into memory.
     pub written_staged: u64,
+    /// Written by being received into the disk's memory.
+    pub written_in_place: u64,
     /// Written by the device from a buffer, around the page cache.
     pub written_direct: u64,
 }

@@ -208,7 +208,8 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Write {
     pub(crate) disk: Arc<Disk>,
-    /// Next byte to be received, and the next one that has no buffer yet.
+    pub(crate) start: u64,
+    /// Next byte to be received, and the next one that has no room yet.
     pub(crate) next: u64,
     pub(crate) placed: u64,
     pub(crate) end: u64,

@@ -4,7 +4,7 @@ use crate::Lock;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::Duration;
-use towline_net::{Counters, Incoming, Input, Link, Sink, Spin};
+use towline_net::{Counters, Incoming, Input, Link, Sink, Spin, Target};
 use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, lock};
 use towline_wire::{Header, Kind, ProtocolError, Reply, Request};
@@ -158,7 +158,7 @@ impl Sink for Answer {
         Ok(())
     }
 
-    fn place(&mut self, _: &Header, _: &[u8], _: usize, _: usize) -> Option<&mut [u8]> {
+    fn place(&mut self, _: &Header, _: &[u8], _: usize, _: usize) -> Option<Target<'_>> {
         None
     }
 

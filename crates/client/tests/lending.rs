@@ -322,7 +322,11 @@ impl Raw {
                 let mut part = vec![0; 64 * KIB];
                 let count = self
                     .link
-                    .receive_wait(&mut part, &mut towline_net::Spin::new(Duration::ZERO), false)
+                    .receive_wait(
+                        &mut towline_net::Target::Own(&mut part),
+                        &mut towline_net::Spin::new(Duration::ZERO),
+                        false,
+                    )
                     .unwrap();
                 received.extend_from_slice(&part[..count]);
             }

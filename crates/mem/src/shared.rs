@@ -9,6 +9,7 @@ use crate::Lending;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -176,6 +177,19 @@ impl SharedMemory {
         let target = self.address(to, length);
         // SAFETY: both ranges are inside the mapping and do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
+    }
+
+    /// Copies a range of other shared memory to `offset`; either may be written meanwhile, so the bytes may be mixed.
+    ///
+    /// # Panics
+    /// When a range is not inside, both are the same memory, or this one is mapped read-only.
+    pub fn copy_from(&self, offset: usize, source: &Self, range: Range<usize>) {
+        assert!(self.writable, "shared memory is mapped read-only");
+        assert!(!std::ptr::eq(self, source), "copy within one memory");
+        let from = source.address(range.start, range.len());
+        let to = self.address(offset, range.len());
+        // SAFETY: `address` checked the ranges, and two mappings never overlap.
+        unsafe { copy(from, to, range.len()) };
     }
 
     /// A word for flags and futexes.

@@ -22,7 +22,7 @@ pub use check::{Checked, Refusal};
 pub use constants::Error;
 pub use handshake::{Ended, Haggle, Progress};
 pub use receiver::{Handler, Received, Receiver};
-pub use request::{Command, Request};
+pub use request::{Command, Request, header_bytes};
 
 /// The peer broke the protocol in a way that leaves no common ground: the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

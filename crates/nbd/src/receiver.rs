@@ -28,12 +28,9 @@ pub trait Handler {
     /// What the client is told.
     fn write_begin(&mut self, request: &Request) -> Result<(), Refusal>;
 
-    /// Where the next of `rest` missing bytes of the write go; `None`: no room now, receive again
-    /// later.
-    fn place(&mut self, rest: usize) -> Option<&mut [u8]>;
-
-    /// So many bytes were put where [`Handler::place`] said.
-    fn placed(&mut self, count: usize);
+    /// Takes the first of these bytes, which are the next ones of the write; returns how many. 0: no room now,
+    /// receive again later.
+    fn put(&mut self, bytes: &[u8]) -> usize;
 }
 
 /// What became of some input.
@@ -85,8 +82,8 @@ impl Receiver {
         self.agreed.export.size = self.agreed.export.size.max(size);
     }
 
-    /// Bytes of a write's payload that are missing: they may be received straight to where
-    /// [`Handler::place`] says, and then be told by [`Receiver::placed`].
+    /// Bytes of a write's payload that are missing: they may be received without passing through here, and then be
+    /// told by [`Receiver::placed`].
     #[must_use]
     pub fn missing(&self) -> u64 {
         match self.state {
@@ -95,12 +92,11 @@ impl Receiver {
         }
     }
 
-    /// Bytes were put in place without passing through here.
-    pub fn placed(&mut self, count: usize, handler: &mut dyn Handler) {
+    /// Bytes of the payload were received without passing through here.
+    pub fn placed(&mut self, count: usize) {
         if let State::Payload(missing) = self.state {
             let missing = missing.saturating_sub(count as u64);
             self.state = if missing == 0 { State::Header } else { State::Payload(missing) };
-            handler.placed(count);
         }
     }
 
@@ -133,14 +129,13 @@ impl Receiver {
                         break;
                     }
                     let wanted = missing.min(rest.len() as u64) as usize;
-                    let Some(place) = handler.place(missing.min(usize::MAX as u64) as usize) else {
+                    let count = handler.put(&rest[..wanted]);
+                    if count == 0 {
                         blocked = true;
                         break;
-                    };
-                    let count = wanted.min(place.len());
-                    place[..count].copy_from_slice(&rest[..count]);
+                    }
                     used += count;
-                    self.placed(count, handler);
+                    self.placed(count);
                 }
                 State::Status(request, length) => {
                     let Some(payload) = rest.get(..length) else { break };

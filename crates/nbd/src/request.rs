@@ -49,7 +49,8 @@ pub struct Request {
 }
 
 /// Bytes of a request's header.
-pub(crate) fn header_bytes(form: Form) -> usize {
+#[must_use]
+pub fn header_bytes(form: Form) -> usize {
     if form == Form::Extended { 32 } else { 28 }
 }
 

@@ -5,7 +5,7 @@
 //! the place that the receiver names, and only what came along in the buffer is copied there.
 
 use crate::socket::is_nothing;
-use crate::{Counters, Link, Spin};
+use crate::{Counters, Link, Spin, Target};
 use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind, ProtocolError};
@@ -31,7 +31,10 @@ pub trait Sink {
         body: &[u8],
         done: usize,
         rest: usize,
-    ) -> Option<&mut [u8]>;
+    ) -> Option<Target<'_>>;
+
+    /// So many bytes were put where [`Sink::place`] said.
+    fn placed(&mut self, _header: &Header, _count: usize) {}
 
     /// True when bulk is expected next, so that little is read ahead of it.
     fn expects_bulk(&self) -> bool;
@@ -117,7 +120,13 @@ impl Input {
         } else {
             scratch.len()
         };
-        let count = match receive(link, &mut scratch[have..ahead], wait, false, counters)? {
+        let count = match receive(
+            link,
+            &mut Target::Own(&mut scratch[have..ahead]),
+            wait,
+            false,
+            counters,
+        )? {
             Some(0) => return Ok(Incoming::Closed),
             Some(count) => count,
             None => return Ok(Incoming::Drained),
@@ -194,15 +203,21 @@ impl Input {
         let Some(bulk) = &mut self.bulk else { return Ok(Incoming::Progress) };
         let rest = bulk.header.payload_bytes as usize - bulk.done;
         let (wanted, received) = match sink.place(&bulk.header, &bulk.body, bulk.done, rest) {
-            Some(target) => {
-                let wanted = target.len().min(rest);
-                let received = receive(link, &mut target[..wanted], wait, true, counters)?;
-                Counters::add(&counters.bytes_received_placed, received.unwrap_or(0) as u64);
+            Some(mut target) => {
+                let mut target = target.limited(rest);
+                let wanted = target.len();
+                let received = receive(link, &mut target, wait, true, counters)?;
+                let count = received.unwrap_or(0);
+                Counters::add(&counters.bytes_received_placed, count as u64);
+                if count > 0 {
+                    sink.placed(&bulk.header, count);
+                }
                 (wanted, received)
             }
             None => {
                 let wanted = rest.min(scratch.len());
-                let received = receive(link, &mut scratch[..wanted], wait, true, counters)?;
+                let mut target = Target::Own(&mut scratch[..wanted]);
+                let received = receive(link, &mut target, wait, true, counters)?;
                 Counters::add(&counters.payload_discarded, received.unwrap_or(0) as u64);
                 (wanted, received)
             }
@@ -236,9 +251,9 @@ fn place_all(
     while !rest.is_empty() {
         let missing = header.payload_bytes as usize - done;
         match sink.place(header, body, done, missing) {
-            Some(target) if !target.is_empty() => {
-                let count = target.len().min(rest.len());
-                target[..count].copy_from_slice(&rest[..count]);
+            Some(mut target) if !target.is_empty() => {
+                let count = target.put(rest);
+                sink.placed(header, count);
                 rest = &rest[count..];
                 done += count;
             }
@@ -254,14 +269,14 @@ fn place_all(
 
 fn receive(
     link: &Link,
-    target: &mut [u8],
+    target: &mut Target<'_>,
     wait: Option<&mut Spin>,
     full: bool,
     counters: &Counters,
 ) -> io::Result<Option<usize>> {
     let received = match wait {
         Some(spin) => link.receive_wait(target, spin, full),
-        None => link.receive(target, counters),
+        None => link.receive_to(target, counters),
     };
     match received {
         Ok(count) => Ok(Some(count)),
@@ -293,7 +308,7 @@ mod tests {
             Ok(())
         }
 
-        fn place(&mut self, _: &Header, _: &[u8], _: usize, _: usize) -> Option<&mut [u8]> {
+        fn place(&mut self, _: &Header, _: &[u8], _: usize, _: usize) -> Option<Target<'_>> {
             None
         }
 

@@ -15,6 +15,7 @@ mod queue;
 mod shm;
 mod socket;
 mod spin;
+mod target;
 
 pub use counters::Counters;
 pub use input::{Incoming, Input, Sink};
@@ -24,3 +25,4 @@ pub use queue::{Flushed, SENDFILE_BYTES_MIN, SendQueue, Telling};
 pub use shm::{Doorbell, SHM_BYTES, ShmLink, ShmSide};
 pub use socket::{Wait, receive_descriptors, send_descriptors};
 pub use spin::{Spin, look_often};
+pub use target::Target;

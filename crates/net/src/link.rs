@@ -2,7 +2,7 @@
 
 use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
-use crate::{Counters, ShmLink, Spin};
+use crate::{Counters, ShmLink, Spin, Target};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 use std::io;
@@ -61,6 +61,14 @@ impl Link {
     /// # Errors
     /// `WouldBlock` when there is nothing, and what the socket says.
     pub fn receive(&self, target: &mut [u8], counters: &Counters) -> io::Result<usize> {
+        self.receive_to(&mut Target::Own(target), counters)
+    }
+
+    /// As [`Link::receive`], into memory of any kind.
+    ///
+    /// # Errors
+    /// As [`Link::receive`].
+    pub fn receive_to(&self, target: &mut Target<'_>, counters: &Counters) -> io::Result<usize> {
         let count = match self {
             Self::Socket(fd, _) => {
                 Counters::add(&counters.system_calls, 1);
@@ -73,6 +81,24 @@ impl Link {
         Ok(count)
     }
 
+    /// As [`Link::receive_to`], and what came behind goes to `ahead`: returns the bytes of both together. Only sockets
+    /// look for more with the same call.
+    ///
+    /// # Errors
+    /// As [`Link::receive`].
+    pub fn receive_ahead(
+        &self,
+        target: &mut Target<'_>,
+        ahead: &mut [u8],
+        counters: &Counters,
+    ) -> io::Result<usize> {
+        let Self::Socket(fd, _) = self else { return self.receive_to(target, counters) };
+        Counters::add(&counters.system_calls, 1);
+        let count = socket::receive_two(fd.as_fd(), target, ahead)?;
+        Counters::add(&counters.bytes_received, count as u64);
+        Ok(count)
+    }
+
     /// Receives at least a byte, waiting for it; spins first where that helps. With `full`, a
     /// socket waits until all of `target` came, unless the peer closes before, and without spinning:
     /// one wake-up for many bytes costs less than a system call for each packet.
@@ -81,7 +107,7 @@ impl Link {
     /// What the socket says; zero bytes mean that the peer closed.
     pub fn receive_wait(
         &self,
-        target: &mut [u8],
+        target: &mut Target<'_>,
         spin: &mut Spin,
         full: bool,
     ) -> io::Result<usize> {

@@ -1,6 +1,6 @@
 //! A link inside a process, for tests: two byte queues.
 
-use crate::Link;
+use crate::{Link, Target};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -50,7 +50,7 @@ impl LocalLink {
         Ok(count)
     }
 
-    pub(crate) fn receive(&self, target: &mut [u8], wait: bool) -> io::Result<usize> {
+    pub(crate) fn receive(&self, target: &mut Target<'_>, wait: bool) -> io::Result<usize> {
         let mut state = self.incoming.lock();
         while state.0.is_empty() {
             if state.1 {
@@ -62,9 +62,8 @@ impl LocalLink {
             state = self.incoming.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let count = target.len().min(state.0.len());
-        for (to, from) in target.iter_mut().zip(state.0.drain(..count)) {
-            *to = from;
-        }
+        let bytes: Vec<u8> = state.0.drain(..count).collect();
+        target.put(&bytes);
         self.incoming.changed.notify_all();
         Ok(count)
     }

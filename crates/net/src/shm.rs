@@ -6,7 +6,7 @@
 //! peer is not trusted: its positions are read once and checked before use.
 
 use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
-use crate::{Spin, look_often};
+use crate::{Spin, Target, look_often};
 use rustix::thread::futex;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -224,7 +224,7 @@ impl ShmLink {
         Ok((position - start) as usize)
     }
 
-    pub(crate) fn receive(&self, target: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn receive(&self, target: &mut Target<'_>) -> io::Result<usize> {
         let ring = self.rings().1;
         let available = self.available(&ring)?;
         if available == 0 {
@@ -236,7 +236,8 @@ impl ShmLink {
         while done < wanted {
             let at = ((start + done as u64) % ring.bytes as u64) as usize;
             let count = (wanted - done).min(ring.bytes - at);
-            self.memory.copy_out(ring.base + at, &mut target[done..done + count]);
+            let from = ring.base + at;
+            target.put_shared(done, &self.memory, from..from + count);
             done += count;
         }
         let position = start + done as u64;

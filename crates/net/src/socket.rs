@@ -1,6 +1,7 @@
 //! System calls on sockets that need addresses: gathered sends, sendfile, descriptors.
 #![allow(unsafe_code)]
 
+use crate::Target;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -107,9 +108,43 @@ pub(crate) fn is_nothing(error: &io::Error) -> bool {
 }
 
 /// Receives.
-pub(crate) fn receive(fd: BorrowedFd<'_>, target: &mut [u8], wait: Wait) -> io::Result<usize> {
-    let (count, _) = rustix::net::recv(fd, target, wait.flags())?;
-    Ok(count)
+pub(crate) fn receive(
+    fd: BorrowedFd<'_>,
+    target: &mut Target<'_>,
+    wait: Wait,
+) -> io::Result<usize> {
+    let vector = vector_of(target);
+    let flags = wait.flags().bits() as i32;
+    // SAFETY: the memory is alive and may be written as `Target` says; no reference to shared memory is made.
+    let received = unsafe { libc::recv(fd.as_raw_fd(), vector.iov_base, vector.iov_len, flags) };
+    usize::try_from(received).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives without waiting: what `target` does not take goes to `ahead`.
+pub(crate) fn receive_two(
+    fd: BorrowedFd<'_>,
+    target: &mut Target<'_>,
+    ahead: &mut [u8],
+) -> io::Result<usize> {
+    let mut vectors = [vector_of(target), vector_of(&mut Target::Own(ahead))];
+    // SAFETY: all zero is a valid msghdr: no name, no control data.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = vectors.len() as _;
+    // SAFETY: the vectors and the memory they name outlive the call, and may be written.
+    let received = unsafe { libc::recvmsg(fd.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    usize::try_from(received).map_err(|_| io::Error::last_os_error())
+}
+
+fn vector_of(target: &mut Target<'_>) -> libc::iovec {
+    let (address, length) = match target {
+        Target::Own(bytes) => (bytes.as_mut_ptr(), bytes.len()),
+        Target::Shared(memory, range) => {
+            assert!(memory.is_writable(), "shared memory is mapped read-only");
+            (memory.address(range.start, range.len()), range.len())
+        }
+    };
+    libc::iovec { iov_base: address.cast(), iov_len: length }
 }
 
 /// Sends bytes together with descriptors over a Unix socket.

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_mem::Aggregate;
-use towline_net::Sink;
+use towline_net::{Sink, Target};
 use towline_session::Compound;
 use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
@@ -36,6 +36,13 @@ fn wrong<T>(what: &'static str) -> Result<T, ProtocolError> {
 impl Serving<'_> {
     fn session(&self) -> Option<u64> {
         self.core.lanes[self.index].as_ref()?.session
+    }
+
+    /// The request on files that a message belongs to.
+    fn running(&mut self, session: u64, header: &Header) -> Option<&mut Running> {
+        let served = self.core.sessions.get_mut(&session)?;
+        let running = served.running.get_mut(usize::from(header.slot))?.as_deref_mut();
+        running.filter(|running| running.sequence == header.sequence)
     }
 
     fn request(
@@ -196,18 +203,24 @@ impl Sink for Serving<'_> {
         _body: &[u8],
         done: usize,
         rest: usize,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Target<'_>> {
         let session = self.session()?;
-        let served = self.core.sessions.get_mut(&session)?;
-        let running = served.running.get_mut(usize::from(header.slot))?.as_mut();
-        let grant = match running.filter(|running| running.sequence == header.sequence) {
-            Some(running) => running.grants.front_mut()?,
-            None => served.disks.grant_mut(header.slot, header.sequence)?,
-        };
+        if self.running(session, header).is_none() {
+            return self.core.disk_place(session, header, done, rest);
+        }
+        let grant = self.running(session, header)?.grants.front_mut()?;
         if grant.offset != header.offset || done + rest > grant.length {
             return None;
         }
-        Some(&mut grant.buffer.bytes_mut()[done..done + rest])
+        Some(Target::Own(&mut grant.buffer.bytes_mut()[done..done + rest]))
+    }
+
+    fn placed(&mut self, header: &Header, count: usize) {
+        if let Some(session) = self.session()
+            && self.running(session, header).is_none()
+        {
+            self.core.disk_placed(session, header, count);
+        }
     }
 
     fn expects_bulk(&self) -> bool {

@@ -208,6 +208,7 @@ impl Statistics {
             add("disk_bytes_direct", moved.direct);
             add("disk_bytes_holes", moved.holes);
             add("disk_bytes_written_staged", moved.written_staged);
+            add("disk_bytes_written_in_place", moved.written_in_place);
             add("disk_bytes_written_direct", moved.written_direct);
             for (tag, count) in core.by_operation.iter().enumerate() {
                 let count = count.load(Ordering::Relaxed);

@@ -161,6 +161,16 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// The memory that the bytes of a range may be received into, in place of a write, and where in it they belong.
+    /// Others may read and write there meanwhile, as with writes that overlap. Ask anew before each part that comes:
+    /// the disk may have become shorter. After each part tell [`BlockStore::landed`]. `None`: write it. Does not wait.
+    fn landing(&self, _offset: u64, _length: u64) -> Option<(&SharedMemory, usize)> {
+        None
+    }
+
+    /// So many bytes were received to where [`BlockStore::landing`] said: they are written.
+    fn landed(&self, _offset: u64, _length: u64) {}
+
     /// Writes if that needs no waiting; with `durable` not before it is on stable storage.
     fn write_now(&self, _offset: u64, _data: &[u8], _durable: bool) -> Now {
         Now::WouldBlock

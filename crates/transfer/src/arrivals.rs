@@ -7,7 +7,7 @@ use crate::message::{Control, operation_of, stream};
 use crate::owner::PUSH_BIT;
 use crate::state::{Arrived, BUFFER_BYTES, PeerId, State};
 use std::sync::Arc;
-use towline_net::{Incoming, Sink};
+use towline_net::{Incoming, Sink, Target};
 use towline_wire::{Header, Kind, ProtocolError};
 
 struct Arrivals<'a> {
@@ -241,11 +241,11 @@ impl Sink for Arrivals<'_> {
         _body: &[u8],
         done: usize,
         _rest: usize,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Target<'_>> {
         if header.kind != Kind::Data || !self.check_data(header).unwrap_or(false) {
             return None;
         }
-        self.place_of(header, done)
+        self.place_of(header, done).map(Target::Own)
     }
 
     fn expects_bulk(&self) -> bool {

@@ -36,14 +36,12 @@ impl Handler for Strict {
         Ok(())
     }
 
-    fn place(&mut self, rest: usize) -> Option<&mut [u8]> {
-        assert_eq!(rest as u64, self.missing);
-        let count = rest.min(self.buffer.len());
-        Some(&mut self.buffer[..count])
-    }
-
-    fn placed(&mut self, count: usize) {
+    fn put(&mut self, bytes: &[u8]) -> usize {
+        assert!(bytes.len() as u64 <= self.missing);
+        let count = bytes.len().min(self.buffer.len());
+        self.buffer[..count].copy_from_slice(&bytes[..count]);
         self.missing -= count as u64;
+        count
     }
 }
 

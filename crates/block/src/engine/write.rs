@@ -1,13 +1,15 @@
 //! Writes: room for their payload, and what becomes of it.
 
-use super::{Engine, Fragment, Kind, OwnerKey, RequestKey};
+use super::{EIO, Engine, Fragment, Kind, OwnerKey, RequestKey};
 use crate::Disk;
 use crate::request::{Driver, Output, Work, Write};
 use crate::slab::Key;
 use crate::ways::write_work;
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_mem::PoolBuffer;
+use towline_mem::{PoolBuffer, SharedMemory};
 use towline_store::{Direction, Now};
 
 impl<T: Copy> Engine<T> {
@@ -23,6 +25,7 @@ impl<T: Copy> Engine<T> {
     ) -> Option<RequestKey> {
         let write = Write {
             disk: disk.clone(),
+            start: range.start,
             next: range.start,
             placed: range.start,
             end: range.end,
@@ -55,11 +58,57 @@ impl<T: Copy> Engine<T> {
         Some((buffer, length as usize))
     }
 
-    /// The buffers of a write that are not filled yet never will be: their bytes come anew.
-    pub fn forget_room(&mut self, key: RequestKey) {
+    /// Room for the next bytes of a write without a buffer, since the disk is memory that they may be received into: how
+    /// many. `None`: it is not, or all bytes have room.
+    pub fn room_in_place(&mut self, key: RequestKey) -> Option<usize> {
+        let fragment = self.limits.fragments.buffer_bytes() as u64;
+        let Kind::Write(write) = &mut self.requests.get_mut(key.0)?.kind else { return None };
+        let length = (write.end - write.placed).min(fragment);
+        write.disk.store.landing(write.placed, length).filter(|_| length > 0)?;
+        write.placed += length;
+        Some(length as usize)
+    }
+
+    /// Where the next bytes of a write, at most so many, may be received to. `None`: nowhere but into
+    /// [`Engine::room`].
+    pub fn landing(
+        &mut self,
+        key: RequestKey,
+        most: usize,
+    ) -> Option<(&SharedMemory, Range<usize>)> {
+        let Kind::Write(write) = &mut self.requests.get_mut(key.0)?.kind else { return None };
+        let length = (write.end - write.next).min(most as u64);
+        let (memory, at) = write.disk.store.landing(write.next, length)?;
+        Some((memory, at..at + length as usize))
+    }
+
+    /// So many bytes were received to where [`Engine::landing`] said.
+    pub fn landed(&mut self, key: RequestKey, count: usize) {
+        let Some(request) = self.requests.get_mut(key.0) else { return };
+        let Kind::Write(write) = &mut request.kind else { return };
+        let count = count as u64;
+        write.disk.store.landed(write.next, count);
+        self.moved.written_in_place += count;
+        write.next += count;
+        write.placed = write.placed.max(write.next);
+        self.end_write(key.0);
+    }
+
+    /// What was missing of a write up to this byte of it was thrown away, since the disk became shorter.
+    pub fn lost(&mut self, key: RequestKey, done: u64) {
+        let Some(request) = self.requests.get_mut(key.0) else { return };
+        let Kind::Write(write) = &mut request.kind else { return };
+        write.next = write.next.max(write.start + done);
+        write.error.get_or_insert_with(|| io::Error::from_raw_os_error(EIO));
+        self.end_write(key.0);
+    }
+
+    /// All bytes of a write from `done` on come anew, whatever had room already.
+    pub fn rewind(&mut self, key: RequestKey, done: u64) {
         if let Some(request) = self.requests.get_mut(key.0)
             && let Kind::Write(write) = &mut request.kind
         {
+            write.next = write.start + done;
             write.placed = write.next;
         }
     }

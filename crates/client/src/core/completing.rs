@@ -5,7 +5,7 @@ use crate::Error;
 use crate::borrow::{Borrowed, Refusal};
 use crate::lent::{exclusive, shared};
 use std::sync::Arc;
-use towline_net::{Link, Sink};
+use towline_net::{Link, Sink, Target};
 use towline_wire::header::{data_flag, reply_flag, request_flag};
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
@@ -165,7 +165,7 @@ impl Sink for Completing<'_> {
         _body: &[u8],
         done: usize,
         rest: usize,
-    ) -> Option<&mut [u8]> {
+    ) -> Option<Target<'_>> {
         let mut state = self.core.state.lock();
         let slot = state
             .slots
@@ -175,7 +175,7 @@ impl Sink for Completing<'_> {
         let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
         let part = slot.target.part_mut(from, rest)?;
         slot.received = slot.received.max(from + rest);
-        Some(exclusive(part))
+        Some(Target::Own(exclusive(part)))
     }
 
     fn expects_bulk(&self) -> bool {

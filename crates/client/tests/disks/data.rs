@@ -229,6 +229,33 @@ fn a_call_may_be_longer_than_a_request() {
     }
 }
 
+/// Their bytes are copied by whoever receives them, once, into the disk's own memory; only data that is checked before it
+/// is written needs a buffer.
+#[test]
+fn long_writes_to_memory_disks_land_in_place() {
+    let disks = disks();
+    for (transport, client) in disks.transports.iter().zip(clients(&disks)) {
+        let moved = || {
+            ["in_place", "staged"].map(|way| counter(&client, &format!("disk_bytes_written_{way}")))
+        };
+        let disk = client.disk(b"memory").unwrap();
+        let data = pattern(1_000_001, 23);
+        let before = moved();
+        disk.write_at(&data, 4097).unwrap();
+        let after = moved();
+        let what = format!("over {transport:?}");
+        assert_eq!([after[0] - before[0], after[1] - before[1]], [data.len() as u64, 0], "{what}");
+        let mut back = vec![0; data.len() + 2];
+        disk.read_at(&mut back, 4096).unwrap();
+        assert!(back[1..=data.len()] == data, "{what}");
+        assert_eq!((back[0], back[data.len() + 1]), (0, 0), "{what}");
+        let checked = client.disk(b"memory").unwrap().with_checksums(true);
+        checked.write_at(&data, 4097).unwrap();
+        assert_eq!(moved()[0], after[0], "{what}: with checksums");
+        disk.zero(0, SIZE as u64, ZeroHow::default()).unwrap();
+    }
+}
+
 #[test]
 fn memory_disks_are_read_in_place_over_shared_memory() {
     let mut limited = DiskExport::new("limited", DiskKind::Memory(SIZE as u64));

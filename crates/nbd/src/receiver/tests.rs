@@ -60,21 +60,18 @@ impl Handler for Log {
         Ok(())
     }
 
-    fn place(&mut self, rest: usize) -> Option<&mut [u8]> {
+    fn put(&mut self, new: &[u8]) -> usize {
         let (_, _, bytes, at) = self.filling.as_mut().unwrap();
-        assert_eq!(rest, bytes.len() - *at);
+        assert!(new.len() <= bytes.len() - *at, "no more than is missing");
         // In pieces, as from a pool.
-        let end = (*at + 7).min(bytes.len());
-        Some(&mut bytes[*at..end])
-    }
-
-    fn placed(&mut self, count: usize) {
-        let (_, _, bytes, at) = self.filling.as_mut().unwrap();
+        let count = new.len().min(7);
+        bytes[*at..*at + count].copy_from_slice(&new[..count]);
         *at += count;
         if *at == bytes.len() {
             let (cookie, offset, bytes, _) = self.filling.take().unwrap();
             self.told.push(Told::Write(cookie, offset, bytes));
         }
+        count
     }
 }
 

@@ -1,9 +1,11 @@
 //! The data of writes: granted when there is a buffer for it, and received into that.
 
-use super::{Kind, Writing};
+use super::{Granted, Kind, Writing};
 use crate::core::Core;
-use crate::grants::{GRANTS_MAX, Grant};
+use crate::grants::GRANTS_MAX;
 use std::time::Instant;
+use towline_block::RequestKey;
+use towline_net::Target;
 use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError};
 
 impl Core {
@@ -44,14 +46,25 @@ impl Core {
             let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) else {
                 continue;
             };
-            let Some((buffer, length)) = self.engine.room(write.key) else {
-                self.disk_grants.push_front((session, slot));
-                return;
+            // Data that is checked before it is written needs a buffer.
+            let in_place = match write.checking {
+                Some(_) => None,
+                None => self.engine.room_in_place(write.key),
+            };
+            let (buffer, length) = match in_place {
+                Some(length) => (None, length),
+                None => match self.engine.room(write.key) {
+                    Some((buffer, length)) => (Some(buffer), length),
+                    None => {
+                        self.disk_grants.push_front((session, slot));
+                        return;
+                    }
+                },
             };
             let mut header = Header::new(MessageKind::Grant, slot, sequence);
             header.offset = write.granted;
             header.word_a = length as u32;
-            write.grants.push_back(Grant { offset: write.granted, length, buffer });
+            write.grants.push_back(Granted { offset: write.granted, length, buffer, lost: false });
             write.granted += length as u64;
             if lane.granted == 0 {
                 lane.since = Instant::now();
@@ -61,6 +74,49 @@ impl Core {
             self.ticking = true;
             self.dirty.extend(index);
             self.disk_grants.push_back((session, slot));
+        }
+    }
+
+    /// Where data of a write to a disk goes, of which `done` bytes have come; `None`: nowhere.
+    pub(crate) fn disk_place(
+        &mut self,
+        session: u64,
+        header: &Header,
+        done: usize,
+        rest: usize,
+    ) -> Option<Target<'_>> {
+        let served = self.sessions.get_mut(&session)?;
+        let Kind::Write(write) = &mut served.disks.find(header.slot, header.sequence)?.kind else {
+            return None;
+        };
+        let key = write.key;
+        let grant = write.grants.front_mut()?;
+        if grant.offset != header.offset || done + rest > grant.length || grant.lost {
+            return None;
+        }
+        if let Some(buffer) = &mut grant.buffer {
+            return Some(Target::Own(&mut buffer.bytes_mut()[done..done + rest]));
+        }
+        let landing = self.engine.landing(key, rest);
+        grant.lost = landing.is_none();
+        landing.map(|(memory, range)| Target::Shared(memory, range))
+    }
+
+    /// So many bytes were put where [`Core::disk_place`] said.
+    pub(crate) fn disk_placed(&mut self, session: u64, header: &Header, count: usize) {
+        if let Some(key) = self.lands(session, header) {
+            self.engine.landed(key, count);
+        }
+    }
+
+    /// The write whose data goes into the disk's own memory, if it does.
+    fn lands(&mut self, session: u64, header: &Header) -> Option<RequestKey> {
+        let served = self.sessions.get_mut(&session)?;
+        match &served.disks.find(header.slot, header.sequence)?.kind {
+            Kind::Write(write) => {
+                write.grants.front().filter(|grant| grant.buffer.is_none()).map(|_| write.key)
+            }
+            _ => None,
         }
     }
 
@@ -95,16 +151,24 @@ impl Core {
         if grant.offset != header.offset || grant.length != header.payload_bytes as usize {
             return wrong("data does not match its grant");
         }
-        let Grant { length, buffer, .. } = grant;
-        if !write.checking.as_mut().is_none_or(|c| c.matches(&buffer.bytes()[..length])) {
+        let Granted { length, buffer, lost, .. } = grant;
+        if let Some(buffer) = &buffer
+            && !write.checking.as_mut().is_none_or(|c| c.matches(&buffer.bytes()[..length]))
+        {
             self.refuse_data(session, index, header);
             return Ok(true);
         }
         write.filled += length as u64;
-        let key = write.key;
+        let (key, filled) = (write.key, write.filled);
         if write.granted < write.length {
             self.disk_grants.push_back((session, header.slot));
         }
+        let Some(buffer) = buffer else {
+            if lost {
+                self.engine.lost(key, filled);
+            }
+            return Ok(true);
+        };
         let (engine, mut driver) = self.engine_and_driver();
         engine.filled(key, buffer, length, &mut driver);
         Ok(true)
@@ -149,7 +213,7 @@ impl Core {
                 Kind::Write(Writing { key, grants, granted, filled, inline: None, .. }) => {
                     grants.clear();
                     *granted = *filled;
-                    self.engine.forget_room(*key);
+                    self.engine.rewind(*key, *filled);
                 }
                 _ => {}
             }

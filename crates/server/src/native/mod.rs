@@ -2,7 +2,7 @@
 //!
 //! A request's way: lane -> `Serving` -> [`requests`] -> engine of disks -> [`answers`] -> send queue
 //! of the lane. Data of long writes comes under grants, as for files, straight into the buffers it
-//! is written from ([`data`]). Small reads of what is in memory, and small writes into it, skip the
+//! is written from, or into the memory of a memory disk ([`data`]). Small reads of what is in memory, and small writes into it, skip the
 //! engine.
 //!
 //! Reads belong to the lane: when it is lost they are forgotten, and the client asks again. Changes
@@ -13,13 +13,13 @@ mod data;
 mod requests;
 mod throttle;
 
-use crate::grants::Grant;
 pub(crate) use requests::Arrived;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 pub(crate) use throttle::{Throttled, client_of};
 use towline_block::{Disk, Meter, OwnerKey, RequestKey};
+use towline_mem::PoolBuffer;
 use towline_wire::Errno;
 use towline_wire::disk::Checking;
 use towline_wire::limits::SLOTS_MAX;
@@ -89,7 +89,7 @@ struct Writing {
     length: u64,
     /// Came with the request and waits for a buffer.
     inline: Option<Vec<u8>>,
-    grants: VecDeque<Grant>,
+    grants: VecDeque<Granted>,
     /// Bytes granted so far, and those of them that came.
     granted: u64,
     filled: u64,
@@ -97,6 +97,17 @@ struct Writing {
     /// Why what was sent is not to be written.
     failed: Option<Errno>,
     data_since: Option<Instant>,
+}
+
+/// A part of a write that the client was told to send.
+struct Granted {
+    /// Of the write.
+    offset: u64,
+    length: usize,
+    /// `None`: it is received into the disk's own memory.
+    buffer: Option<PoolBuffer>,
+    /// The disk became shorter meanwhile: what comes is thrown away.
+    lost: bool,
 }
 
 impl SessionDisks {
@@ -129,13 +140,5 @@ impl SessionDisks {
     pub(crate) fn is_transfer(&self, slot: u16) -> bool {
         let under = self.requests.get(usize::from(slot)).and_then(Option::as_ref);
         under.is_some_and(|under| matches!(&under.kind, Kind::Write(w) if w.filled < w.length))
-    }
-
-    /// The grant that data of this slot is for.
-    pub(crate) fn grant_mut(&mut self, slot: u16, sequence: u32) -> Option<&mut Grant> {
-        match &mut self.find(slot, sequence)?.kind {
-            Kind::Write(write) => write.grants.front_mut(),
-            _ => None,
-        }
     }
 }

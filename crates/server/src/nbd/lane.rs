@@ -29,6 +29,8 @@ pub(super) struct Filling {
     pub(super) key: RequestKey,
     /// Where the next bytes go, and how many bytes it will hold and holds.
     pub(super) buffer: Option<PoolBuffer>,
+    /// They go into the disk's own memory.
+    pub(super) in_place: bool,
     pub(super) length: usize,
     pub(super) filled: usize,
 }
@@ -56,6 +58,8 @@ pub(super) struct NbdLane {
     /// The link became writable since the last send in place.
     pub(super) writable: bool,
     pub(super) filling: Option<Filling>,
+    /// Its last request was a long write into memory.
+    pub(super) expects_bulk: bool,
     /// Nothing more is read: the client is done.
     pub(super) closing: bool,
     /// Input was left unread.
@@ -94,6 +98,7 @@ impl NbdLane {
             unreleased: 0,
             writable: false,
             filling: None,
+            expects_bulk: false,
             closing: false,
             paused: false,
             depth: REQUESTS_MAX,

@@ -13,7 +13,7 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 use towline_block::Output;
 use towline_mem::PoolBuffer;
-use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver};
+use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver, header_bytes};
 use towline_net::{Counters, Flushed, Link};
 use towline_reactor::Event;
 use towline_wire::limits::CLIENT_STALL_SECONDS;
@@ -21,7 +21,7 @@ use towline_wire::limits::CLIENT_STALL_SECONDS;
 /// Receives of one lane before the others' turn.
 const RECEIVES_MAX: usize = 8;
 /// Payload of at least this length is received to where it is written from.
-const PLACED_BYTES_MIN: u64 = 16 * 1024;
+pub(super) const PLACED_BYTES_MIN: u64 = 16 * 1024;
 /// Rounds of reading from disks and sending within one turn.
 const ROUNDS_MAX: usize = 8;
 /// How often to look for lanes that hold memory and do not move.
@@ -264,7 +264,7 @@ impl Core {
         counters: &Counters,
     ) -> io::Result<Option<usize>> {
         let link = lane.link.clone();
-        let received = receive_from(&link, target, counters)?;
+        let received = receive_from(|| link.receive(target, counters))?;
         if received.is_some() {
             lane.moved = Instant::now();
         }
@@ -363,21 +363,36 @@ impl Core {
         } else if held.is_empty() && receiver.missing() >= PLACED_BYTES_MIN {
             let link = serving.lane.link.clone();
             let missing = receiver.missing() as usize;
-            match serving.place(missing) {
+            match serving.target(missing) {
                 None => Received { used: 0, blocked: true, disconnect: false },
-                Some(place) => {
-                    let wanted = place.len();
-                    let count = receive_from(&link, place, counters)?.unwrap_or(0);
-                    drained = count < wanted && !serving.lane.hung;
+                Some(mut target) => {
+                    let wanted = target.len();
+                    // The next header comes with the same call.
+                    let ahead = if wanted == missing { header_bytes(form) } else { 0 };
+                    let ahead = &mut scratch[..ahead];
+                    let room = wanted + ahead.len();
+                    let received =
+                        receive_from(|| link.receive_ahead(&mut target, ahead, counters))?;
+                    let received = received.unwrap_or(0);
+                    drained = received < room && !serving.lane.hung;
+                    let count = received.min(wanted);
                     if count > 0 {
                         serving.lane.moved = Instant::now();
                         Counters::add(&counters.bytes_received_placed, count as u64);
-                        receiver.placed(count, &mut serving);
+                        receiver.placed(count);
+                        serving.placed(count);
                     }
-                    Received { used: 0, blocked: false, disconnect: false }
+                    let input = &scratch[..received - count];
+                    let received = receiver.receive(input, &mut serving).map_err(invalid)?;
+                    serving.lane.held = input[received.used..].to_vec();
+                    received
                 }
             }
         } else {
+            // Of a client that writes much into memory no payload comes here: it would have to be copied.
+            let bulk = serving.lane.expects_bulk && held.len() < header_bytes(form);
+            let most = if bulk { header_bytes(form) - held.len() } else { scratch.len() };
+            let scratch = &mut scratch[..most];
             let count = Self::receive_some(serving.lane, scratch, counters)?.unwrap_or(0);
             drained = count < scratch.len() && !serving.lane.hung;
             let input: &[u8] = if held.is_empty() {
@@ -484,9 +499,9 @@ fn invalid(error: ProtocolError) -> io::Error {
 }
 
 /// Receives from a link; `None` when nothing is there.
-fn receive_from(link: &Link, target: &mut [u8], counters: &Counters) -> io::Result<Option<usize>> {
+fn receive_from(mut receive: impl FnMut() -> io::Result<usize>) -> io::Result<Option<usize>> {
     loop {
-        match link.receive(target, counters) {
+        match receive() {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => return Ok(Some(count)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),

@@ -2,6 +2,7 @@
 
 use super::driver::CoreDriver;
 use super::lane::{Filling, NbdLane, UNSENT_BYTES_MAX};
+use super::lanes::PLACED_BYTES_MIN;
 use crate::core::Ticket;
 use crate::extents::{allocation, written};
 use crate::stats::{CoreStatistics, NBD_TAGS, Stages};
@@ -12,6 +13,7 @@ use towline_block::{Disk, Engine, How, OwnerKey, Status};
 use towline_nbd::constants::{EXTENTS_MAX, command_flag as flag};
 use towline_nbd::reply::Replying;
 use towline_nbd::{Command, Context, Error, Form, Handler, Refusal, Request};
+use towline_net::Target;
 use towline_store::{Now, ZeroHow};
 
 /// Reads up to this length of what is in memory are answered by copying, at once.
@@ -170,6 +172,12 @@ impl Serving<'_> {
         }
     }
 
+    /// A write whose payload is better received straight into the disk.
+    fn is_bulk(&self, request: &Request) -> bool {
+        request.length >= PLACED_BYTES_MIN
+            && self.disk.store.landing(request.offset, request.length).is_some()
+    }
+
     /// Until when the client has to wait, which asked for more than it may.
     pub(super) fn waits(&self) -> Option<Instant> {
         self.lane.meter.as_ref()?.waits(Instant::now())
@@ -205,6 +213,7 @@ impl Handler for Serving<'_> {
             return self.refuse(request, refusal);
         }
         self.charge(if command == Command::Read { request.length } else { 0 });
+        self.lane.expects_bulk = false;
         let tag = self.tag(command, request);
         match command {
             Command::Read => self.read(request),
@@ -232,6 +241,7 @@ impl Handler for Serving<'_> {
             return true;
         }
         let durable = request.has(flag::FUA);
+        self.lane.expects_bulk = self.is_bulk(request);
         self.disk.changes.note(request.offset, request.length);
         let Now::Done(mut result) = self.disk.store.write_now(request.offset, payload, durable)
         else {
@@ -262,27 +272,49 @@ impl Handler for Serving<'_> {
             return Err(refusal);
         }
         self.charge(request.length);
+        self.lane.expects_bulk = self.is_bulk(request);
         let ticket = Ticket::Nbd(self.tag(Command::Write, request));
         let range = request.offset..request.offset + request.length;
         let durable = request.has(flag::FUA);
         let owner = self.lane.owner;
         let key = self.engine.write(owner, ticket, self.disk, range, durable, self.arrived);
-        self.lane.filling = key.map(|key| Filling { key, buffer: None, length: 0, filled: 0 });
+        self.lane.filling =
+            key.map(|key| Filling { key, buffer: None, in_place: false, length: 0, filled: 0 });
         Ok(())
     }
 
-    fn place(&mut self, _rest: usize) -> Option<&mut [u8]> {
+    fn put(&mut self, bytes: &[u8]) -> usize {
+        let Some(mut target) = self.target(bytes.len()) else { return 0 };
+        let count = target.put(bytes);
+        self.placed(count);
+        count
+    }
+}
+
+impl Serving<'_> {
+    /// Where the next bytes of the write go, at most so many if they go into the disk's own memory; `None`: no room
+    /// now.
+    pub(super) fn target(&mut self, most: usize) -> Option<Target<'_>> {
         let filling = self.lane.filling.as_mut()?;
         if filling.buffer.is_none() {
+            filling.in_place = self.engine.landing(filling.key, most).is_some();
+            if filling.in_place {
+                let (memory, range) = self.engine.landing(filling.key, most)?;
+                return Some(Target::Shared(memory, range));
+            }
             let (buffer, length) = self.engine.room(filling.key)?;
             (filling.buffer, filling.length, filling.filled) = (Some(buffer), length, 0);
         }
         let range = filling.filled..filling.length;
-        filling.buffer.as_mut().map(|buffer| &mut buffer.bytes_mut()[range])
+        filling.buffer.as_mut().map(|buffer| Target::Own(&mut buffer.bytes_mut()[range]))
     }
 
-    fn placed(&mut self, count: usize) {
+    /// So many bytes were put where [`Serving::target`] said.
+    pub(super) fn placed(&mut self, count: usize) {
         let Some(filling) = self.lane.filling.as_mut() else { return };
+        if filling.in_place {
+            return self.engine.landed(filling.key, count);
+        }
         filling.filled += count;
         if filling.filled == filling.length
             && let Some(buffer) = filling.buffer.take()

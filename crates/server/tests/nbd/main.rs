@@ -8,6 +8,7 @@ mod faults;
 mod hostile;
 mod memory;
 // The checker and the disk that the engine's tests use.
+mod in_place;
 #[path = "../../../block/tests/powerfail/model.rs"]
 mod model;
 mod order;

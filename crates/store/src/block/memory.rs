@@ -217,6 +217,15 @@ impl BlockStore for MemoryDisk {
         Some(&self.memory)
     }
 
+    fn landing(&self, offset: u64, length: u64) -> Option<(&SharedMemory, usize)> {
+        self.inside(offset, length).ok()?;
+        Some((&self.memory, offset as usize))
+    }
+
+    fn landed(&self, offset: u64, length: u64) {
+        self.set_written(offset, length);
+    }
+
     fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now {
         Now::Done(self.write(offset, data, durable))
     }
