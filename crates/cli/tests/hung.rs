@@ -113,26 +113,26 @@ impl Drop for Mounted {
     }
 }
 
-/// A server of one core.
+/// A server.
 struct Serving {
     process: Ended,
     port: u16,
+    /// What it has said while it started.
+    said: String,
+    /// What it says since.
+    says: Receiver<String>,
 }
 
 impl Serving {
-    fn new(hangs: &Path, local: &Path) -> Self {
+    fn new(cores: u32, exports: [(&str, &Path); 2]) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_towline"));
-        command.env("RUST_LOG", "info").args([
-            "serve",
-            "--cores",
-            "1",
-            "--listen",
-            "tcp://127.0.0.1:0",
-        ]);
+        command.env("RUST_LOG", "info").args(["serve", "--listen", "tcp://127.0.0.1:0"]);
+        command.args(["--cores", &cores.to_string()]);
         // Room for four fragments of transfers.
-        command.args(["--buffer-limit", "1M"]);
-        command.arg("--dir").arg(format!("hangs={}", hangs.display()));
-        command.arg("--dir").arg(format!("local={}", local.display()));
+        command.args(["--buffer-limit", &format!("{cores}M")]);
+        for (name, path) in exports {
+            command.arg("--dir").arg(format!("{name}={}", path.display()));
+        }
         let mut process = Ended(command.stderr(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
         let mut said = String::new();
@@ -144,10 +144,21 @@ impl Serving {
                 break port.parse().unwrap();
             }
         };
-        std::thread::spawn(move || lines.for_each(drop));
-        assert!(said.contains("\"hangs\" has files on fuse"), "{said}");
-        assert!(!said.contains("\"local\" has files"), "{said}");
-        Self { process, port }
+        let (sender, says) = mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|l| sender.send(l)));
+        Self { process, port, said, says }
+    }
+
+    /// Waits for a line with these words.
+    #[track_caller]
+    fn says(&self, words: &str) -> String {
+        loop {
+            match self.says.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(_) => {}
+                Err(error) => panic!("never said \"{words}\": {error}"),
+            }
+        }
     }
 }
 
@@ -201,7 +212,9 @@ fn those_who_do_not_use_a_file_system_that_hangs_go_on() {
     let local = directory.path().join("local");
     fs::create_dir(&local).unwrap();
     fs::write(mounted.point.join("known"), vec![1; 100_000]).unwrap();
-    let mut serving = Serving::new(&mounted.point, &local);
+    let mut serving = Serving::new(1, [("hangs", &mounted.point), ("local", &local)]);
+    assert!(serving.said.contains("\"hangs\" has files on fuse"), "{}", serving.said);
+    assert!(!serving.said.contains("\"local\" has files"), "{}", serving.said);
     let port = serving.port;
 
     // All is well while it does not hang.
@@ -279,4 +292,135 @@ fn those_who_do_not_use_a_file_system_that_hangs_go_on() {
     assert!(serving.process.0.wait().unwrap().success());
     let refused = in_time(&stopped, "a request to a server that is gone");
     assert!(refused.is_some(), "answered by nobody");
+}
+
+#[test]
+fn a_file_system_mounted_later_holds_up_nobody_else_either() {
+    let directory = tempfile::tempdir().unwrap();
+    let (tree, local) = (directory.path().join("tree"), directory.path().join("local"));
+    fs::create_dir_all(&tree).unwrap();
+    fs::create_dir(&local).unwrap();
+    let serving = Serving::new(1, [("tree", &tree), ("local", &local)]);
+    assert!(!serving.said.contains("has files on"), "{}", serving.said);
+    let port = serving.port;
+    // Open before, and of use after.
+    let early = connect(port, false);
+    let root = early.attach(b"tree").unwrap();
+    let file = root.open(b"early", WRITE | CREATE, 0o600).unwrap();
+
+    let Some(mounted) = Mounted::new(&tree) else { return };
+    serving.says("\"tree\" has files on fuse");
+    file.write_at(b"still here", 0).unwrap();
+    fs::write(mounted.point.join("known"), b"known").unwrap();
+    assert_eq!(root.stat_path(b"mounted/known", true).unwrap().size, 5);
+
+    mounted.hang();
+    let look = begin(move || {
+        let root = connect(port, false).attach(b"tree").unwrap();
+        root.stat_path(b"mounted/never", true).map_err(|e| e.errno())
+    });
+    for nearest in [false, true] {
+        let other = begin(move || work_on(&connect(port, nearest), "other"));
+        in_time(&other, "another session");
+    }
+    let same = begin(move || work_on(&early, "same"));
+    in_time(&same, "a session from before");
+    assert!(look.try_recv().is_err(), "answered, though the file system hangs");
+    mounted.go_on();
+    assert_eq!(in_time(&look, "a look at a name").err(), Some(Errno::ENOENT));
+}
+
+/// A local file system whose device takes no writes for a while: it is frozen.
+struct Frozen {
+    point: PathBuf,
+}
+
+impl Frozen {
+    /// `None`, said loudly, where none can be had.
+    fn new(directory: &Path) -> Option<Self> {
+        let (image, point) = (directory.join("image"), directory.join("mounted"));
+        fs::create_dir(&point).unwrap();
+        fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        let made = ran("mke2fs", &["-q", "-F", "-t", "ext4", image.to_str().unwrap()]);
+        let frozen = Self { point };
+        let point = frozen.point.to_str().unwrap();
+        if !(made && ran("mount", &["-o", "loop", image.to_str().unwrap(), point])) {
+            eprintln!("SKIPPED: no file system can be made and mounted here");
+            return None;
+        }
+        Some(frozen)
+    }
+
+    fn freeze(&self) -> bool {
+        let done = ran("fsfreeze", &["--freeze", self.point.to_str().unwrap()]);
+        if !done {
+            eprintln!("SKIPPED: a file system cannot be frozen here");
+        }
+        done
+    }
+
+    fn thaw(&self) {
+        assert!(ran("fsfreeze", &["--unfreeze", self.point.to_str().unwrap()]));
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // Where it is not frozen, or not mounted, these fail.
+        let _ = ran("fsfreeze", &["--unfreeze", self.point.to_str().unwrap()]);
+        let _ = ran("umount", &["--lazy", self.point.to_str().unwrap()]);
+    }
+}
+
+/// Runs a program of the system; true: it was there and did what it was told.
+fn ran(program: &str, arguments: &[&str]) -> bool {
+    let paths = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let mut command = Command::new(program);
+    command.env("PATH", paths).args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+    command.stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+/// Of two cores one waits for a device, first the one that accepts connections, then the other.
+#[test]
+fn a_device_that_does_not_answer_is_told_and_other_cores_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let local = directory.path().join("local");
+    fs::create_dir(&local).unwrap();
+    let Some(frozen) = Frozen::new(directory.path()) else { return };
+    let serving = Serving::new(2, [("frozen", &frozen.point), ("local", &local)]);
+    let port = serving.port;
+    let mut told = Vec::new();
+    for round in 0..2 {
+        // Connections are dealt out to the cores in turn: 0, then 0 and 1.
+        let others: Vec<_> = (0..round).map(|_| connect(port, false)).collect();
+        let stuck = connect(port, false);
+        let root = stuck.attach(b"frozen").unwrap();
+        if !frozen.freeze() {
+            return;
+        }
+        let name = format!("new-{round}").into_bytes();
+        let made = begin(move || root.open(&name, WRITE | CREATE, 0o600).map(drop));
+        let line = serving.says("has been waiting");
+        assert!(line.contains("openat2 of") && line.contains("mounted"), "{line}");
+        told.extend(
+            line.split_whitespace().skip_while(|word| *word != "core").nth(1).map(str::to_owned),
+        );
+        for number in 0..4 {
+            let other = begin(move || {
+                let client = connect(port, number % 2 == 1);
+                work_on(&client, "other");
+                client.statistics().unwrap()
+            });
+            let statistics = in_time(&other, "a new session while a core waits");
+            assert!(statistics.contains("\"cores_waiting\":1"), "{statistics}");
+        }
+        assert!(made.try_recv().is_err(), "made, though the file system is frozen");
+        frozen.thaw();
+        in_time(&made, "what had to wait").unwrap();
+        serving.says("goes on after");
+        drop(others);
+    }
+    told.sort();
+    told.dedup();
+    assert_eq!(told.len(), 2, "both cores had their turn: {told:?}");
 }

@@ -15,7 +15,7 @@ use crate::nbd::{self, Nbd};
 use crate::offload::Offload;
 use crate::serving::Serving;
 use crate::stats::CoreStatistics;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io;
 use std::sync::Arc;
@@ -54,9 +54,20 @@ pub(crate) struct Shared {
     /// Where sessions are kept for a restart.
     pub(crate) state: Option<Arc<State>>,
     pub(crate) grace: Grace,
+    /// What each core tells of itself.
+    pub(crate) cores: Vec<Arc<CoreStatistics>>,
+    /// Accepted from by the first core, and by the watching thread while that one waits; empty when
+    /// the server ends.
+    pub(crate) listeners: RwLock<Vec<(Listener, Protocol)>>,
 }
 
 impl Shared {
+    /// The core that serves the next connection: one that gets on, if there is any.
+    pub(crate) fn core_for_newcomer(&self) -> Option<usize> {
+        let next = || self.next_core.fetch_add(1, Ordering::Relaxed) % self.cores.len();
+        (0..self.cores.len()).map(|_| next()).find(|core| self.cores[*core].turns.waiting() == 0)
+    }
+
     /// The core that a session lives on is part of its number.
     pub(crate) fn home(&self, session: u64) -> usize {
         (session % self.mailboxes.len() as u64) as usize
@@ -125,7 +136,6 @@ pub(crate) struct Core {
     pub(crate) mailbox: Mailbox,
     pub(crate) reactor: Reactor,
     spin: Spin,
-    pub(crate) listeners: Vec<(Listener, Protocol)>,
     /// Listeners with clients that wait because there are no descriptors, and since when.
     pub(crate) refusing: Vec<(usize, Instant)>,
     pub(crate) lanes: Vec<Option<Lane>>,
@@ -169,15 +179,17 @@ impl Core {
         shared: Arc<Shared>,
         statistics: Arc<CoreStatistics>,
         mut reactor: Reactor,
-        listeners: Vec<(Listener, Protocol)>,
         pool: Arc<Pool>,
         disk_limits: towline_block::Limits,
     ) -> io::Result<Self> {
         let mailbox = shared.mailboxes[index].clone();
         use std::os::fd::AsFd;
         reactor.watch(mailbox.bell.fd().as_fd(), BELL_TOKEN)?;
-        for (number, (listener, _)) in listeners.iter().enumerate() {
-            reactor.watch(listener.fd(), LISTENER_TOKENS + number as u64)?;
+        // Connections are accepted by the first core and dealt out to all.
+        if index == 0 {
+            for (number, (listener, _)) in shared.listeners.read().iter().enumerate() {
+                reactor.watch(listener.fd(), LISTENER_TOKENS + number as u64)?;
+            }
         }
         let callers = Callers::new(shared.identity, shared.squash_root);
         // The first core ends what sessions from before the start do not come back.
@@ -188,7 +200,6 @@ impl Core {
             mailbox,
             reactor,
             spin: Spin::new(shared.spin),
-            listeners,
             refusing: Vec::new(),
             lanes: Vec::new(),
             free_lanes: Vec::new(),
@@ -217,6 +228,7 @@ impl Core {
 
     /// Serves until told to shut down.
     pub(crate) fn run(mut self) {
+        self.statistics.turns.begin();
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut events = Vec::with_capacity(256);
         loop {
@@ -225,7 +237,10 @@ impl Core {
                 || self.engine.has_work()
                 || self.spin_or_prepare_sleep();
             let timeout = if busy { Some(Duration::ZERO) } else { self.timeout() };
-            if let Err(error) = self.reactor.wait(timeout, &mut events) {
+            self.statistics.turns.sleeps();
+            let waited = self.reactor.wait(timeout, &mut events);
+            self.statistics.turns.wakes();
+            if let Err(error) = waited {
                 let index = self.index;
                 log::error!("core {index}: event loop failed, the server cannot go on: {error}");
                 return;
@@ -405,11 +420,14 @@ impl Core {
 
     fn begin_shutdown(&mut self) {
         self.draining = Some(Instant::now());
-        for (listener, _) in &self.listeners {
-            // The loop ends soon; a listener that is still watched would only be ignored.
-            let _ = self.reactor.unwatch(listener.fd(), u64::MAX - 1);
+        if self.index == 0 {
+            let mut listeners = self.shared.listeners.write();
+            for (number, (listener, _)) in listeners.iter().enumerate() {
+                // Fails only when the loop is broken, which it tells itself.
+                let _ = self.reactor.unwatch(listener.fd(), LISTENER_TOKENS + number as u64);
+            }
+            listeners.clear();
         }
-        self.listeners.clear();
         self.refusing.clear();
         self.shared.disks.shut_down();
         let mut header = Header::new(Kind::Notice, 0, 0);

@@ -56,10 +56,7 @@ impl Exports {
                     match DirectoryStore::new(path, export.read_only) {
                         Ok(store) => {
                             if let Some(kind) = store.foreign() {
-                                log::info!(
-                                    "export \"{name}\" has files on {kind}, which may hang: \
-                                     threads of its own carry out its requests"
-                                );
+                                tell_foreign(name, kind);
                             }
                             store as Arc<dyn FileStore>
                         }
@@ -78,6 +75,15 @@ impl Exports {
         Ok(())
     }
 
+    /// Looks whether a file system was mounted below an export that may hang.
+    pub(crate) fn look_at_mounts(&self) {
+        for Active { export, store } in self.active.read().iter() {
+            if let Some(kind) = store.look_at_mounts() {
+                tell_foreign(&export.name, &kind);
+            }
+        }
+    }
+
     /// Notes in the state what is exported. What stood for something else before the server started
     /// is not to be opened again under its name.
     pub(crate) fn note(&self, state: &State) {
@@ -92,6 +98,13 @@ impl Exports {
             self.moved.write().push(name.to_vec());
         }
     }
+}
+
+fn tell_foreign(name: &str, kind: &str) {
+    log::info!(
+        "export \"{name}\" has files on {kind}, which may hang: threads of its own carry out its \
+         requests"
+    );
 }
 
 impl Find for Exports {

@@ -26,13 +26,15 @@ const SHM_LANES_MAX: usize = 64;
 impl Core {
     pub(crate) fn accept(&mut self, number: usize, scratch: &mut [u8]) {
         loop {
-            let Some((listener, protocol)) = self.listeners.get(number) else { return };
-            let protocol = *protocol;
-            match listener.accept() {
+            let shared = self.shared.clone();
+            let listeners = shared.listeners.read();
+            let Some((listener, protocol)) = listeners.get(number) else { return };
+            let (accepted, protocol) = (listener.accept(), *protocol);
+            drop(listeners);
+            match accepted {
                 Ok(link) => {
                     let link = Arc::new(link);
-                    let cores = self.shared.mailboxes.len();
-                    let core = self.shared.next_core.fetch_add(1, Ordering::Relaxed) % cores;
+                    let core = self.shared.core_for_newcomer().unwrap_or(self.index);
                     match protocol {
                         Protocol::Towline if core == self.index => {
                             self.add_lane(link, None, scratch);

@@ -29,6 +29,7 @@ mod server;
 mod serving;
 mod state_directory;
 mod stats;
+mod watch;
 
 pub use config::{
     CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, DiskKind, EngineWish, Export, ExportKind,

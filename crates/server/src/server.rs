@@ -12,13 +12,15 @@ use crate::mailbox::{Mail, Mailbox};
 use crate::offload::Offload;
 use crate::state_directory::StateDirectory;
 use crate::stats::Statistics;
-use parking_lot::Mutex;
+use crate::watch::Watch;
+use parking_lot::{Mutex, RwLock};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use towline_block::Limits;
 use towline_mem::Pool;
 use towline_net::Link;
@@ -30,6 +32,8 @@ use towline_wire::limits::FRAGMENT_BYTES_MAX;
 
 /// Buffers for small requests of disks that have to wait for a device, and for short fragments.
 const SMALL_BYTES: usize = 32 * 1024;
+/// How long all cores may take to end, which each of them does after 5 seconds if it gets on.
+const STOP: Duration = Duration::from_secs(10);
 /// Bytes of one connection that may be under way from a disk to the network.
 const OWNER_BYTES_MAX: u64 = 1 << 20;
 
@@ -40,6 +44,7 @@ pub struct Server {
     addresses: Vec<Address>,
     nbd_addresses: Vec<Address>,
     threads: Vec<JoinHandle<()>>,
+    watch: Option<Watch>,
     engine: Engine,
     /// Held, so that no other server uses it.
     _directory: Option<StateDirectory>,
@@ -176,6 +181,8 @@ impl Server {
             squash_root: !config.no_root_squash,
             state,
             grace: Grace::new(lock_holders, config.lock_grace),
+            cores: statistics.cores.clone(),
+            listeners: RwLock::new(listeners),
         });
         let share = config.buffer_limit / cores as u64;
         let buffers = share.max(CORE_BUFFER_BYTES_MIN) / FRAGMENT_BYTES_MAX as u64;
@@ -187,10 +194,10 @@ impl Server {
             addresses,
             nbd_addresses,
             threads: Vec::new(),
+            watch: None,
             engine: Engine::Epoll,
             _directory: directory,
         };
-        let mut listeners = Some(listeners);
         for index in 0..cores {
             let pool = Pool::new(FRAGMENT_BYTES_MAX, buffers as usize);
             statistics.pools.lock().push(pool.clone());
@@ -204,8 +211,6 @@ impl Server {
                 owner_bytes_max: OWNER_BYTES_MAX,
             };
             let (shared, core_statistics) = (shared.clone(), statistics.cores[index].clone());
-            // Connections are accepted by the first core and dealt out to all.
-            let listeners = listeners.take().unwrap_or_default();
             let wish = match config.engine {
                 EngineWish::Automatic => None,
                 EngineWish::Uring => Some(Engine::Uring),
@@ -222,7 +227,7 @@ impl Server {
                     Err(error) => return drop(started.send(Err(StartError::Engine(error)))),
                 };
                 let engine = reactor.engine();
-                match Core::new(index, shared, core_statistics, reactor, listeners, pool, limits) {
+                match Core::new(index, shared, core_statistics, reactor, pool, limits) {
                     Ok(core) => {
                         // Nobody waits for this only when the start was given up.
                         let _ = started.send(Ok(engine));
@@ -238,6 +243,7 @@ impl Server {
             let gone = || Err(StartError::System(io::ErrorKind::Other.into()));
             server.engine = outcome.recv().unwrap_or_else(|_| gone())?;
         }
+        server.watch = Some(Watch::start(shared).map_err(StartError::System)?);
         *statistics.engine.lock() = match server.engine {
             Engine::Uring => "io_uring",
             _ => "epoll",
@@ -313,7 +319,15 @@ impl Server {
         for mailbox in &self.shared.mailboxes {
             mailbox.send(Mail::Shutdown);
         }
-        for thread in self.threads.drain(..) {
+        let begun = Instant::now();
+        for (index, thread) in self.threads.drain(..).enumerate() {
+            while !thread.is_finished() && begun.elapsed() < STOP {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if !thread.is_finished() {
+                log::error!("core {index} still waits for a device and is left behind");
+                continue;
+            }
             if thread.join().is_err() {
                 log::error!("a thread of the server had failed before it was stopped");
             }

@@ -5,6 +5,7 @@
 //! contends for.
 
 use crate::disks::Disks;
+use crate::watch::Turns;
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -80,6 +81,7 @@ impl Histograms {
 
 /// What one core counts.
 pub(crate) struct CoreStatistics {
+    pub(crate) turns: Turns,
     pub(crate) counters: Counters,
     pub(crate) reactor_calls: AtomicU64,
     pub(crate) requests: AtomicU64,
@@ -98,8 +100,9 @@ pub(crate) struct CoreStatistics {
 }
 
 impl CoreStatistics {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
+            turns: Turns::default(),
             counters: Counters::default(),
             reactor_calls: AtomicU64::new(0),
             requests: AtomicU64::new(0),
@@ -186,9 +189,13 @@ impl Statistics {
     fn snapshot(&self) -> Snapshot {
         let mut counters = BTreeMap::new();
         let mut operations = BTreeMap::new();
+        let mut longest_wait = 0;
         let mut merged = Histograms::new();
         let mut add = |name, count: u64| *counters.entry(name).or_insert(0) += count;
         for core in &self.cores {
+            let waiting = core.turns.waiting();
+            add("cores_waiting", u64::from(waiting > 0));
+            longest_wait = longest_wait.max(waiting);
             for (name, count) in core.counters.values() {
                 add(name, count);
                 if name == "system_calls" {
@@ -224,6 +231,7 @@ impl Statistics {
             let _ = merged.data.add(&histograms.data);
             let _ = merged.control.add(&histograms.control);
         }
+        add("cores_waiting_seconds_max", longest_wait);
         for pool in self.pools.lock().iter() {
             let (now, most) = pool.bytes_in_use();
             add("buffer_bytes_in_use", now);

@@ -203,6 +203,13 @@ pub trait FileStore: Send + Sync {
         false
     }
 
+    /// To be called when something was mounted or unmounted somewhere: looks whether
+    /// [`FileStore::may_hang`] has become true by that, and tells because of which type of file
+    /// system.
+    fn look_at_mounts(&self) -> Option<String> {
+        None
+    }
+
     /// True when the files are still there after the server was killed and started again.
     fn survives_restart(&self) -> bool;
 }

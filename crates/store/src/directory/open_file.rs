@@ -296,7 +296,7 @@ impl OpenFile for DirectoryFile {
         if length == 0 {
             return Ok(ReadOutcome::Ready(Aggregate::new()));
         }
-        if self.direct.load(Relaxed) || self.tree.foreign.is_some() {
+        if self.direct.load(Relaxed) || self.tree.foreign.get().is_some() {
             // Always waits for the device, and has no pages to refer to, or none that stay.
             return match wait {
                 true => self.read_waiting(offset, length).map(ReadOutcome::Ready),

@@ -8,7 +8,7 @@ use super::residency::Residency;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, Statx};
 use rustix::io::Errno as Code;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use towline_wire::Errno;
 use towline_wire::attr::TYPE_DIRECTORY;
 use towline_wire::limits::PATH_BYTES_MAX;
@@ -34,8 +34,9 @@ pub(super) struct Tree {
     pub(super) known: Known,
     /// Whether reads can tell what they would wait for.
     pub(super) residency: Residency,
-    /// Type of a file system in it that asks somebody else, so that calls may wait without end.
-    pub(super) foreign: Option<String>,
+    /// Type of a file system in it that asks somebody else, so that calls may wait without end; once
+    /// set it stays. Shared with the stores of directories in it.
+    pub(super) foreign: Arc<OnceLock<String>>,
 }
 
 /// A descriptor that is either an open file's own or was opened for one call.

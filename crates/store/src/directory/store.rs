@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK, TYPE_SYMLINK};
 use towline_wire::{Attr, Errno, StatFs};
 
@@ -46,7 +46,11 @@ impl DirectoryStore {
         let root = Arc::new(rustix::fs::open(path, PARENT, Mode::empty())?);
         // Better to learn now than from each request that it is missing or forbidden.
         rustix::fs::openat2(&root, c".", PARENT, Mode::empty(), ResolveFlags::BENEATH)?;
-        let foreign = mounts::foreign(&root)?;
+        let foreign = Arc::new(OnceLock::new());
+        if let Some(kind) = mounts::foreign(&root)? {
+            // Nobody else has it yet.
+            let _ = foreign.set(kind);
+        }
         let server = Arc::new(ServerIdentity::of_this_thread()?);
         Ok(Self::of(root, server, read_only, foreign)?)
     }
@@ -55,7 +59,7 @@ impl DirectoryStore {
         root: Arc<OwnedFd>,
         server: Arc<ServerIdentity>,
         read_only: bool,
-        foreign: Option<String>,
+        foreign: Arc<OnceLock<String>>,
     ) -> Result<Arc<Self>, Errno> {
         let stat = stat_file(&root)?;
         let tree = Arc::new(Tree {
@@ -72,11 +76,11 @@ impl DirectoryStore {
         Ok(Arc::new(Self { tree, root, parts: Mutex::default() }))
     }
 
-    /// The type of a file system in it, as found at the start, that asks another machine or another
+    /// The type of a file system in it, as found so far, that asks another machine or another
     /// process, for example `nfs4`.
     #[must_use]
     pub fn foreign(&self) -> Option<&str> {
-        self.tree.foreign.as_deref()
+        self.tree.foreign.get().map(String::as_str)
     }
 
     /// Our own type of an open file, if it belongs to this store.
@@ -421,7 +425,16 @@ impl FileStore for DirectoryStore {
     }
 
     fn may_hang(&self) -> bool {
-        self.tree.foreign.is_some()
+        self.tree.foreign.get().is_some()
+    }
+
+    fn look_at_mounts(&self) -> Option<String> {
+        if self.may_hang() {
+            return None;
+        }
+        // Without `/proc` it would not have started.
+        let kind = mounts::foreign(&self.tree.root).ok()??;
+        self.tree.foreign.set(kind.clone()).is_ok().then_some(kind)
     }
 
     fn survives_restart(&self) -> bool {
