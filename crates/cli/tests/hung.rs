@@ -1,7 +1,9 @@
 //! A file system that hangs under an export: whoever uses it waits, and nobody else, though all are
-//! served by one core; the server can be stopped; and what was asked is answered when it goes on.
+//! served by one core; the server can be stopped; and what was asked is answered when it goes on. And
+//! a local device that does not answer: the core that asks it is told of, and the others go on.
 //!
-//! The file system is one of FUSE whose process is stopped and continued.
+//! The first is a file system of FUSE whose process is stopped and continued, the second one that is
+//! frozen.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 

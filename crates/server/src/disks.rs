@@ -103,7 +103,17 @@ impl Disks {
 fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
     let file = |path: &Path, mode: CacheMode| -> io::Result<Arc<dyn BlockStore>> {
         match FileDisk::open(path, mode, export.read_only) {
-            Ok(disk) => Ok(disk),
+            Ok(disk) => {
+                if let Some(kind) = disk.foreign()? {
+                    log::warn!(
+                        "disk \"{}\": {} is on {kind}, which may hang; cores that ask it wait as \
+                         long, and their clients with them",
+                        export.name,
+                        path.display()
+                    );
+                }
+                Ok(disk)
+            }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 Err(io::Error::other(format!(
                     "{}: neither a file nor a block device, or not to be had with O_DIRECT",

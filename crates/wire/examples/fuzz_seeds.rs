@@ -157,6 +157,28 @@ fn nbd_requests() -> Vec<u8> {
     bytes
 }
 
+/// Notes of a run, one of each kind.
+const NOTES: &[u8] = b"began\0/bin/sh\narmed\0/a b\nuntrapped\0x\nthread\0\xff\n\
+    refused\0static\0/bin/busybox\nunreached\0setuid\0/bin/su\nopened\x00577\0/data/f\n\
+    functions\0open\0openat\0stat\n";
+
+/// Lines of a copy's journal behind its title: pieces with and without a sum, the last one torn.
+const PIECES: &str = "{\"offset\":0,\"length\":8388608,\"sum\":1}\n\
+    {\"offset\":8388608,\"length\":4096,\"sum\":null}\n{\"offset\":16";
+
+/// The title of the copy that the fuzz target stands for.
+const TITLE: &str = "{\"source\":\"a\",\"source_is\":{\"is\":\"1\",\"sure\":true},\
+    \"target\":\"b\",\"target_is\":{\"is\":\"2\",\"sure\":false}}\n";
+
+/// A source's size and time of modification, and what a part of its copy says.
+fn stamp(size: u64, seconds: i64, nanoseconds: u32, says: &str) -> Vec<u8> {
+    let mut bytes = size.to_le_bytes().to_vec();
+    bytes.extend(seconds.to_le_bytes());
+    bytes.extend(nanoseconds.to_le_bytes());
+    bytes.extend(says.as_bytes());
+    bytes
+}
+
 fn main() {
     let directory = std::env::args_os().nth(1).expect("a directory");
     let write = |target: &str, number: usize, bytes: &[u8]| {
@@ -198,5 +220,11 @@ fn main() {
     let config = "listen = [\"unix:///s\"]\nbuffer-limit = \"1M\"\nengine = \"epoll\"\n\
                   [export.a]\ndir = \"/a\\\\:b\"\nread-only = true\n[export.b]\nmem = \"2K\"\n";
     write("config", 0, config.as_bytes());
+    write("notes", 0, NOTES);
+    write("journal", 0, PIECES.as_bytes());
+    write("journal", 1, [TITLE, PIECES].concat().as_bytes());
+    write("stamp", 0, &stamp(10, -3, 7, "10 -3.000000007 5"));
+    // What comes behind the source's own words.
+    write("stamp", 1, &stamp(1 << 40, 1_700_000_000, 999_999_999, "18446744073709551615"));
     write("config", 1, b"name=/srv/x\\:y:ro");
 }

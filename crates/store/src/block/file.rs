@@ -141,6 +141,15 @@ impl FileDisk {
         }))
     }
 
+    /// The type of the file system that the file is on, if that asks another machine or another
+    /// process, for example `nfs4`: then also calls that are not to wait may do so without end.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read.
+    pub fn foreign(&self) -> io::Result<Option<String>> {
+        crate::directory::mounts::foreign(&self.cached)
+    }
+
     /// The descriptor that goes around the cache, if requests of this direction do.
     fn around(&self, direction: Direction) -> Option<&Arc<OwnedFd>> {
         match (self.mode, direction) {

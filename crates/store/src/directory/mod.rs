@@ -26,7 +26,7 @@ mod copy;
 mod identity;
 mod known;
 mod listing;
-mod mounts;
+pub(crate) mod mounts;
 mod open_file;
 mod open_flags;
 mod residency;

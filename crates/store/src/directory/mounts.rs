@@ -60,12 +60,12 @@ const LOCAL: &[&str] = &[
     "selinuxfs",
 ];
 
-/// The type of a foreign file system that this directory is on, or that is mounted below it.
+/// The type of a foreign file system that this file or directory is on, or that is mounted below it.
 ///
 /// # Errors
 /// `/proc` cannot be read.
-pub(super) fn foreign(directory: &OwnedFd) -> io::Result<Option<String>> {
-    let path = std::fs::read_link(proc_path(directory))?;
+pub(crate) fn foreign(file: &OwnedFd) -> io::Result<Option<String>> {
+    let path = std::fs::read_link(proc_path(file))?;
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(foreign_in(&table, path.as_os_str().as_bytes()))
 }
