@@ -177,6 +177,11 @@ impl Place {
         Ok(Self { base: Arc::new(base), path: Vec::new(), ..self })
     }
 
+    /// The same place, by way of its open directory.
+    pub(crate) fn opened(self, directory: Arc<File>) -> Self {
+        Self { base: directory, path: Vec::new(), ..self }
+    }
+
     /// The place in the same export with this path from its root.
     pub(crate) fn elsewhere(&self, root: &Self, path: Vec<u8>) -> Self {
         Self { base: root.base.clone(), path: path.clone(), full: path, ..self.clone() }

@@ -7,6 +7,7 @@ use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report};
 use crate::simple::open_directory;
 use std::process::ExitCode;
+use std::sync::Arc;
 use towline_client::{Errno, File, Group};
 
 const EXAMPLES: &str = "\
@@ -80,8 +81,11 @@ fn remove(place: &Place, args: &Args, report: &Report) -> Outcome<()> {
 
 /// A directory on the way down: what is open, and the directories in it still to be removed.
 struct Level {
+    /// By which it is removed.
     place: Place,
-    directory: File,
+    /// The same by way of the open directory, whatever is moved or replaced above it meanwhile.
+    inside: Place,
+    directory: Arc<File>,
     below: Vec<Vec<u8>>,
     complete: bool,
 }
@@ -89,11 +93,10 @@ struct Level {
 /// Removes what is below, then the directory. What fails is reported, the rest goes on.
 fn remove_tree(top: &Place, report: &Report) -> Outcome<()> {
     let mut levels = vec![enter(top.clone(), report)?];
-    let mut all = true;
     while let Some(level) = levels.last_mut() {
         if let Some(name) = level.below.pop() {
-            let place = level.place.child(&name);
-            match place.clone().shortened().and_then(|place| enter(place, report)) {
+            let place = level.inside.child(&name);
+            match enter(place.clone(), report) {
                 Ok(level) => levels.push(level),
                 Err(failure) if failure.is(Errno::ENOENT) => (),
                 Err(failure) => {
@@ -105,15 +108,14 @@ fn remove_tree(top: &Place, report: &Report) -> Outcome<()> {
         }
         // The loop runs only while there is a last level.
         let Some(level) = levels.pop() else { break };
-        drop(level.directory);
-        let removed = level.complete && leave(&level.place, report);
-        match levels.last_mut() {
-            Some(above) => above.complete &= removed,
-            None => all = removed,
+        let Level { place, inside, directory, complete, .. } = level;
+        drop((inside, directory));
+        let removed = complete && leave(&place, report);
+        if let Some(above) = levels.last_mut() {
+            above.complete &= removed;
         }
     }
     // Whatever is left was reported where it was met.
-    let _ = all;
     Ok(())
 }
 
@@ -130,8 +132,9 @@ fn leave(place: &Place, report: &Report) -> bool {
 
 /// Opens a directory and removes all files in it.
 fn enter(place: Place, report: &Report) -> Outcome<Level> {
-    let directory = open_directory(&place)?;
-    let mut level = Level { place, directory, below: Vec::new(), complete: true };
+    let directory = Arc::new(open_directory(&place)?);
+    let inside = place.clone().opened(directory.clone());
+    let mut level = Level { place, inside, directory, below: Vec::new(), complete: true };
     // Names are gathered first: removing while listing may skip some.
     let entries = level.directory.list_all(false)?;
     let mut files = Vec::with_capacity(entries.len());

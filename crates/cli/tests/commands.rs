@@ -90,6 +90,24 @@ fn removal_does_not_follow_links() {
 }
 
 #[test]
+fn deep_trees_are_copied_listed_and_removed() {
+    let world = World::new();
+    let name = "d".repeat(200);
+    let top = world.local("deep");
+    // Paths of 3 KiB: more than one request for two of them.
+    fs::create_dir_all(top.join([name.as_str(); 15].join("/"))).unwrap();
+    fs::write(top.join([name.as_str(); 15].join("/")).join("leaf"), b"leaf").unwrap();
+    for export in ["dir", "mem"] {
+        let url = world.url(&format!("{export}/deep"));
+        good(&["cp", "-r", top.to_str().unwrap(), &url]);
+        assert_eq!(text(&["ls", "-R", &url]).lines().filter(|line| *line == "leaf").count(), 1);
+        assert!(text(&["sum", "-r", &url]).ends_with("/leaf\n"));
+        good(&["rm", "-r", &url]);
+        assert!(bad(1, &["ls", &url]).contains("no such file"));
+    }
+}
+
+#[test]
 fn names_are_made_moved_and_linked() {
     let world = World::new();
     let url = |path: &str| world.url(&format!("mem/{path}"));
