@@ -225,20 +225,23 @@ fn openable(path: &str) -> io::Result<()> {
 }
 
 fn userfaultfd() -> Finding {
-    let path = "not used by this version";
     let all = setting("/proc/sys/vm/unprivileged_userfaultfd");
-    let device = openable("/dev/userfaultfd");
-    let found = match (&all, &device) {
-        (None, _) => "this kernel has none".to_owned(),
-        (Some(all), Ok(())) => {
-            format!("/dev/userfaultfd opens, vm.unprivileged_userfaultfd = {all}")
-        }
-        (Some(all), Err(error)) => {
-            format!("/dev/userfaultfd: {error}; vm.unprivileged_userfaultfd = {all}")
-        }
-    };
-    let good = device.is_ok() || all.as_deref() == Some("1");
-    finding("userfaultfd", good, found, path)
+    let all = all.map_or(String::new(), |n| format!(", vm.unprivileged_userfaultfd = {n}"));
+    match towline_instance::userfault::try_out() {
+        Ok(()) => finding(
+            "userfaultfd",
+            true,
+            format!("one was made{all}"),
+            "under `towline run` large mappings are read when they are touched",
+        ),
+        Err(error) => finding(
+            "userfaultfd",
+            false,
+            format!("refused: {error}{all}"),
+            "under `towline run` files are read as a whole when they are mapped; Linux 6.6 and root, or \
+             /dev/userfaultfd that opens, or that setting at 1, would change that",
+        ),
+    }
 }
 
 fn fuse() -> Finding {

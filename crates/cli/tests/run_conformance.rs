@@ -113,6 +113,11 @@ fn streams_behave() {
 }
 
 #[test]
+fn large_mappings_behave() {
+    same("mapped.c", &[]);
+}
+
+#[test]
 fn processes_and_locks_behave() {
     same("processes.c", &[]);
 }

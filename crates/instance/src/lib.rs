@@ -12,10 +12,13 @@
 //! are checked before use all the same.
 
 mod config;
+pub mod memory;
 pub mod notes;
+pub mod pager;
 pub mod program;
 mod state;
 mod trap;
+pub mod userfault;
 
 pub use config::{Config, Mount};
 pub use state::{Entry, State, Taken};
@@ -39,6 +42,8 @@ pub const MAPPINGS: &str = "m";
 pub const PROGRAMS: &str = "x";
 /// Folder of the sockets that stand for those bound to remote names.
 pub const SOCKETS: &str = "s";
+/// Socket of the pager, which fills mappings when they are touched.
+pub const PAGER: &str = "pager";
 /// The mapped file.
 pub const STATE: &str = "state";
 /// Open file descriptions of one run.

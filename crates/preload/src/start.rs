@@ -146,11 +146,13 @@ extern "C" fn finish() {
 pub(crate) extern "C" fn before_fork() {
     descriptors::share();
     guard::before_fork();
+    crate::hooks::touched::before_fork();
     crate::ALLOCATOR.lock();
 }
 
 pub(crate) extern "C" fn after_fork() {
     crate::ALLOCATOR.unlock();
+    crate::hooks::touched::after_fork();
     guard::after_fork(false);
 }
 
@@ -159,6 +161,7 @@ pub(crate) extern "C" fn in_child() {
     guard::after_fork(true);
     crate::hooks::maps::disown();
     remote::disown();
+    crate::hooks::touched::in_child();
     trap::arm_child();
 }
 

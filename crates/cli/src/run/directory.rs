@@ -6,7 +6,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use towline_instance::{MAPPINGS, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
+use towline_instance::{MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
 
 /// The library that is preloaded.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
@@ -45,6 +45,7 @@ impl RunDirectory {
         let removed = |name: &str| fs::remove_dir(self.0.join(name)).is_ok();
         FOLDERS.iter().all(|name| removed(name))
             && fs::remove_file(self.0.join(STATE)).is_ok()
+            && fs::remove_file(self.0.join(PAGER)).is_ok()
             && fs::remove_dir(&self.0).is_ok()
     }
 

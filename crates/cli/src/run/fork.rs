@@ -169,15 +169,20 @@ impl Children {
                 }
             }
             let gathers = keeper.as_mut().is_some_and(Keeper::work);
-            let signals = || PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN);
-            let waited = match keeper {
-                Some(keeper) if !gathers => {
-                    let closed = PollFd::from_borrowed_fd(keeper.as_fd(), PollFlags::IN);
-                    poll(&mut [signals(), closed], keeper.limit())
-                }
-                Some(_) => poll(&mut [signals()], Some(&GATHER)),
-                None => poll(&mut [signals()], None),
+            let mut wait = vec![PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN)];
+            wait.extend(keeper.iter().flat_map(Keeper::events));
+            let limit = if gathers {
+                // What was closed meanwhile is seen then.
+                wait.swap_remove(1);
+                Some(&GATHER)
+            } else {
+                keeper.as_ref().and_then(Keeper::limit)
             };
+            let waited = poll(&mut wait, limit);
+            let has_come = wait.len() > 1 && wait.last().is_some_and(|w| !w.revents().is_empty());
+            if let (Some(keeper), true) = (&keeper, has_come) {
+                keeper.meet();
+            }
             match waited {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

@@ -4,16 +4,18 @@
 //! that came: by a process that shared it with others, or that was killed.
 
 use super::directory::RunDirectory;
+use super::pager::Pager;
 use super::reach::Notices;
-use rustix::event::Timespec;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
 use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::fd::{IntoRawFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use towline_client::Client;
+use towline_client::{Client, Url};
 use towline_instance::{Entry, State};
 
 /// How often, and how many times after the last event, the answers of servers are looked for.
@@ -24,10 +26,12 @@ const SETTLING: u32 = 50;
 /// their way in the holder's connection, and would find the file closed.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// Who does it. Its descriptor is readable when there is something to do.
+/// Who does it.
 pub(super) struct Keeper {
     events: OwnedFd,
-    state: State,
+    state: Arc<State>,
+    /// `None`: files are read as a whole when they are mapped.
+    pager: Option<Pager>,
     /// By mount.
     clients: Vec<Client>,
     notices: Notices,
@@ -42,7 +46,7 @@ impl Keeper {
     pub(super) fn start(
         directory: &RunDirectory,
         state: State,
-        clients: Vec<Client>,
+        servers: Vec<(Client, Url)>,
     ) -> io::Result<Self> {
         let watch = || {
             let events =
@@ -56,7 +60,24 @@ impl Keeper {
             log::warn!("cannot watch for closed files: {error}");
         })?;
         let notices = Notices::new(&directory.placeholders());
-        Ok(Self { events, state, clients, notices, settling: 0, lingering: Vec::new() })
+        let (state, lingering) = (Arc::new(state), Vec::new());
+        let clients = servers.iter().map(|(client, _)| client.clone()).collect();
+        let pager = Pager::start(directory, Arc::clone(&state), servers);
+        let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
+        Ok(Self { events, state, pager: pager.ok(), clients, notices, settling: 0, lingering })
+    }
+
+    /// What is readable when there is something to do: closed files first.
+    pub(super) fn events(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let pager = self.pager.as_ref().map(|pager| PollFd::new(pager, PollFlags::IN));
+        std::iter::once(PollFd::new(&self.events, PollFlags::IN)).chain(pager)
+    }
+
+    /// Serves processes that came to have their mappings filled.
+    pub(super) fn meet(&self) {
+        if let Some(pager) = &self.pager {
+            pager.meet();
+        }
     }
 
     /// How long to wait at most before the next [`Keeper::work`].
@@ -111,12 +132,6 @@ impl Keeper {
         // Closing it takes the kernel some 10 ms, which nobody has to wait for: it does so when this
         // process has ended.
         let _ = self.events.into_raw_fd();
-    }
-}
-
-impl AsFd for Keeper {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.events.as_fd()
     }
 }
 

@@ -5,8 +5,10 @@
 //! the program and its children leave open.
 
 mod directory;
+mod faults;
 mod fork;
 mod keeper;
+mod pager;
 mod reach;
 mod signals;
 mod summary;
@@ -127,8 +129,8 @@ fn stay(args: &Args, tell: std::io::PipeWriter, children: &Children) -> Outcome<
         mounts: met.iter().map(|one| one.mount.clone()).collect(),
     };
     let state = State::create(directory.path().as_os_str().as_bytes(), &config)?;
-    let clients = met.iter().map(|one| one.client.clone()).collect();
-    let mut keeper = Keeper::start(&directory, state, clients).ok();
+    let servers = met.iter().map(|one| (one.client.clone(), one.url.clone())).collect();
+    let mut keeper = Keeper::start(&directory, state, servers).ok();
     let prefixes: Vec<&[u8]> = met.iter().map(|one| one.mount.prefix.as_slice()).collect();
     let status = if reach::may_start(&args.command, &prefixes) {
         execute(&args.command, library.path(), &directory, children, &mut keeper)

@@ -26,26 +26,22 @@ impl World {
         let name = format!("towline-test-{}-{count}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir_all(path.join("served")).unwrap();
-        let shown = path.to_str().unwrap();
-        let mut server = Command::new(TOWLINE)
-            .args(["serve", "--dir", &format!("dir={shown}/served")])
-            .args(["--dir", &format!("ro={shown}/served:ro"), "--mem", "mem=256M"])
-            .args(["--mem", "small=4M", "--listen", "tcp://127.0.0.1:0"])
-            .args(["--listen", &format!("unix://{shown}/socket")])
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
-        let mut tcp = None;
-        while let Some(line) = lines.next().map(Result::unwrap) {
-            let at = line.split("tcp://").nth(1).and_then(|rest| rest.split(' ').next());
-            tcp = tcp.or(at.map(str::to_owned));
-            if line.contains("unix://") {
-                break;
-            }
-        }
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { tcp: tcp.expect("an address"), path, server }
+        let (server, tcp) = serve(&path, "127.0.0.1:0");
+        Self { tcp, path, server }
+    }
+
+    /// Kills the server, and waits for its end.
+    pub(crate) fn stop(&mut self) {
+        self.server.kill().unwrap();
+        self.server.wait().unwrap();
+    }
+
+    /// A new server in place of one that is stopped now, if it was not: at the same addresses.
+    pub(crate) fn restart(&mut self) {
+        self.stop();
+        // That of the one before.
+        fs::remove_file(self.path.join("socket")).unwrap();
+        (self.server, self.tcp) = serve(&self.path, &self.tcp);
     }
 
     /// Number of the server's process.
@@ -75,10 +71,33 @@ impl World {
     }
 }
 
+/// A server, and its address for TCP.
+fn serve(path: &Path, tcp: &str) -> (Child, String) {
+    let shown = path.to_str().unwrap();
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--dir", &format!("dir={shown}/served")])
+        .args(["--dir", &format!("ro={shown}/served:ro"), "--mem", "mem=256M"])
+        .args(["--mem", "small=4M", "--listen", &format!("tcp://{tcp}")])
+        .args(["--listen", &format!("unix://{shown}/socket")])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
+    let mut tcp = None;
+    while let Some(line) = lines.next().map(Result::unwrap) {
+        let at = line.split("tcp://").nth(1).and_then(|rest| rest.split(' ').next());
+        tcp = tcp.or(at.map(str::to_owned));
+        if line.contains("unix://") {
+            break;
+        }
+    }
+    std::thread::spawn(move || lines.for_each(drop));
+    (server, tcp.expect("an address"))
+}
+
 impl Drop for World {
     fn drop(&mut self) {
-        self.server.kill().unwrap();
-        self.server.wait().unwrap();
+        self.stop();
         fs::remove_dir_all(&self.path).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! Reading and writing.
 
-use super::{maps, shared};
+use super::maps;
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
 use crate::table::real;
@@ -278,7 +278,7 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
                 return Err(libc::EINVAL);
             }
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
-            let before = if shared::is_any() { remote::with(open, File::stat)?.size } else { 0 };
+            let before = if maps::is_any() { remote::with(open, File::stat)?.size } else { 0 };
             remote::with(open, |file| file.set_attr(b"", true, &set))?;
             maps::resized(open, before, size);
             Ok(0)

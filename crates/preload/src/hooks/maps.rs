@@ -1,13 +1,15 @@
-//! Mappings of remote files. The bytes are read when the file is mapped. Shared mappings of a file are
+//! Mappings of remote files. Large ones are read page by page when they are touched, where that is
+//! possible (`touched.rs`); else the bytes are read when the file is mapped. Shared mappings of a file are
 //! one piece of memory for all processes of the run (`shared.rs`). A writable one is compared with what
 //! was read, and its changed pages are written at `msync`, `munmap`, `fsync`, `close`, `exec`, the end of
 //! the program, and before this process reads the file. What processes of the run change by other calls
 //! reaches the shared memory at once.
 
 use super::shared::{self, Shared};
+use super::touched::{self, Wish, whole_pages};
 use crate::descriptors::{self, Open};
 use crate::guard::{checked, finish, inside};
-use crate::remote;
+use crate::{demand, remote};
 use libc::{c_int, c_void, off64_t, size_t};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,34 +17,46 @@ use std::sync::{Arc, Mutex};
 pub(crate) const PAGE: usize = 4096;
 
 /// A mapping of a remote file.
-struct Map {
-    at: usize,
-    length: usize,
-    mount: usize,
-    inode: u64,
-    offset: i64,
+pub(super) struct Map {
+    pub(super) at: usize,
+    pub(super) length: usize,
+    pub(super) mount: usize,
+    pub(super) inode: u64,
+    pub(super) offset: i64,
     /// As it was last set.
-    protection: c_int,
+    pub(super) protection: c_int,
     /// A part of it may not be readable.
-    is_guarded: bool,
+    pub(super) is_guarded: bool,
+    /// It is read when it is touched. Such mappings are not written back yet.
+    pub(super) is_touched: bool,
     /// Of a shared one that may become writable: see [`Written::handle`].
-    handle: Option<u64>,
+    pub(super) handle: Option<u64>,
     /// Of a writable one.
-    written: Option<Written>,
+    pub(super) written: Option<Written>,
     /// Of a shared one: held as long as it is mapped, one for all mappings of a file.
-    shared: Option<Arc<Shared>>,
+    pub(super) shared: Option<Arc<Shared>>,
 }
 
 /// What it takes to write a mapping back.
-struct Written {
+pub(super) struct Written {
     /// Handle of an open file of our own: the program may close its descriptor at once.
     handle: u64,
     /// What the file held when last read or written.
     known: Vec<u8>,
 }
 
-static MAPS: Mutex<Vec<Map>> = Mutex::new(Vec::new());
+pub(super) static MAPS: Mutex<Vec<Map>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// One more.
+pub(super) fn added() {
+    COUNT.fetch_add(1, Ordering::Release);
+}
+
+/// One less.
+pub(super) fn removed() {
+    COUNT.fetch_sub(1, Ordering::Release);
+}
 
 /// libc's own, without `dlsym`, which may map memory itself.
 pub(crate) unsafe fn plain(
@@ -74,12 +88,15 @@ pub(crate) unsafe fn mmap(
     offset: off64_t,
 ) -> *mut c_void {
     let open = if flags & libc::MAP_ANONYMOUS == 0 { descriptors::find(fd) } else { None };
+    if flags & libc::MAP_FIXED != 0 {
+        let _ = replacing(at as usize, length);
+    }
     let Some(open) = open else {
         // SAFETY: as the program says.
         return unsafe { plain(at, length, protection, flags, fd, offset) };
     };
     // SAFETY: as the program says.
-    let mapped = inside(|| unsafe { map(at, length, protection, flags, open, offset) });
+    let mapped = inside(|| unsafe { map(at, length, protection, flags, (open, fd), offset) });
     mapped.unwrap_or_else(|error| {
         crate::guard::set_errno(error);
         libc::MAP_FAILED
@@ -96,7 +113,7 @@ unsafe fn map(
     length: size_t,
     protection: c_int,
     flags: c_int,
-    open: Open,
+    (open, fd): (Open, c_int),
     offset: off64_t,
 ) -> Result<*mut c_void, i32> {
     if remote::is_path(open) {
@@ -115,27 +132,42 @@ unsafe fn map(
         return Err(libc::ENODEV);
     }
     let open_protection = protection | libc::PROT_READ | libc::PROT_WRITE;
-    let (mapped, shared) = if is_shared {
-        let known = with_maps(None, |maps| {
-            Ok(maps.iter().filter(|map| map.is_of(open)).find_map(|map| map.shared.clone()))
-        })?;
-        let is_new = known.is_none();
-        let shared = known.map_or_else(|| Shared::of(open).map(Arc::new), Ok)?;
-        (shared.map(at, length, flags, (open, offset), is_new)?, Some(shared))
-    } else {
-        let flags = flags | libc::MAP_ANONYMOUS;
-        // SAFETY: as the program says.
-        let mapped = unsafe { plain(at, length, open_protection, flags, -1, 0) };
-        if mapped == libc::MAP_FAILED {
-            return Err(crate::guard::errno());
+    let shared = is_shared.then(|| shared_of(open)).transpose()?;
+    let is_wanted = touched::is_wanted(length, flags) && (!is_shared || access == libc::O_RDONLY);
+    let wish = Wish {
+        at,
+        length: whole_pages(length),
+        protection,
+        flags,
+        file: (open, fd),
+        offset,
+        shared: shared.as_ref().map(|(shared, _)| &**shared),
+    };
+    if is_wanted {
+        write_back_file(open);
+    }
+    let touched = if is_wanted { prepare_and_map(&wish, &shared) } else { Err(libc::ENOTSUP) };
+    let is_touched = touched.is_ok();
+    let (mapped, shared) = match (touched, shared) {
+        (Ok(mapped), shared) => (mapped, shared.map(|(shared, _)| shared)),
+        (_, Some((shared, is_new))) => {
+            (shared.map(at, length, flags, (open, offset), is_new)?, Some(shared))
         }
-        // SAFETY: just mapped, readable and writable.
-        let bytes = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), length) };
-        if let Err(error) = remote::read_at(open, bytes, offset) {
-            unmap(mapped, length);
-            return Err(error);
+        (_, None) => {
+            let flags = flags | libc::MAP_ANONYMOUS;
+            // SAFETY: as the program says.
+            let mapped = unsafe { plain(at, length, open_protection, flags, -1, 0) };
+            if mapped == libc::MAP_FAILED {
+                return Err(crate::guard::errno());
+            }
+            // SAFETY: just mapped, readable and writable.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), length) };
+            if let Err(error) = remote::read_at(open, bytes, offset) {
+                unmap(mapped, length);
+                return Err(error);
+            }
+            (mapped, None)
         }
-        (mapped, None)
     };
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     let inode = open.entry.inode.load(Ordering::Relaxed);
@@ -149,12 +181,13 @@ unsafe fn map(
         .transpose()?;
     let mut map = Map {
         at: mapped as usize,
-        length,
+        length: if is_touched { whole_pages(length) } else { length },
         mount,
         inode,
         offset,
         protection,
         is_guarded: false,
+        is_touched,
         handle,
         written: None,
         shared,
@@ -163,13 +196,64 @@ unsafe fn map(
         map.begin_writing()?;
     }
     MAPS.lock().map_err(|_| libc::EIO)?.push(map);
-    COUNT.fetch_add(1, Ordering::Release);
-    if !writes && protection != open_protection {
+    added();
+    if !writes && !is_touched && protection != open_protection {
         let arguments = [mapped as usize, length, protection as usize, 0, 0, 0];
         // SAFETY: just mapped.
         unsafe { checked(libc::SYS_mprotect, arguments) }?;
     }
     Ok(mapped)
+}
+
+/// The memory of a file's shared mappings, and whether this process has none of them yet.
+fn shared_of(open: Open) -> Result<(Arc<Shared>, bool), i32> {
+    let known = with_maps(None, |maps| {
+        Ok(maps.iter().filter(|map| map.is_of(open)).find_map(|map| map.shared.clone()))
+    })?;
+    match known {
+        Some(shared) => Ok((shared, false)),
+        None => Ok((Arc::new(Shared::of(open)?), true)),
+    }
+}
+
+/// Maps what is read when it is touched.
+fn prepare_and_map(
+    wish: &Wish<'_>,
+    shared: &Option<(Arc<Shared>, bool)>,
+) -> Result<*mut c_void, i32> {
+    if let Some((shared, is_new)) = shared {
+        shared.begin(wish.offset, wish.length, *is_new)?;
+    }
+    touched::map(wish)
+}
+
+/// These addresses are about to show something else: what they show of files is written back and
+/// forgotten.
+fn replacing(at: usize, length: usize) -> Result<(), i32> {
+    with_maps((), |maps| forget(maps, at, at.saturating_add(length)))
+}
+
+/// Writes back what mappings in these addresses changed, and takes them off the list.
+fn forget(maps: &mut Vec<Map>, from: usize, to: usize) -> Result<(), i32> {
+    touched::cut(maps, from, to);
+    for map in maps.iter_mut().filter(|map| map.at < to && from < map.at + map.length) {
+        map.write_back()?;
+    }
+    // Of one that is unmapped in part, the rest is written back at its beginning only.
+    maps.retain_mut(|map| {
+        let gone = map.at >= from && map.at < to;
+        if gone {
+            map.end();
+            removed();
+        } else if map.at < from && from < map.at + map.length {
+            map.length = from - map.at;
+            if let Some(written) = &mut map.written {
+                written.known.truncate(map.length);
+            }
+        }
+        !gone
+    });
+    Ok(())
 }
 
 impl Map {
@@ -185,8 +269,12 @@ impl Map {
         Ok(())
     }
 
-    /// Closes what it needed to be written back.
+    /// Closes what it needed to be written back or filled.
     fn end(&self) {
+        if self.is_touched {
+            // Before it is unmapped: what is mapped there next comes after it.
+            demand::end(self.at, self.length);
+        }
         let handle = self.written.as_ref().map(|written| written.handle).or(self.handle);
         if let (Some(handle), Ok(client)) = (handle, remote::client(self.mount)) {
             client.close_handle(handle);
@@ -259,26 +347,7 @@ fn with_maps<T>(empty: T, work: impl FnOnce(&mut Vec<Map>) -> Result<T, i32>) ->
 
 pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
-    let written = with_maps((), |maps| {
-        for map in maps.iter_mut().filter(|map| map.at < to && from < map.at + map.length) {
-            map.write_back()?;
-        }
-        // Of one that is unmapped in part, the rest is written back at its beginning only.
-        maps.retain_mut(|map| {
-            let gone = map.at >= from && map.at < to;
-            if gone {
-                map.end();
-                COUNT.fetch_sub(1, Ordering::Release);
-            } else if map.at < from && from < map.at + map.length {
-                map.length = from - map.at;
-                if let Some(written) = &mut map.written {
-                    written.known.truncate(map.length);
-                }
-            }
-            !gone
-        });
-        Ok(())
-    });
+    let written = with_maps((), |maps| forget(maps, from, to));
     // SAFETY: as the program says.
     match unsafe { checked(libc::SYS_munmap, [from, length, 0, 0, 0, 0]) } {
         Ok(_) => finish(written.map(|()| 0)),
@@ -291,6 +360,8 @@ pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
 pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
     let allowed = with_maps((), |maps| {
+        // So that each has one protection, for a child to take over.
+        touched::cut(maps, from, to);
         for map in maps.iter_mut().filter(|map| map.at < to && from < map.at + map.length) {
             if map.shared.is_some() && protection & libc::PROT_WRITE != 0 {
                 map.begin_writing()?;
@@ -310,7 +381,9 @@ pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int
 pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
     let forgets = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE);
-    let is_private = |map: &Map| map.at < to && from < map.at + map.length && map.shared.is_none();
+    let is_private = |map: &Map| {
+        map.at < to && from < map.at + map.length && map.shared.is_none() && !map.is_touched
+    };
     let keeps = forgets && with_maps(false, |maps| Ok(maps.iter().any(is_private))) == Ok(true);
     if keeps {
         return 0;
@@ -340,6 +413,9 @@ pub(crate) unsafe fn mremap(
             map.write_back()?;
         }
         let Some(first) = maps.iter().find(|map| is_in(map)) else { return Ok(None) };
+        if first.is_touched {
+            return touched::resize(maps, (from, old), new, remap).map(|now| Some(Ok(now)));
+        }
         if grows {
             return first.growth(from, old, new).map(|growth| Some(Err(growth)));
         }
@@ -479,6 +555,11 @@ pub(crate) fn write_back_file(open: Open) {
     });
 }
 
+/// True when this process has a mapping, or any of the run a shared one.
+pub(crate) fn is_any() -> bool {
+    COUNT.load(Ordering::Acquire) > 0 || shared::is_any()
+}
+
 /// Bytes were written to a file.
 pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
     if !shared::is_any() {
@@ -486,6 +567,10 @@ pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
     }
     let _ = with_maps((), |maps| {
         for map in maps.iter_mut().filter(|map| map.is_of(open)) {
+            if map.is_touched && map.shared.is_some() {
+                // What was touched when the file was shorter.
+                touched::forget(map, offset, offset.saturating_add(data.len() as i64));
+            }
             if let Some((known, from)) = map.overlap(offset, data.len()) {
                 known.copy_from_slice(&data[from..from + known.len()]);
             }
@@ -498,19 +583,24 @@ pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
 
 /// A file was made shorter or longer than it was before.
 pub(crate) fn resized(open: Open, before: u64, now: u64) {
-    if !shared::is_any() {
+    if !is_any() {
         return;
     }
     let from = before.min(now) as i64;
     let _ = with_maps((), |maps| {
         for map in maps.iter_mut().filter(|map| map.is_of(open)) {
+            if map.is_touched {
+                touched::forget(map, from, i64::MAX);
+            }
             if let Some((known, _)) = map.overlap(from, usize::MAX >> 1) {
                 known.fill(0);
             }
         }
         Ok(())
     });
-    let _ = inside(|| Shared::existing(open)?.clear(from));
+    if shared::is_any() {
+        let _ = inside(|| Shared::existing(open)?.clear(from));
+    }
 }
 
 /// Runs a call that changes a file in some other way; mappings of it are read anew.
@@ -553,10 +643,15 @@ pub(crate) fn write_back_all() {
     });
 }
 
-/// In the child of a fork: what it changes in mappings it inherited is written back by its parent.
+/// In the child of a fork: what it changes in mappings it inherited is written back by its parent. It
+/// keeps those that are still to be filled.
 pub(crate) fn disown() {
-    if let Ok(mut maps) = MAPS.try_lock() {
-        std::mem::forget(std::mem::take(&mut *maps));
-    }
     COUNT.store(0, Ordering::Release);
+    if let Ok(mut maps) = MAPS.try_lock() {
+        let all = std::mem::take(&mut *maps).into_iter();
+        let (touched, others): (Vec<Map>, Vec<Map>) = all.partition(|map| map.is_touched);
+        std::mem::forget(others);
+        COUNT.store(touched.len(), Ordering::Release);
+        *maps = touched;
+    }
 }

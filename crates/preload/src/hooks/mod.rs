@@ -22,6 +22,7 @@ pub(crate) mod sockets;
 pub(crate) mod spawn;
 pub(crate) mod status;
 pub(crate) mod streams;
+pub(crate) mod touched;
 pub(crate) mod trees;
 pub(crate) mod walks;
 pub(crate) mod xattr;

@@ -1,12 +1,14 @@
 //! The memory behind shared mappings of remote files: for each file that is mapped a file in the run's
-//! directory, which all processes of the run map.
+//! directory, which all processes of the run map (`instance::memory`).
 
 use super::maps::{PAGE, plain, unmap};
 use crate::descriptors::{self, Open};
 use crate::guard::checked;
 use crate::remote;
 use libc::{c_int, c_void, off64_t, size_t};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
+use towline_instance::memory::{self, Turn};
 
 /// True once a process of the run has made a shared mapping.
 pub(crate) fn is_any() -> bool {
@@ -16,10 +18,13 @@ pub(crate) fn is_any() -> bool {
 /// The memory that stands for a file in all processes of the run: a file whose first part tells,
 /// with a byte for each page, what was read. It stays locked while somebody maps it; the first who
 /// does reads anew.
-pub(crate) struct Shared(c_int);
+pub(crate) struct Shared {
+    fd: c_int,
+    mount: usize,
+    inode: u64,
+}
 
-/// Where the pages begin: files of up to 256 GiB.
-const PAGES_AT: i64 = 64 << 20;
+const PAGES_AT: i64 = memory::PAGES_AT as i64;
 
 impl Shared {
     /// Made where it is not there yet.
@@ -37,15 +42,25 @@ impl Shared {
     }
 
     fn opened(open: Open, create: c_int) -> Result<Self, i32> {
-        let (mount, inode) = (&open.entry.mount, &open.entry.inode);
+        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+        Self::named(mount, open.entry.inode.load(Ordering::Relaxed), create)
+    }
+
+    /// That of mappings which a child has from its parent, who has it mapped still.
+    pub(super) fn again(mount: usize, inode: u64) -> Result<Self, i32> {
+        let shared = Self::named(mount, inode, 0)?;
+        shared.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
+        Ok(shared)
+    }
+
+    pub(super) fn is_of(&self, mount: usize, inode: u64) -> bool {
+        self.mount == mount && self.inode == inode
+    }
+
+    fn named(mount: usize, inode: u64, create: c_int) -> Result<Self, i32> {
         let mut path = crate::start::directory().to_vec();
-        let name = format!(
-            "/{}/{}-{}\0",
-            towline_instance::MAPPINGS,
-            mount.load(Ordering::Relaxed),
-            inode.load(Ordering::Relaxed)
-        );
-        path.extend_from_slice(name.as_bytes());
+        let name = memory::name(mount as u32, inode);
+        path.extend_from_slice(format!("/{}/{name}\0", towline_instance::MAPPINGS).as_bytes());
         let flags = libc::O_RDWR | create | libc::O_CLOEXEC;
         let arguments =
             [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
@@ -56,13 +71,13 @@ impl Shared {
             let moved = [fd, libc::F_DUPFD_CLOEXEC as usize, first, 0, 0, 0];
             let own = checked(libc::SYS_fcntl, moved);
             checked(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
-            own.map(|fd| Self(fd as c_int))
+            own.map(|fd| Self { fd: fd as c_int, mount, inode })
         }
     }
 
     fn call(&self, number: i64, a: usize, b: usize, c: usize) -> Result<usize, i32> {
         // SAFETY: calls on a descriptor of ours, without addresses.
-        unsafe { checked(number, [self.0 as usize, a, b, c, 0, 0]) }
+        unsafe { checked(number, [self.fd as usize, a, b, c, 0, 0]) }
     }
 
     /// Bytes of the memory, from this offset of the file on; what is beyond its end is zero.
@@ -83,8 +98,9 @@ impl Shared {
 
     /// Waits until no other process reads it in or writes it back.
     pub(crate) fn turn(&self) -> Result<Turn<'_>, i32> {
-        set_turn(self.0, libc::F_WRLCK)?;
-        Ok(Turn(self))
+        // SAFETY: ours, and open as long as this lives.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        Turn::take(fd).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
     pub(crate) fn map(
@@ -98,23 +114,8 @@ impl Shared {
         let _turn = self.turn()?;
         let pages = length.div_ceil(PAGE);
         let first = offset as usize / PAGE;
-        if first + pages > PAGES_AT as usize {
-            return Err(libc::EFBIG);
-        }
-        if is_new
-            && self.call(libc::SYS_flock, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0).is_ok()
-        {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            self.call(libc::SYS_fallocate, mode as usize, 0, PAGES_AT as usize)?;
-        }
-        self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
-        let end = PAGES_AT + offset + (pages * PAGE) as i64;
-        if (self.length()? as i64) < end {
-            self.call(libc::SYS_ftruncate, end as usize, 0, 0)?;
-        }
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: as the program says.
-        let mapped = unsafe { plain(at, length, protection, flags, self.0, PAGES_AT + offset) };
+        self.prepare(offset, pages * PAGE, is_new)?;
+        let mapped = self.place(at, length, libc::PROT_READ | libc::PROT_WRITE, flags, offset);
         if mapped == libc::MAP_FAILED {
             return Err(crate::guard::errno());
         }
@@ -150,6 +151,51 @@ impl Shared {
         }
         self.call(libc::SYS_pwrite64, known.as_ptr() as usize, pages, first)?;
         Ok(mapped)
+    }
+
+    /// Makes room for a mapping of so many bytes from this offset of the file on. The first one of a
+    /// process (`is_new`) notes that it has one, and finds nothing read when it is the first of all.
+    fn prepare(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
+        let end = (offset as usize).checked_add(length).ok_or(libc::EOVERFLOW)?;
+        if end / PAGE > PAGES_AT as usize {
+            return Err(libc::EFBIG);
+        }
+        if is_new
+            && self.call(libc::SYS_flock, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0).is_ok()
+        {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            self.call(libc::SYS_fallocate, mode as usize, 0, i64::MAX as usize)?;
+        }
+        self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
+        let end = PAGES_AT as usize + end;
+        if self.length()? < end {
+            self.call(libc::SYS_ftruncate, end, 0, 0)?;
+        }
+        Ok(())
+    }
+
+    /// As [`Shared::map`], for what is read when it is touched: what remains is [`Shared::place`].
+    pub(super) fn begin(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
+        let _turn = self.turn()?;
+        self.prepare(offset, length, is_new)
+    }
+
+    /// Makes room for a mapping that becomes longer.
+    pub(super) fn reach(&self, offset: off64_t, length: usize) -> Result<(), i32> {
+        self.begin(offset, length, false)
+    }
+
+    /// The kernel's mapping of it.
+    pub(super) fn place(
+        &self,
+        at: *mut c_void,
+        length: size_t,
+        protection: c_int,
+        flags: c_int,
+        offset: off64_t,
+    ) -> *mut c_void {
+        // SAFETY: as the program says.
+        unsafe { plain(at, length, protection, flags, self.fd, PAGES_AT + offset) }
     }
 
     /// Which of so many pages from this one on were read: a byte for each.
@@ -221,29 +267,5 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let _ = self.call(libc::SYS_close, 0, 0, 0);
-    }
-}
-
-/// Held while a shared mapping is read in or written back.
-pub(crate) struct Turn<'a>(&'a Shared);
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        let _ = set_turn(self.0.0, libc::F_UNLCK);
-    }
-}
-
-fn set_turn(fd: c_int, kind: c_int) -> Result<(), i32> {
-    // SAFETY: all zero is a valid `struct flock`.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    (lock.l_type, lock.l_len) = (kind as _, 1);
-    let arguments = [fd as usize, libc::F_OFD_SETLKW as usize, &raw const lock as usize, 0, 0, 0];
-    loop {
-        // SAFETY: the structure outlives the call.
-        match unsafe { checked(libc::SYS_fcntl, arguments) } {
-            // A signal that waits until we are done.
-            Err(libc::EINTR) => {}
-            done => return done.map(drop),
-        }
     }
 }

@@ -1,0 +1,426 @@
+//! The touches of one process, answered.
+
+use super::pager::Run;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use towline_client::Client;
+use towline_instance::memory::Turn;
+use towline_instance::pager::{MESSAGE_BYTES, Message};
+use towline_instance::userfault::{self, PAGE};
+use towline_instance::{Taken, memory};
+use towline_net::{Wait, receive_descriptors};
+
+/// Read around a page that is touched out of order: as much as costs little more than the page.
+const AROUND: u64 = 64 << 10;
+/// Most that is read ahead of a program that goes on page by page.
+const AHEAD_MAX: u64 = 1 << 20;
+const PAGE_BYTES: u64 = PAGE as u64;
+/// How often a process is looked for that has closed its connection, and may live all the same.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// An open file, which stays open as long as this lives.
+struct Source {
+    /// Of its placeholder, as the kernel keeps a mapped file open.
+    _open: OwnedFd,
+    client: Client,
+    handle: u64,
+    flags: u32,
+}
+
+/// The memory that all processes of the run share for a file, opened here.
+struct Memory {
+    path: PathBuf,
+    file: File,
+}
+
+impl Memory {
+    fn open(path: PathBuf) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open(&path)?;
+        Ok(Self { path, file })
+    }
+
+    /// Notes that pages are there.
+    fn read_in(&self, offset: u64, length: usize) -> io::Result<()> {
+        self.file.write_all_at(&vec![1; length / PAGE], offset / PAGE_BYTES)
+    }
+}
+
+/// A piece of the process's memory that shows a file.
+pub(super) struct Range {
+    at: u64,
+    length: u64,
+    offset: u64,
+    source: std::sync::Arc<Source>,
+    memory: Option<Memory>,
+    /// Where the last bytes read end, and how many they were.
+    last: (u64, u64),
+}
+
+impl Range {
+    fn end(&self) -> u64 {
+        self.at + self.length
+    }
+
+    /// A part of it; `None` where it has none there.
+    fn part(&self, from: u64, to: u64) -> io::Result<Option<Self>> {
+        let (at, end) = (from.max(self.at), to.min(self.end()));
+        if at >= end {
+            return Ok(None);
+        }
+        let memory = self.memory.as_ref().map(|memory| Memory::open(memory.path.clone()));
+        Ok(Some(Self {
+            at,
+            length: end - at,
+            offset: self.offset + (at - self.at),
+            source: self.source.clone(),
+            memory: memory.transpose()?,
+            last: (0, 0),
+        }))
+    }
+
+    /// What is to be read for a touch of this page: beginning and length.
+    fn window(&mut self, page: u64) -> (u64, u64) {
+        let (start, length) = if page == self.last.0 {
+            (page, (2 * self.last.1).min(AHEAD_MAX))
+        } else {
+            // Pieces that begin at a multiple in the file.
+            let offset = self.offset + (page - self.at);
+            let before = (offset % AROUND).min(page - self.at);
+            (page - before, AROUND - offset % AROUND + before)
+        };
+        let length = length.min(self.end() - start);
+        self.last = (start + length, length.max(AROUND));
+        (start, length)
+    }
+}
+
+/// Why a process is served no longer.
+enum End {
+    /// It has gone, or has become another program.
+    Gone,
+    /// What it says makes no sense, or we cannot do it.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ESRCH) => Self::Gone,
+            _ => Self::Failed(error),
+        }
+    }
+}
+
+impl From<Errno> for End {
+    fn from(error: Errno) -> Self {
+        io::Error::from(error).into()
+    }
+}
+
+/// A process with mappings that are filled on demand.
+pub(super) struct Process<'a> {
+    run: &'a Run,
+    /// `None` once it is closed at the other end.
+    socket: Option<OwnedFd>,
+    userfault: OwnedFd,
+    /// Closing it ends the process by `SIGBUS`: nobody would answer its touches.
+    _lifeline: OwnedFd,
+    ranges: Vec<Range>,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Process<'a> {
+    /// Serves the process at the other end of a connection until it ends.
+    pub(super) fn serve(run: &'a Run, socket: OwnedFd) {
+        let ended = Self::meet(run, socket).map(|mut process| {
+            loop {
+                if let Err(end) = process.turn() {
+                    break end;
+                }
+            }
+        });
+        if let Ok(End::Failed(error)) | Err(End::Failed(error)) = ended {
+            log::warn!("mappings of a process are filled no longer: {error}");
+        }
+    }
+
+    fn meet(run: &'a Run, socket: OwnedFd) -> Result<Self, End> {
+        let (Some(Message::Hello { token }), mut with) = receive(&socket, Wait::Any)? else {
+            return Err(strange("it does not say hello").into());
+        };
+        let (Some(lifeline), Some(userfault), true) = (with.pop(), with.pop(), with.is_empty())
+        else {
+            return Err(strange("hello without its descriptors").into());
+        };
+        let ranges = match token {
+            0 => Vec::new(),
+            token => run.announced(token).ok_or_else(|| strange("a child of nobody"))?,
+        };
+        let buffer = vec![0; AHEAD_MAX as usize];
+        Ok(Self { run, socket: Some(socket), userfault, _lifeline: lifeline, ranges, buffer })
+    }
+
+    /// Waits for something to do, and does it.
+    fn turn(&mut self) -> Result<(), End> {
+        let mut wait = vec![PollFd::new(&self.userfault, PollFlags::IN)];
+        wait.extend(self.socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let limit = self.socket.is_none().then_some(&LOOK);
+        match poll(&mut wait, limit) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_touched = !wait[0].revents().is_empty();
+        let is_told = wait.get(1).is_some_and(|socket| !socket.revents().is_empty());
+        if is_told {
+            self.listen()?;
+        }
+        if self.socket.is_none() {
+            self.look()?;
+        }
+        if is_touched {
+            match userfault::faults(&self.userfault) {
+                Ok(pages) => self.touched(&pages)?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the process still is what it was, though its connection is closed: it may have closed
+    /// every descriptor there is.
+    fn look(&self) -> Result<(), End> {
+        /// Close below the end of what programs have, where nothing is mapped.
+        const NOWHERE: u64 = (1 << 47) - 3 * PAGE_BYTES;
+        match userfault::copy(&self.userfault, NOWHERE, &self.buffer[..PAGE]) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(End::Gone),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes all it says.
+    fn listen(&mut self) -> Result<(), End> {
+        while let Some(socket) = &self.socket {
+            match receive(socket, Wait::No) {
+                Ok((Some(message), with)) => self.told(message, with)?,
+                Ok((None, _)) => self.socket = None,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Err(error.into());
+                }
+                Err(_) => self.socket = None,
+            }
+        }
+        Ok(())
+    }
+
+    fn told(&mut self, message: Message, mut with: Vec<OwnedFd>) -> Result<(), End> {
+        match message {
+            Message::Begin { at, length, offset, entry, is_shared } => {
+                let begun =
+                    with.pop().ok_or_else(|| strange("a mapping of no file")).and_then(|open| {
+                        let (source, memory) = self.open(entry, open, is_shared)?;
+                        self.remove(at, length)?;
+                        let source = std::sync::Arc::new(source);
+                        self.ranges.push(Range {
+                            at,
+                            length,
+                            offset,
+                            source,
+                            memory,
+                            last: (0, 0),
+                        });
+                        Ok(())
+                    });
+                let number =
+                    begun.err().map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
+                if let Some(socket) = &self.socket {
+                    // Fails only when it has gone, which is seen next.
+                    let _ = rustix::io::write(socket, &number.to_ne_bytes());
+                }
+            }
+            Message::End { at, length } => {
+                self.remove(at, length)?;
+                // Whoever still waits there sees that it has gone.
+                userfault::wake(&self.userfault, at, length)?;
+            }
+            Message::Resized { from, old, to, new } => {
+                let parts = self.ranges.iter().map(|range| range.part(from, from + old));
+                let part = parts.collect::<io::Result<Vec<_>>>()?.into_iter().flatten().next();
+                let Some(mut range) = part.filter(|part| part.length == old) else {
+                    return Err(strange("a mapping that nobody knows has moved").into());
+                };
+                self.remove(from, old)?;
+                self.remove(to, new)?;
+                (range.at, range.length) = (to, new);
+                self.ranges.push(range);
+                userfault::wake(&self.userfault, from, old)?;
+            }
+            Message::Fork { token } => {
+                let parts = self.ranges.iter().map(|range| range.part(0, u64::MAX));
+                let parts = parts.collect::<io::Result<Vec<_>>>()?;
+                self.run.announce(token, parts.into_iter().flatten().collect());
+            }
+            Message::Hello { .. } => return Err(strange("hello twice").into()),
+        }
+        Ok(())
+    }
+
+    /// Takes over a file that a process has open.
+    fn open(
+        &self,
+        entry: u32,
+        open: OwnedFd,
+        is_shared: bool,
+    ) -> io::Result<(Source, Option<Memory>)> {
+        let gone = || io::Error::from_raw_os_error(libc::EBADF);
+        let entry = self.run.state.entry(entry as usize).ok_or_else(gone)?;
+        let mount = entry.mount.load(Ordering::Relaxed);
+        let (client, url) = self.run.servers.get(mount as usize).ok_or_else(gone)?;
+        let inode = entry.inode.load(Ordering::Relaxed);
+        let (handle, flags) =
+            (entry.handle.load(Ordering::Relaxed), entry.flags.load(Ordering::Relaxed));
+        if entry.taken() != Taken::Open {
+            return Err(gone());
+        }
+        // So that it is found again after a restart of the server.
+        let path = url.join(&entry.path()).path;
+        let known =
+            towline_client::File::from_handle(client, handle, &url.export, &path, flags, inode);
+        let _ = known.into_handle();
+        let name = || self.run.mappings.join(memory::name(mount, inode));
+        let memory = is_shared.then(|| Memory::open(name())).transpose()?;
+        Ok((Source { _open: open, client: client.clone(), handle, flags }, memory))
+    }
+
+    /// Forgets what shows files in this memory.
+    fn remove(&mut self, at: u64, length: u64) -> io::Result<()> {
+        let (from, to) = (at, at + length);
+        let mut left = Vec::new();
+        let mut error = Ok(());
+        self.ranges.retain(|range| {
+            if range.end() <= from || to <= range.at {
+                return true;
+            }
+            for part in [range.part(0, from), range.part(to, u64::MAX)] {
+                match part {
+                    Ok(part) => left.extend(part),
+                    Err(new) => error = Err(new),
+                }
+            }
+            false
+        });
+        self.ranges.append(&mut left);
+        error
+    }
+
+    /// Fills pages that somebody waits for.
+    fn touched(&mut self, pages: &[u64]) -> Result<(), End> {
+        let mut filled: Vec<std::ops::Range<u64>> = Vec::new();
+        for page in pages {
+            // Read ahead for the one before; who waits was woken.
+            if filled.iter().any(|done| done.contains(page)) {
+                continue;
+            }
+            let Some(range) = self.ranges.iter_mut().find(|r| r.at <= *page && *page < r.end())
+            else {
+                // No longer of a file: who waits is told so by the kernel.
+                userfault::wake(&self.userfault, *page, PAGE_BYTES)?;
+                continue;
+            };
+            match fill(&self.userfault, range, *page, &mut self.buffer) {
+                Ok(done) => filled.push(done),
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Err(End::Gone),
+                Err(error) => {
+                    if error.kind() != io::ErrorKind::UnexpectedEof {
+                        log::warn!("a page of a mapped file cannot be read: {error}");
+                    }
+                    match userfault::poison(&self.userfault, *page, PAGE_BYTES) {
+                        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
+                            return Err(End::Gone);
+                        }
+                        // There already, or no longer there: let whoever waits look.
+                        _ => userfault::wake(&self.userfault, *page, PAGE_BYTES)?,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads a page and what is near it. `UnexpectedEof`: the page is beyond the end of the file.
+fn fill(
+    userfault: &OwnedFd,
+    range: &mut Range,
+    page: u64,
+    buffer: &mut [u8],
+) -> io::Result<std::ops::Range<u64>> {
+    let (start, length) = range.window(page);
+    let offset = range.offset + (start - range.at);
+    let buffer = &mut buffer[..length as usize];
+    let _turn = range.memory.as_ref().map(|m| Turn::take(m.file.as_fd())).transpose()?;
+    let Source { client, handle, flags, .. } = &*range.source;
+    let read = client
+        .with_handle(*handle, *flags, |file| file.read_at(buffer, offset))
+        .map_err(|error| io::Error::from_raw_os_error(i32::from(error.errno().0)))?;
+    let end = read.next_multiple_of(PAGE);
+    buffer[read..end].fill(0);
+    if start + end as u64 <= page {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let (mut done, mut piece) = (0, end);
+    while done < end {
+        let at = start + done as u64;
+        let next = end.min(done + piece);
+        let error = match userfault::copy(userfault, at, &buffer[done..next]) {
+            Ok(count) => {
+                done += count;
+                continue;
+            }
+            Err(error) => error,
+        };
+        match error.raw_os_error() {
+            Some(libc::EEXIST) => {
+                userfault::wake(userfault, at, PAGE_BYTES)?;
+                done += PAGE;
+            }
+            // The process is changing its memory just now.
+            Some(libc::EAGAIN) => std::thread::yield_now(),
+            // Pieces of it have different protections, or were unmapped.
+            Some(libc::ENOENT) if next - done > PAGE => piece = PAGE,
+            Some(libc::ENOENT) => {
+                userfault::wake(userfault, at, PAGE_BYTES)?;
+                done += PAGE;
+            }
+            // What was asked for is there.
+            _ if at > page => break,
+            _ => return Err(error),
+        }
+    }
+    if let Some(memory) = &range.memory {
+        memory.read_in(offset, done)?;
+    }
+    Ok(start..start + done as u64)
+}
+
+/// A message and what came with it; `None`: the other end is closed.
+fn receive(socket: &OwnedFd, wait: Wait) -> io::Result<(Option<Message>, Vec<OwnedFd>)> {
+    let mut bytes = [0; MESSAGE_BYTES];
+    let (length, with) = receive_descriptors(socket, &mut bytes, wait)?;
+    if length == 0 {
+        return Ok((None, with));
+    }
+    let message = Message::parse(&bytes[..length]).ok_or_else(|| strange("no message"))?;
+    Ok((Some(message), with))
+}
+
+fn strange(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("a process of the run: {what}"))
+}

@@ -1,0 +1,124 @@
+//! Fills mappings of remote files when they are touched.
+//!
+//! A process that maps a large file registers its memory with a userfaultfd and hands that over. From
+//! then on a thread of ours for this process (`faults.rs`) answers each touch of a missing page: so a
+//! server that hangs stops nothing but the programs that wait for it.
+
+use super::directory::RunDirectory;
+use super::faults::Process;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+use towline_client::{Client, Url};
+use towline_instance::{MAPPINGS, PAGER, State};
+
+/// Processes that connect at once.
+const BACKLOG: i32 = 128;
+/// Bytes of a thread's stack; what is read goes elsewhere.
+const STACK_BYTES: usize = 256 << 10;
+/// How long the announcement of a child is waited for: its parent's thread may wait for a server.
+const ANNOUNCED: Duration = Duration::from_secs(120);
+/// Most children that were announced and did not come.
+const FORKS_MAX: usize = 4096;
+
+/// Where processes of the run come to. Its descriptor is readable when one comes.
+pub(super) struct Pager {
+    listener: OwnedFd,
+    run: Arc<Run>,
+}
+
+/// What its threads know of the run.
+pub(super) struct Run {
+    /// Memory of shared mappings.
+    pub(super) mappings: PathBuf,
+    pub(super) state: Arc<State>,
+    /// By mount.
+    pub(super) servers: Vec<(Client, Url)>,
+    /// Mappings of children that were announced.
+    forks: Mutex<HashMap<u64, Vec<super::faults::Range>>>,
+    announced: Condvar,
+}
+
+impl Pager {
+    /// Begins to listen.
+    pub(super) fn start(
+        directory: &RunDirectory,
+        state: Arc<State>,
+        servers: Vec<(Client, Url)>,
+    ) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let address = SocketAddrUnix::new(directory.path().join(PAGER))?;
+        rustix::net::bind(&listener, &address)?;
+        rustix::net::listen(&listener, BACKLOG)?;
+        let run = Run {
+            mappings: directory.path().join(MAPPINGS),
+            state,
+            servers,
+            forks: Mutex::default(),
+            announced: Condvar::new(),
+        };
+        Ok(Self { listener, run: Arc::new(run) })
+    }
+
+    /// Serves those who came.
+    pub(super) fn meet(&self) {
+        loop {
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
+                Ok(socket) => {
+                    more_descriptors();
+                    let run = Arc::clone(&self.run);
+                    let thread = std::thread::Builder::new().name("pager".to_owned());
+                    let serve = move || Process::serve(&run, socket);
+                    // Whom nobody serves reads whole files when they are mapped.
+                    if let Err(error) = thread.stack_size(STACK_BYTES).spawn(serve) {
+                        log::warn!("mappings of a process are not filled on demand: {error}");
+                    }
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl AsFd for Pager {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+impl Run {
+    /// Notes what a child will have.
+    pub(super) fn announce(&self, token: u64, ranges: Vec<super::faults::Range>) {
+        let mut forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
+        if forks.len() < FORKS_MAX {
+            forks.insert(token, ranges);
+        }
+        self.announced.notify_all();
+    }
+
+    /// What a child has; waits until its parent's thread has told.
+    pub(super) fn announced(&self, token: u64) -> Option<Vec<super::faults::Range>> {
+        let forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = |forks: &mut HashMap<u64, _>| !forks.contains_key(&token);
+        let waited = self.announced.wait_timeout_while(forks, ANNOUNCED, missing);
+        waited.unwrap_or_else(PoisonError::into_inner).0.remove(&token)
+    }
+}
+
+/// Each mapping holds its file open here. The program has been started already, and does not inherit
+/// the limit.
+fn more_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current != maximum {
+        // Without it fewer mappings are filled on demand.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    }
+}

@@ -1,0 +1,221 @@
+//! `towline run`: large mappings of remote files are read when they are touched.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use support::{TOWLINE, World, text};
+
+/// Where the remote directory is for the programs; it does not exist here.
+const PREFIX: &str = "/towline-maps-test";
+/// Longest that anything may take, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LENGTH: u64 = 1 << 30;
+
+/// False, and says so, where this cannot be tried.
+fn possible() -> bool {
+    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("SKIPPED: python3 is not installed");
+        return false;
+    }
+    let found: serde_json::Value = serde_json::from_str(&text(&["doctor", "--json"])).unwrap();
+    let usable = found["userfaultfd"]["ok"].as_bool().unwrap();
+    if !usable {
+        println!("SKIPPED: no userfaultfd here: {}", found["userfaultfd"]["found"]);
+    }
+    usable
+}
+
+/// A file of 1 GiB with a few marks, and holes.
+fn big(path: &Path) {
+    let file = fs::File::create(path).unwrap();
+    file.set_len(LENGTH).unwrap();
+    for mark in 0..16u64 {
+        file.write_all_at(format!("mark {mark:2}").as_bytes(), mark * (LENGTH / 16)).unwrap();
+    }
+}
+
+/// A program for Python under `run`, with the path of a remote file.
+fn python(url: &str, script: &str) -> Child {
+    Command::new(TOWLINE)
+        .args(["run", "--at", &format!("{PREFIX}={url}"), "--", "python3", "-c", script])
+        .arg(format!("{PREFIX}/big"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Its end, which must come in time, with what it says.
+fn ended(mut child: Child) -> (std::process::ExitStatus, String, String) {
+    let (tell, told) = mpsc::channel();
+    let id = child.id();
+    let waits = std::thread::spawn(move || {
+        drop(child.stdin.take());
+        let mut said = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let complaint = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+        let status = child.wait().unwrap();
+        let _ = tell.send((status, said, complaint));
+    });
+    match told.recv_timeout(PATIENCE) {
+        Ok(result) => {
+            waits.join().unwrap();
+            result
+        }
+        Err(_) => {
+            let _ = Command::new("kill").args(["-9", &id.to_string()]).status();
+            panic!("the program did not end in {PATIENCE:?}");
+        }
+    }
+}
+
+/// Bytes that the server has sent, by whatever way.
+fn sent(world: &World) -> u64 {
+    let told: serde_json::Value =
+        serde_json::from_str(&text(&["stats", "--json", &world.url("")])).unwrap();
+    ["bytes_sent_copied", "bytes_sent_file", "bytes_sent_in_place", "bytes_lent"]
+        .iter()
+        .map(|name| told["counters"][name].as_u64().unwrap())
+        .sum()
+}
+
+#[test]
+fn few_bytes_of_a_large_file_are_moved() {
+    if !possible() {
+        return;
+    }
+    let world = World::new();
+    big(&world.local("served/big"));
+    for kind in ["MAP_PRIVATE", "MAP_SHARED"] {
+        let before = sent(&world);
+        let script = format!(
+            r"
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+m = mmap.mmap(fd, 0, flags=mmap.{kind}, prot=mmap.PROT_READ)
+os.close(fd)
+assert len(m) == 1 << 30
+for mark in range(16):
+    at = mark << 26
+    assert m[at:at + 7] == b'mark %2d' % mark, mark
+assert m[-1] == 0
+child = os.fork()
+if child == 0:
+    os._exit(m[(1 << 29) + 7 * 4096])
+assert os.waitpid(child, 0)[1] == 0
+resident = [line for line in open('/proc/self/status') if line.startswith('VmRSS')][0]
+assert int(resident.split()[1]) < 100 << 10, resident
+print('done')
+"
+        );
+        for transport in ["tcp", "shm"] {
+            let (status, said, complaint) =
+                ended(python(&world.through(transport, "dir"), &script));
+            assert_eq!(said, "done\n", "{kind} {transport}: {status}: {complaint}");
+        }
+        let moved = sent(&world) - before;
+        assert!(moved > 2 * 16 * 4096, "{kind}: {moved} bytes cannot be all");
+        assert!(moved < LENGTH / 64, "{kind}: {moved} bytes were moved");
+    }
+}
+
+/// Maps the file, touches a page, says so, waits for a line, and touches another.
+const TOUCHES_TWICE: &str = r"
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+m = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+assert m[:7] == b'mark  0'
+print('touched', os.getppid(), flush=True)
+sys.stdin.readline()
+assert m[1 << 26:(1 << 26) + 7] == b'mark  1'
+print('done')
+";
+
+/// What it says first.
+fn touched(child: &mut Child) -> String {
+    let mut line = String::new();
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
+    reader.read_line(&mut line).unwrap();
+    // All that follows is one line, which is not read before this one is complete.
+    assert!(reader.buffer().is_empty());
+    child.stdout = Some(reader.into_inner());
+    line
+}
+
+#[test]
+fn a_program_ends_when_nobody_fills_its_pages() {
+    if !possible() {
+        return;
+    }
+    let world = World::new();
+    big(&world.local("served/big"));
+    // The program tells how it ended to a shell that is no part of the run's first two processes.
+    let mut child = python(&world.through("unix", "dir"), TOUCHES_TWICE);
+    let line = touched(&mut child);
+    let keeper = line.strip_prefix("touched ").unwrap_or_else(|| panic!("{line}")).trim();
+    let program = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).unwrap();
+    let program = program.trim().to_owned();
+    assert!(Command::new("kill").args(["-9", keeper]).status().unwrap().success());
+    // Whatever it does: touch a page, or wait for something else.
+    let (status, said, _) = ended(child);
+    assert_eq!(status.code(), Some(125), "the run says that it failed");
+    assert_eq!(said, "", "the program went on");
+    for _ in 0..1200 {
+        let state = fs::read_to_string(format!("/proc/{program}/stat")).unwrap_or_default();
+        if state.is_empty() || state.contains(") Z ") {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("the program {program} still lives");
+}
+
+#[test]
+fn a_page_that_cannot_be_read_raises_sigbus() {
+    if !possible() {
+        return;
+    }
+    let world = World::new();
+    let url = world.through("unix", "mem");
+    let made = python(
+        &url,
+        "import sys; f = open(sys.argv[1], 'wb'); f.write(b'mark  0'); f.truncate(100 << 20)",
+    );
+    let (status, _, complaint) = ended(made);
+    assert!(status.success(), "{complaint}");
+    let mut child = python(&url, TOUCHES_TWICE);
+    touched(&mut child);
+    // What the file held goes with the memory export of the server.
+    let mut world = world;
+    world.restart();
+    writeln!(child.stdin.as_mut().unwrap()).unwrap();
+    let (status, said, complaint) = ended(child);
+    let bus = status.code() == Some(128 + libc::SIGBUS) || status.signal() == Some(libc::SIGBUS);
+    assert!(bus && said.is_empty(), "{status}: {said}{complaint}");
+}
+
+#[test]
+fn a_page_that_is_waited_for_comes_when_the_server_does() {
+    if !possible() {
+        return;
+    }
+    let mut world = World::new();
+    big(&world.local("served/big"));
+    let mut child = python(&world.through("unix", "dir"), TOUCHES_TWICE);
+    touched(&mut child);
+    world.stop();
+    writeln!(child.stdin.as_mut().unwrap()).unwrap();
+    world.restart();
+    let (status, said, complaint) = ended(child);
+    assert_eq!(said, "done\n", "{status}: {complaint}");
+}

@@ -1,0 +1,157 @@
+//! What a process of the run tells the run's pager, which fills mappings when they are touched.
+//!
+//! Each process that has such mappings has a connection of its own: `SOCK_SEQPACKET`, one message a
+//! packet, descriptors beside it. Only [`Message::Begin`] is answered, by an error number of four bytes,
+//! zero for none.
+
+/// Bytes of a message.
+pub const MESSAGE_BYTES: usize = 48;
+
+/// A message. Addresses and lengths are in bytes, and whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The first one. With it come the userfaultfd, and an end of a pipe that is to be closed only
+    /// when nobody fills pages any more.
+    Hello {
+        /// Of the [`Message::Fork`] that announced this process, whose mappings it has; zero: none.
+        token: u64,
+    },
+    /// Memory of a file follows. With it comes a descriptor of the file's placeholder.
+    Begin {
+        /// Where it is.
+        at: u64,
+        /// Its length.
+        length: u64,
+        /// Where it begins in the file.
+        offset: u64,
+        /// The entry of the open file.
+        entry: u32,
+        /// The memory is that of all processes of the run.
+        is_shared: bool,
+    },
+    /// This memory is no longer of any file.
+    End {
+        /// Where it is.
+        at: u64,
+        /// Its length.
+        length: u64,
+    },
+    /// Memory has become longer or shorter, or has moved.
+    Resized {
+        /// Where it was.
+        from: u64,
+        /// How long it was.
+        old: u64,
+        /// Where it is.
+        to: u64,
+        /// How long it is.
+        new: u64,
+    },
+    /// A child is about to be made, which has the same mappings.
+    Fork {
+        /// It will say this.
+        token: u64,
+    },
+}
+
+impl Message {
+    /// As it is sent.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; MESSAGE_BYTES] {
+        let words = match *self {
+            Self::Hello { token } => [1, token, 0, 0, 0, 0],
+            Self::Begin { at, length, offset, entry, is_shared } => {
+                [2, at, length, offset, u64::from(entry), u64::from(is_shared)]
+            }
+            Self::End { at, length } => [3, at, length, 0, 0, 0],
+            Self::Resized { from, old, to, new } => [4, from, old, to, new, 0],
+            Self::Fork { token } => [5, token, 0, 0, 0, 0],
+        };
+        let mut bytes = [0; MESSAGE_BYTES];
+        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Understands one; `None` for what is none.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != MESSAGE_BYTES {
+            return None;
+        }
+        let mut words = [0; MESSAGE_BYTES / 8];
+        for (word, place) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(place.try_into().ok()?);
+        }
+        let [kind, a, b, c, d, e] = words;
+        let message = match kind {
+            1 => Self::Hello { token: a },
+            2 => {
+                let (entry, is_shared) = (u32::try_from(d).ok()?, e != 0);
+                // The end of it in the file has to be a number, too.
+                i64::try_from(c.checked_add(b)?).ok()?;
+                Self::Begin { at: a, length: b, offset: c, entry, is_shared }
+            }
+            3 => Self::End { at: a, length: b },
+            4 => Self::Resized { from: a, old: b, to: c, new: d },
+            5 => Self::Fork { token: a },
+            _ => return None,
+        };
+        let spans = match message {
+            Self::Begin { at, length, offset, .. } => [(at, length), (offset, 0)],
+            Self::End { at, length } => [(at, length), (0, 0)],
+            Self::Resized { from, old, to, new } => [(from, old), (to, new)],
+            Self::Hello { .. } | Self::Fork { .. } => [(0, 0), (0, 0)],
+        };
+        let page = crate::userfault::PAGE as u64;
+        let is_good = |(at, length): (u64, u64)| {
+            at.is_multiple_of(page)
+                && length.is_multiple_of(page)
+                && at.checked_add(length).is_some()
+        };
+        spans.into_iter().all(is_good).then_some(message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_understood_and_nonsense_is_not() {
+        let begin = Message::Begin {
+            at: 0x7000,
+            length: 0x3000,
+            offset: 0x1000,
+            entry: 5,
+            is_shared: true,
+        };
+        let all = [
+            Message::Hello { token: 9 },
+            begin,
+            Message::End { at: 0x1000, length: 0x1000 },
+            Message::Resized { from: 0x1000, old: 0x1000, to: 0x5000, new: 0x2000 },
+            Message::Fork { token: u64::MAX },
+        ];
+        for message in all {
+            assert_eq!(Message::parse(&message.to_bytes()), Some(message));
+            assert_eq!(Message::parse(&message.to_bytes()[1..]), None);
+        }
+        let bad = [
+            Message::End { at: 1, length: 0x1000 },
+            Message::End { at: 0u64.wrapping_sub(0x1000), length: 0x2000 },
+            Message::Begin {
+                at: 0x1000,
+                length: 0x1000,
+                offset: i64::MAX as u64 & !0xfff,
+                entry: 0,
+                is_shared: false,
+            },
+        ];
+        for message in bad {
+            assert_eq!(Message::parse(&message.to_bytes()), None, "{message:?}");
+        }
+        assert_eq!(Message::parse(&[0; MESSAGE_BYTES]), None);
+    }
+}

@@ -1,0 +1,207 @@
+//! Mappings whose pages are read when they are touched (`demand.rs`): private ones are memory of this
+//! process, shared ones the memory of all processes of the run (`shared.rs`).
+
+use super::maps::{MAPS, Map, PAGE, plain, unmap};
+use super::shared::Shared;
+use crate::demand;
+use crate::descriptors::Open;
+use crate::guard::checked;
+use libc::{c_int, c_void};
+use std::sync::Arc;
+
+/// Shorter mappings are read when they are made: a touch costs two wake-ups and a round trip.
+const LENGTH_MIN: usize = 256 << 10;
+
+/// True where a mapping may be left unread.
+pub(super) fn is_wanted(length: usize, flags: c_int) -> bool {
+    let at_once = libc::MAP_POPULATE | libc::MAP_LOCKED;
+    length >= LENGTH_MIN && flags & at_once == 0 && demand::may_be()
+}
+
+pub(super) fn whole_pages(bytes: usize) -> usize {
+    bytes.div_ceil(PAGE) * PAGE
+}
+
+/// What a mapping is to be.
+pub(super) struct Wish<'a> {
+    pub(super) at: *mut c_void,
+    /// In whole pages.
+    pub(super) length: usize,
+    pub(super) protection: c_int,
+    pub(super) flags: c_int,
+    pub(super) file: (Open, c_int),
+    pub(super) offset: i64,
+    pub(super) shared: Option<&'a Shared>,
+}
+
+/// Maps it.
+///
+/// # Errors
+/// When that cannot be; nothing is mapped then.
+pub(super) fn map(wish: &Wish<'_>) -> Result<*mut c_void, i32> {
+    let Wish { at, length, protection, flags, file, offset, shared } = *wish;
+    // Nobody can touch it before it is registered. What is not written to takes no memory.
+    let flags = flags | libc::MAP_NORESERVE;
+    let mapped = match shared {
+        // SAFETY: as the program says.
+        None => unsafe { plain(at, length, libc::PROT_NONE, flags | libc::MAP_ANONYMOUS, -1, 0) },
+        Some(shared) => shared.place(at, length, libc::PROT_NONE, flags, offset),
+    };
+    if mapped == libc::MAP_FAILED {
+        return Err(crate::guard::errno());
+    }
+    let begun = demand::begin((mapped as usize, length), file, offset, shared.is_some());
+    match begun.and_then(|()| protect(mapped as usize, length, protection)) {
+        Ok(()) => Ok(mapped),
+        Err(error) => {
+            unmap(mapped, length);
+            Err(error)
+        }
+    }
+}
+
+fn protect(at: usize, length: usize, protection: c_int) -> Result<(), i32> {
+    // SAFETY: memory that the program got from us.
+    unsafe { checked(libc::SYS_mprotect, [at, length, protection as usize, 0, 0, 0]) }.map(drop)
+}
+
+/// Makes two of each mapping that goes on at this address.
+fn split(maps: &mut Vec<Map>, at: usize) {
+    let goes_on = |map: &Map| map.is_touched && map.at < at && at < map.at + map.length;
+    if let Some(map) = maps.iter_mut().find(|map| goes_on(map)) {
+        let length = at - map.at;
+        let rest = Map {
+            at,
+            length: map.length - length,
+            offset: map.offset + length as i64,
+            shared: map.shared.clone(),
+            written: None,
+            ..*map
+        };
+        map.length = length;
+        maps.push(rest);
+        super::maps::added();
+    }
+}
+
+/// Cuts mappings so that each is inside of these addresses, or outside.
+pub(super) fn cut(maps: &mut Vec<Map>, from: usize, to: usize) {
+    split(maps, from);
+    split(maps, whole_pages(to));
+}
+
+/// `mremap` of such a mapping.
+pub(super) fn resize(
+    maps: &mut Vec<Map>,
+    (from, old): (usize, usize),
+    new: usize,
+    remap: impl FnOnce() -> Result<usize, i32>,
+) -> Result<usize, i32> {
+    let (old, new) = (whole_pages(old), whole_pages(new));
+    // A second mapping of the same memory would have to be registered, too.
+    if old == 0 || new == 0 {
+        return Err(libc::EINVAL);
+    }
+    cut(maps, from, from + old);
+    let map = maps.iter_mut().find(|map| map.at == from && map.length == old);
+    let map = map.ok_or(libc::EFAULT)?;
+    if let Some(shared) = &map.shared {
+        shared.reach(map.offset, new)?;
+    }
+    let now = demand::resize((from, old), new, remap)?;
+    (map.at, map.length) = (now, new);
+    Ok(now)
+}
+
+/// The file has changed from one offset to another, or has no such bytes any more, or has them now: the
+/// pager is asked when they are touched next. Of a private mapping only pages that begin there are
+/// forgotten.
+pub(super) fn forget(map: &Map, from: i64, to: i64) {
+    let within =
+        |offset: i64| offset.saturating_sub(map.offset).clamp(0, map.length as i64) as usize;
+    let start = match map.shared {
+        Some(_) => within(from) / PAGE * PAGE,
+        None => whole_pages(within(from)),
+    };
+    let end = whole_pages(within(to));
+    if start < end {
+        let advice = [map.at + start, end - start, libc::MADV_DONTNEED as usize, 0, 0, 0];
+        // SAFETY: memory of ours; the pages are read again when they are touched. What fails leaves
+        // what is there.
+        let _ = unsafe { checked(libc::SYS_madvise, advice) };
+    }
+}
+
+/// Before a fork: children have private memory of these mappings, too. Where that cannot be, a touch
+/// ends them by `SIGSEGV`; they would see zeros otherwise.
+pub(crate) fn before_fork() {
+    let Ok(maps) = MAPS.try_lock() else { return };
+    let mut maps = maps.iter().filter(|map| map.is_touched).peekable();
+    if maps.peek().is_some() && demand::will_fork().is_ok() {
+        set_inherited(maps, true);
+    }
+}
+
+/// After it, in the parent.
+pub(crate) fn after_fork() {
+    if let Ok(maps) = MAPS.try_lock() {
+        set_inherited(maps.iter().filter(|map| map.is_touched), false);
+    }
+}
+
+fn set_inherited<'a>(maps: impl Iterator<Item = &'a Map>, are: bool) {
+    // Shared ones never are: a child that touched one before `in_child` would plant zeros in the
+    // memory of all.
+    for map in maps.filter(|map| map.shared.is_none()) {
+        let _ = demand::inherit(map.at, map.length, are);
+    }
+}
+
+/// After it, in the child, which has no connections yet.
+pub(crate) fn in_child() {
+    demand::disown();
+    let Ok(mut maps) = MAPS.try_lock() else { return };
+    if maps.is_empty() {
+        return;
+    }
+    let met = demand::meet_again();
+    let mut opened: Vec<Arc<Shared>> = Vec::new();
+    maps.retain_mut(|map| {
+        let goes_on = met.and_then(|()| match &map.shared {
+            None => demand::go_on(map.at, map.length),
+            Some(_) => share(map, &mut opened),
+        });
+        if goes_on.is_err() {
+            super::maps::removed();
+            if map.shared.is_none() {
+                let _ = protect(map.at, map.length, libc::PROT_NONE);
+            }
+        }
+        goes_on.is_ok()
+    });
+}
+
+/// Maps a shared one again.
+fn share(map: &mut Map, opened: &mut Vec<Arc<Shared>>) -> Result<(), i32> {
+    let known = opened.iter().find(|shared| shared.is_of(map.mount, map.inode)).cloned();
+    let shared = match known {
+        Some(shared) => shared,
+        None => {
+            let shared = Arc::new(Shared::again(map.mount, map.inode)?);
+            opened.push(shared.clone());
+            shared
+        }
+    };
+    // Those of its parent are closed.
+    std::mem::forget(map.shared.replace(shared.clone()));
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
+    let (at, length) = (map.at as *mut c_void, map.length);
+    if shared.place(at, length, libc::PROT_NONE, flags, map.offset) == libc::MAP_FAILED {
+        return Err(crate::guard::errno());
+    }
+    let done = demand::go_on(map.at, length).and_then(|()| protect(map.at, length, map.protection));
+    if done.is_err() {
+        unmap(at, length);
+    }
+    done
+}
