@@ -290,9 +290,8 @@ impl<'a> Process<'a> {
             return Err(gone());
         }
         // So that it is found again after a restart of the server.
-        let path = url.join(&entry.path()).path;
-        let known =
-            towline_client::File::from_handle(client, handle, &url.export, &path, flags, inode);
+        let (root, path) = (url.root(), entry.path());
+        let known = towline_client::File::from_handle(client, handle, &root, &path, flags, inode);
         let _ = known.into_handle();
         let name = || self.run.mappings.join(memory::name(mount, inode));
         let memory = is_shared.then(|| Memory::open(name())).transpose()?;
