@@ -147,6 +147,18 @@ fn disks_are_shown_mapped_copied_and_resized() {
     ]);
     let (img, scratch) = (place.url("img"), place.url("scratch"));
 
+    for (disk, more) in
+        [(place.url("small"), &["--write"][..]), (place.nbd("small"), &["--random"])]
+    {
+        let given = ["bench", "--secs", "0.05", "--depth", "4", &disk];
+        let said = place.disk(&[&given[..], more].concat()).unwrap();
+        assert!(said.contains(" a second, ") && said.contains("us (median)"), "{said}");
+        let said = place.disk(&[&given[..], more, &["--json"]].concat()).unwrap();
+        let found: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(found["bytes"], found["ops"].as_u64().unwrap() * 4096, "{found}");
+    }
+    assert!(place.disk(&["bench", &place.path("served")]).unwrap_err().contains("local"));
+
     let all = place.disk(&["info", &place.url("")]).unwrap();
     assert!(all.contains("img:\n  size: 25165824 (24M)") && all.contains("scratch:"), "{all}");
     assert!(all.contains("(cached)") && all.contains("read only: no"), "{all}");

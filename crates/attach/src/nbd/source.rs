@@ -117,6 +117,22 @@ impl Source {
         Ok(Self { place, name })
     }
 
+    /// Where the server listens: HOST:PORT or unix:///PATH.
+    #[must_use]
+    pub fn address(&self) -> String {
+        match &self.place {
+            Place::Tcp(host, port) if host.contains(':') => format!("[{host}]:{port}"),
+            Place::Tcp(host, port) => format!("{host}:{port}"),
+            Place::Unix(path) => format!("unix://{}", path.display()),
+        }
+    }
+
+    /// Name of the disk.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// True when `text` begins like the URL of an NBD server.
     #[must_use]
     pub fn looks_like(text: &str) -> bool {

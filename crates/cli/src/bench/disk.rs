@@ -61,44 +61,102 @@ struct LoadArgs {
     pin: Option<usize>,
 }
 
+/// A disk to put a load on.
+pub(crate) enum On<'a> {
+    /// Of any NBD server: its address, the name of the disk, and in which order pieces of reads may come.
+    Nbd(&'a Place, &'a str, Order),
+    /// Of a Towline server, with so many requests that may wait to be sent together.
+    Towline(&'a Url, u32),
+}
+
+/// What is asked of a disk.
+pub(crate) struct Asked {
+    pub(crate) writes: bool,
+    pub(crate) random: bool,
+    /// Bytes of a request.
+    pub(crate) size: u64,
+    /// Requests of each connection under way.
+    pub(crate) depth: usize,
+    /// Connections.
+    pub(crate) clients: usize,
+    /// Bytes of the disk that are used.
+    pub(crate) span: u64,
+    pub(crate) secs: f64,
+}
+
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<(), String> {
-    match (&args.nbd, &args.server) {
+    let LoadArgs { export, structured, coalesce, .. } = &args.load;
+    let LoadArgs { write, random, size, depth, clients, pin, .. } = &args.load;
+    let url;
+    let on = match (&args.nbd, &args.server) {
         (Some(place), _) => {
-            let LoadArgs { export, structured, .. } = &args.load;
-            let order = if *structured { Order::Any } else { Order::Ascending };
+            On::Nbd(place, export, if *structured { Order::Any } else { Order::Ascending })
+        }
+        (None, Some(server)) => {
+            url = Url::parse(server)?;
+            On::Towline(&url, coalesce.unwrap_or(*depth as u32 / 4))
+        }
+        (None, None) => return paper::run(&args.experiments),
+    };
+    let asked = Asked {
+        writes: *write,
+        random: *random,
+        size: *size,
+        depth: *depth,
+        clients: *clients,
+        span: args.experiments.span,
+        secs: args.experiments.secs,
+    };
+    let _pinned = pin.map(processor::Pinned::to).transpose()?;
+    let found = put(&on, &asked, |mark| println!("#{mark}"))?;
+    println!("{found}");
+    Ok(())
+}
+
+/// Puts a load on a disk. Gives rates and latencies, in bytes, seconds and microseconds. `mark` is told of its start
+/// and its end.
+pub(crate) fn put(
+    on: &On<'_>,
+    asked: &Asked,
+    mark: impl Fn(&str),
+) -> Result<serde_json::Value, String> {
+    match on {
+        On::Nbd(place, export, order) => {
             let failed = |error: std::io::Error| format!("{place:?}: {error}");
             load(
-                args,
-                || Client::connect(place, export, order).map_err(failed),
+                asked,
+                32 << 20,
+                mark,
+                || Client::connect(place, export, *order).map_err(failed),
                 |client, load| client.run(load).map_err(failed),
             )
         }
-        (None, Some(url)) => {
+        On::Towline(url, coalesce) => {
             let failed = |error: towline_client::Error| format!("{url}: {error}");
-            let parsed = Url::parse(url)?;
-            let coalesce = args.load.coalesce.unwrap_or(args.load.depth as u32 / 4);
             load(
-                args,
-                || DiskClient::connect(&parsed, coalesce).map_err(failed),
+                asked,
+                8 << 20,
+                mark,
+                || DiskClient::connect(url, *coalesce).map_err(failed),
                 |client, load| client.run(load).map_err(failed),
             )
         }
-        (None, None) => paper::run(&args.experiments),
     }
 }
 
-/// Connects as often as asked for and measures all at once.
+/// Connects as often as asked for and measures all at once. A request is at most so long.
 fn load<C: Send>(
-    args: &Args,
+    asked: &Asked,
+    most: u64,
+    mark: impl Fn(&str),
     connect: impl Fn() -> Result<C, String>,
     run: impl Fn(&mut C, Load) -> Result<Outcome, String> + Sync,
-) -> Result<(), String> {
-    let LoadArgs { write, random, size, depth, clients, pin, .. } = &args.load;
-    let (span, secs) = (args.experiments.span, args.experiments.secs);
-    let most = if args.server.is_some() { 8 << 20 } else { 32 << 20 };
+) -> Result<serde_json::Value, String> {
+    let Asked { writes, random, size, depth, clients, span, secs } = asked;
+    let (span, secs) = (*span, *secs);
     if !(1..=most).contains(size) || *size > span {
-        return Err("--size: expected at most --span and 32M, with --server 8M".into());
+        return Err(format!("--size: expected at most {}M here, and at most --span", most >> 20));
     }
     if !(0.001..=600.0).contains(&secs)
         || !(1..=1024).contains(depth)
@@ -106,9 +164,8 @@ fn load<C: Send>(
     {
         return Err("--secs: expected 0.001 to 600; --depth and --clients: 1 to 1024".into());
     }
-    let _pinned = pin.map(processor::Pinned::to).transpose()?;
     let load = Load {
-        writes: *write,
+        writes: *writes,
         random: *random,
         size: *size as usize,
         outstanding: *depth,
@@ -120,7 +177,7 @@ fn load<C: Send>(
     // Where processors are short, threads start one after the other: all wait for the last one, end at the
     // same time, and what counts is the time from the first request to the last answer of any of them.
     let (run, all, end) = (&run, &Barrier::new(*clients), &OnceLock::new());
-    println!("#start");
+    mark("start");
     let results: Vec<(Instant, Result<Outcome, String>, Instant)> = std::thread::scope(|scope| {
         let begin = move |client| {
             all.wait();
@@ -133,14 +190,13 @@ fn load<C: Send>(
         let lost = |_| (Instant::now(), Err("a thread failed".to_owned()), Instant::now());
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
     });
-    println!("#end");
+    mark("end");
     let began = results.iter().map(|(began, ..)| *began).min();
     let ended = results.iter().map(|(.., ended)| *ended).max();
     let seconds = began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
     let outcomes: Vec<Outcome> =
         results.into_iter().map(|(_, outcome, _)| outcome).collect::<Result<_, _>>()?;
-    println!("{}", summary(&outcomes, seconds));
-    Ok(())
+    Ok(summary(&outcomes, seconds))
 }
 
 /// Rates of all clients together, who were at work for that many seconds, latencies of all requests,

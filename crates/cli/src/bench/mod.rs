@@ -4,11 +4,11 @@
 //! that other programs can run it beside the load generators of other systems.
 
 mod clients;
-mod disk;
+pub(crate) mod disk;
 mod disk_client;
 mod limits;
 mod local;
-mod nbd_client;
+pub(crate) mod nbd_client;
 mod paper;
 mod processor;
 mod raw;

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where a server listens: `HOST:PORT`, or `unix:///PATH`.
 #[derive(Clone, Debug)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Tcp(String),
     Unix(PathBuf),
 }
@@ -39,7 +39,7 @@ impl std::str::FromStr for Place {
 
 /// Whether the pieces of a read may come in any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// Simple replies: one stream, in ascending order.
     Ascending,
     /// Structured replies: pieces as they land.

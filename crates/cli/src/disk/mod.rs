@@ -1,5 +1,6 @@
-//! `towline disk`: what a disk is like, its extents, copies that stay sparse, and its size.
+//! `towline disk`: what a disk is like, its extents, copies that stay sparse, its size, and how fast it is.
 
+mod bench;
 mod copy;
 mod end;
 mod info;
@@ -28,6 +29,7 @@ Examples:
   towline disk copy --verify img.raw towline://host/vm1   holes stay holes
   towline disk copy --resume towline://host/vm1 vm1.raw   goes on where it was interrupted
   towline disk copy towline://host/vm1 - | zstd >vm1.zst  as a stream
+  towline disk bench --random --depth 32 towline://host/vm1
   towline disk resize towline://host/vm1 +20G             for all who use it
 
 Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
@@ -42,6 +44,8 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum What {
+    /// Measure how fast a disk of a server is.
+    Bench(bench::Args),
     /// Copy all of a disk.
     Copy(copy::Args),
     /// Show what a disk is like, or all disks of a server.
@@ -57,6 +61,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let report = Report::new("disk");
     let remotes = Remotes::default();
     let (object, done) = match &args.what {
+        What::Bench(args) => (&args.disk, bench::run(args, &remotes)),
         What::Copy(args) => (&args.source, copy::run(args, &remotes, &report)),
         What::Info(args) => (&args.disk, info::run(args, &remotes)),
         What::Map(args) => (&args.disk, map::run(args, &remotes)),

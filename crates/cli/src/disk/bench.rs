@@ -1,0 +1,83 @@
+//! `towline disk bench`.
+
+use super::end::remote;
+use crate::bench::disk::{Asked, On, put};
+use crate::bench::nbd_client::{Order, Place};
+use crate::remote::Remotes;
+use crate::report::{Failure, Outcome};
+use crate::serve::parse_bytes;
+use crate::text::human;
+use serde_json::Value;
+use towline_attach::nbd::Source;
+use towline_client::Url;
+
+/// Arguments of `disk bench`.
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Write, else read: OVERWRITES THE CONTENTS OF THE DISK.
+    #[arg(long)]
+    write: bool,
+    /// At random places, else one after the other.
+    #[arg(long)]
+    random: bool,
+    /// Bytes of a request.
+    #[arg(long, value_parser = parse_bytes, default_value = "4K")]
+    size: u64,
+    /// Requests of each connection under way.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    depth: usize,
+    /// Connections, each with a thread of its own.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    clients: usize,
+    /// Only so many bytes from the beginning of the disk; unless given, all of it.
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    span: Option<u64>,
+    /// How long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    secs: f64,
+    /// One JSON object.
+    #[arg(long)]
+    json: bool,
+    /// A disk of a Towline server or of any NBD server.
+    pub(super) disk: String,
+}
+
+/// Runs the command.
+pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
+    let (url, place, source);
+    let (on, size) = if Url::looks_like(&args.disk) {
+        url = Url::parse(&args.disk).map_err(Failure::new)?;
+        let size = remote(remotes, &args.disk)?.info().size;
+        (On::Towline(&url, args.depth as u32 / 4), size)
+    } else if Source::looks_like(&args.disk) {
+        source = Source::parse(&args.disk).map_err(Failure::new)?;
+        let told = source.connect().map_err(|error| Failure::new(error.to_string()))?;
+        place = source.address().parse::<Place>().map_err(Failure::new)?;
+        (On::Nbd(&place, source.name(), Order::Ascending), told.geometry.size)
+    } else {
+        return Err(Failure::new("a local file or device: use fio(1)"));
+    };
+    let asked = Asked {
+        writes: args.write,
+        random: args.random,
+        size: args.size,
+        depth: args.depth,
+        clients: args.clients,
+        span: args.span.unwrap_or(size).min(size),
+        secs: args.secs,
+    };
+    let found = put(&on, &asked, |_| ()).map_err(Failure::new)?;
+    Ok(if args.json { format!("{found}\n") } else { text(&found, args.write) })
+}
+
+fn text(found: &Value, writes: bool) -> String {
+    let number = |key: &str| found[key].as_f64().unwrap_or_default();
+    format!(
+        "{}: {:.0} a second, {}/s\ntime of a request: {:.0} us (median), {:.0} us (99 of 100 are faster)\n",
+        if writes { "writes" } else { "reads" },
+        number("ops") / number("secs").max(1e-9),
+        human(number("bytes_per_s") as u64),
+        number("p50_us"),
+        number("p99_us"),
+    )
+}
