@@ -148,6 +148,20 @@ fn a_configuration_file_is_read_and_read_again() {
     server.says("read the configuration again");
     assert_eq!(text(&["ls", &url("")]), "flag\nmore\n");
     assert_eq!(text(&["ls", &url("more")]), "kept\n");
+
+    // Also when its size changes; and too large a one is a mistake.
+    let kibibytes = |path: &str| text(&["df", &url(path)]).lines().nth(1).unwrap().to_owned();
+    for (size, shown) in [("3M", "3072 "), ("512K", "512 "), ("1M", "1024 ")] {
+        fs::write(&file, format!("{head}[export.more]\nmem = \"{size}\"\n")).unwrap();
+        server.signal(rustix::process::Signal::HUP);
+        server.says("read the configuration again");
+        assert_eq!(text(&["ls", &url("more")]), "kept\n");
+        assert!(kibibytes("more").trim_start().starts_with(shown), "{}", kibibytes("more"));
+    }
+    fs::write(&file, format!("{head}[export.more]\nmem = \"100G\"\n")).unwrap();
+    server.signal(rustix::process::Signal::HUP);
+    server.says("its memory can grow to at most");
+    assert!(kibibytes("more").trim_start().starts_with("1024 "), "{}", kibibytes("more"));
     server.end();
 }
 

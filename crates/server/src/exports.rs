@@ -14,6 +14,8 @@ use towline_store::memory::MemoryStore;
 struct Active {
     export: Export,
     store: Arc<dyn FileStore>,
+    /// The same, if it is in memory.
+    memory: Option<Arc<MemoryStore>>,
 }
 
 /// Exports by name. Sessions keep the stores they have open, whatever happens here.
@@ -31,7 +33,8 @@ impl Exports {
         Ok(this)
     }
 
-    /// Makes these the exports; those that stay as they are keep their stores and contents.
+    /// Makes these the exports; those that stay as they are keep their stores and contents, and what is
+    /// in memory does so, too, when its size changes.
     pub(crate) fn replace(&self, exports: &[Export]) -> io::Result<()> {
         let mut next: Vec<Active> = Vec::new();
         for export in exports {
@@ -50,15 +53,23 @@ impl Exports {
             }
             let old =
                 self.active.read().iter().find(|a| a.export == *export).map(|a| a.store.clone());
-            let store = match (old, &export.kind) {
-                (Some(store), _) => store,
+            let (store, memory) = match (old, &export.kind) {
+                (_, ExportKind::Memory(limit)) => {
+                    let old = self.memory(name);
+                    if let Some(most) = old.as_ref().map(|m| m.limit_max()).filter(|m| m < limit) {
+                        return wrong(&format!("its memory can grow to at most {most} bytes"));
+                    }
+                    let memory = old.map_or_else(|| MemoryStore::new(name, *limit), Ok)?;
+                    (memory.clone() as Arc<dyn FileStore>, Some(memory))
+                }
+                (Some(store), _) => (store, None),
                 (None, ExportKind::Directory(path)) => {
                     match DirectoryStore::new(path, export.read_only) {
                         Ok(store) => {
                             if let Some(kind) = store.foreign() {
                                 tell_foreign(name, kind);
                             }
-                            store as Arc<dyn FileStore>
+                            (store as Arc<dyn FileStore>, None)
                         }
                         Err(error) => {
                             let what =
@@ -67,17 +78,27 @@ impl Exports {
                         }
                     }
                 }
-                (None, ExportKind::Memory(limit)) => MemoryStore::new(name, *limit)?,
             };
-            next.push(Active { export: export.clone(), store });
+            next.push(Active { export: export.clone(), store, memory });
+        }
+        // Nothing fails any more.
+        for Active { export, memory, .. } in &next {
+            if let (Some(memory), ExportKind::Memory(limit)) = (memory, &export.kind) {
+                memory.set_limit(*limit);
+            }
         }
         *self.active.write() = next;
         Ok(())
     }
 
+    /// The memory that is exported under this name.
+    fn memory(&self, name: &str) -> Option<Arc<MemoryStore>> {
+        self.active.read().iter().find(|a| a.export.name == name)?.memory.clone()
+    }
+
     /// Looks whether a file system was mounted below an export that may hang.
     pub(crate) fn look_at_mounts(&self) {
-        for Active { export, store } in self.active.read().iter() {
+        for Active { export, store, .. } in self.active.read().iter() {
             if let Some(kind) = store.look_at_mounts() {
                 tell_foreign(&export.name, &kind);
             }

@@ -36,7 +36,9 @@ const _: () = assert!(ADDRESS_BYTES_MAX / BLOCK_BYTES <= u32::MAX as u64);
 /// entirely before anyone may read it.
 pub(super) struct Arena {
     memory: Arc<SharedMemory>,
-    limit: u64,
+    limit: AtomicU64,
+    /// What the limit may be raised to.
+    limit_max: u64,
     used: AtomicU64,
     inodes: AtomicU64,
     warm_max: usize,
@@ -79,7 +81,8 @@ impl Arena {
         let memory = SharedMemory::create_lendable(name, length, BLOCK_BYTES, lent_max)?;
         Ok(Arc::new(Self {
             memory: Arc::new(memory),
-            limit,
+            limit: AtomicU64::new(limit),
+            limit_max: limit.max(u64::from(end) * BLOCK_BYTES / 2),
             used: AtomicU64::new(0),
             inodes: AtomicU64::new(0),
             warm_max: WARM_BLOCKS_MAX.min(limit / BLOCK_BYTES / 8) as usize,
@@ -101,7 +104,23 @@ impl Arena {
     /// The limit, the bytes used of it, and the number of inodes.
     pub(super) fn usage(&self) -> (u64, u64, u64) {
         let used = self.used.load(Ordering::Relaxed);
-        (self.limit, used.min(self.limit), self.inodes.load(Ordering::Relaxed))
+        let limit = self.limit();
+        (limit, used.min(limit), self.inodes.load(Ordering::Relaxed))
+    }
+
+    fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// What the limit may be raised to: half of the addresses, most of which are for blocks that are
+    /// not full.
+    pub(super) fn limit_max(&self) -> u64 {
+        self.limit_max
+    }
+
+    /// Makes this the limit, up to [`Arena::limit_max`]. What is used beyond it stays.
+    pub(super) fn set_limit(&self, limit: u64) {
+        self.limit.store(limit.min(self.limit_max), Ordering::Relaxed);
     }
 
     /// Counts inodes that exist now.
@@ -115,7 +134,7 @@ impl Arena {
 
     /// Charges `bytes`, or nothing and `ENOSPC`.
     pub(super) fn charge(&self, bytes: u64) -> Result<(), Errno> {
-        let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit);
+        let add = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= self.limit());
         let result = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         result.map(|_| ()).map_err(|_| Errno::ENOSPC)
     }
@@ -125,7 +144,7 @@ impl Arena {
         if count == 0 {
             return 0;
         }
-        let fitting = |used: u64| (self.limit.saturating_sub(used) / PAGE_BYTES).min(count);
+        let fitting = |used: u64| (self.limit().saturating_sub(used) / PAGE_BYTES).min(count);
         let add = |used: u64| Some(used + fitting(used) * PAGE_BYTES);
         let result = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         result.map_or(0, fitting)

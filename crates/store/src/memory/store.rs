@@ -94,6 +94,18 @@ impl MemoryStore {
         Ok(Self::of(Tree { whole, root }))
     }
 
+    /// Bytes that its limit can be raised to: some eight times the first one, since its addresses stay.
+    #[must_use]
+    pub fn limit_max(&self) -> u64 {
+        self.tree.arena.limit_max()
+    }
+
+    /// Makes so many bytes its limit, at most [`MemoryStore::limit_max`]. Nothing is lost: what is used
+    /// beyond a lower limit stays, and no more is given until there is room.
+    pub fn set_limit(&self, bytes: u64) {
+        self.tree.arena.set_limit(bytes);
+    }
+
     fn of(tree: Tree) -> Arc<Self> {
         Arc::new(Self { tree: Arc::new(tree), parts: Mutex::default() })
     }
