@@ -7,8 +7,12 @@ use towline_wire::reply::parse_results;
 use towline_wire::{Errno, Header, Kind, Reply, Request};
 
 fn opened(disks: &Disks) -> Raw {
+    opened_as(disks, b"delay")
+}
+
+fn opened_as(disks: &Disks, name: &[u8]) -> Raw {
     let (mut raw, _) = Raw::greeted(disks.port());
-    raw.send(&request(0, 1, &[Request::DiskOpen { disk: 5, name: b"delay" }], 0));
+    raw.send(&request(0, 1, &[Request::DiskOpen { disk: 5, name }], 0));
     let (_, body) = raw.receive().unwrap();
     assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Disk { .. }]));
     raw
@@ -74,9 +78,11 @@ fn what_is_no_legal_request_ends_the_connection() {
         raw.send(&case);
         assert!(raw.thrown_out(), "{case:?}");
     }
-    // Data that was not granted, data of another length, data for another place.
-    for (offset, length) in [(0, 100), (4096, 65536)] {
-        let mut raw = opened(&disks);
+    // Data of another length than granted, data for another place; received into a buffer, and into the disk.
+    let names = [&b"delay"[..], b"memory"];
+    let wrong = [(0, 100), (0, 65537), (4096, 65536)];
+    for (name, (offset, length)) in names.into_iter().flat_map(|n| wrong.map(|w| (n, w))) {
+        let mut raw = opened_as(&disks, name);
         let write =
             Request::DiskWrite { disk: 5, flags: 0, offset: 0, length: 65536, checksums: b"" };
         raw.send(&request(1, 1, &[write], 65536));
@@ -87,7 +93,13 @@ fn what_is_no_legal_request_ends_the_connection() {
         raw.send(&message(header, &[], &vec![0; length]));
         assert!(raw.thrown_out(), "{offset} {length}");
     }
-    disks.client().disk(b"delay").unwrap().flush().unwrap();
+    for name in names {
+        let disk = disks.client().disk(name).unwrap();
+        disk.flush().unwrap();
+        let mut behind = vec![1; SIZE - 65536];
+        disk.read_at(&mut behind, 65536).unwrap();
+        assert!(behind.iter().all(|byte| *byte == 0), "nothing lies behind what was granted");
+    }
 }
 
 #[test]
@@ -129,4 +141,38 @@ fn wrong_checksums_keep_data_away_from_the_disk() {
     let mut found = vec![0; 1 << 20];
     disk.read_at(&mut found, 0).unwrap();
     assert!(found.iter().all(|byte| *byte == 1));
+}
+
+/// The disk is memory that a granted part is being received into.
+#[test]
+fn a_disk_that_becomes_shorter_takes_no_more_of_a_write() {
+    let disks = disks();
+    let disk = disks.client().disk(b"memory").unwrap();
+    let mut raw = opened_as(&disks, b"memory");
+    let (from, length) = (SIZE as u64 - 131_072, 131_072);
+    let write = Request::DiskWrite { disk: 5, flags: 0, offset: from, length, checksums: b"" };
+    raw.send(&request(1, 1, &[write], length.into()));
+    let (grant, _) = raw.receive().unwrap();
+    assert_eq!((grant.kind, grant.word_a), (Kind::Grant, length));
+    let data = message(Header::new(Kind::Data, 1, 1), &[], &vec![7; length as usize]);
+    raw.send(&data[..60_000]);
+    let mut tries = 0;
+    let mut byte = [0];
+    while byte != [7] {
+        disk.read_at(&mut byte, from + 50_000).unwrap();
+        tries += 1;
+        assert!(tries < 6000, "half of it never came");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    disk.resize(from + 65_536).unwrap();
+    raw.send(&data[60_000..]);
+    assert_eq!(errno(&mut raw), Errno::EIO);
+    disk.resize(SIZE as u64).unwrap();
+    let mut found = vec![1; length as usize];
+    disk.read_at(&mut found, from).unwrap();
+    assert!(found[65_536..].iter().all(|byte| *byte == 0));
+    // The session goes on.
+    raw.send(&request(1, 2, &[Request::DiskFlush { disk: 5 }], 0));
+    let (_, body) = raw.receive().unwrap();
+    assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Stored { .. }]));
 }

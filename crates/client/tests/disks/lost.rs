@@ -42,27 +42,30 @@ fn cut_connections_lose_and_double_nothing() {
         assert!(proxy.cuts.load(Ordering::Relaxed) >= enough, "{kind}: not cut often enough");
     }
     // Many at once.
-    let client = connect(proxy.port);
-    let disk = client.disk(b"delay").unwrap();
     const BLOCK: usize = 64 << 10;
-    for round in 0..3u8 {
-        let mut group = Group::new();
-        for number in 0..SIZE / BLOCK {
-            let data = pattern(BLOCK, round.wrapping_mul(64) ^ number as u8);
-            let written = disk.start_write_at(data, (number * BLOCK) as u64, false).unwrap();
-            group.add(written, number as u64);
+    for kind in ["delay", "memory"] {
+        proxy.calm.store(false, Ordering::Relaxed);
+        let client = connect(proxy.port);
+        let disk = client.disk(kind.as_bytes()).unwrap();
+        for round in 0..3u8 {
+            let mut group = Group::new();
+            for number in 0..SIZE / BLOCK {
+                let data = pattern(BLOCK, round.wrapping_mul(64) ^ number as u8);
+                let written = disk.start_write_at(data, (number * BLOCK) as u64, false).unwrap();
+                group.add(written, number as u64);
+            }
+            while let Some((_, written)) = group.wait_any() {
+                written.unwrap();
+            }
+            disk.flush().unwrap();
         }
-        while let Some((_, written)) = group.wait_any() {
-            written.unwrap();
+        proxy.calm.store(true, Ordering::Relaxed);
+        let mut all = vec![0; SIZE];
+        disk.read_at(&mut all, 0).unwrap();
+        for (number, block) in all.chunks(BLOCK).enumerate() {
+            let expected = pattern(BLOCK, 2u8.wrapping_mul(64) ^ number as u8);
+            assert!(block == expected, "{kind}: block {number}");
         }
-        disk.flush().unwrap();
-    }
-    proxy.calm.store(true, Ordering::Relaxed);
-    let mut all = vec![0; SIZE];
-    disk.read_at(&mut all, 0).unwrap();
-    for (number, block) in all.chunks(BLOCK).enumerate() {
-        let expected = pattern(BLOCK, 2u8.wrapping_mul(64) ^ number as u8);
-        assert!(block == expected, "block {number}");
     }
 }
 
