@@ -324,6 +324,31 @@ static void system_calls_touch(void) {
     }
 }
 
+static void made_writable(void) {
+    pattern("f", LENGTH);
+    int fd = MUST(open("f", O_RDWR));
+    unsigned char *at = mmap(NULL, LENGTH, PROT_READ, MAP_SHARED, fd, 0);
+    MUST((long)at);
+    MUST(close(fd));
+    touch("a page", at + 10 * PAGE);
+    SAY(mprotect(at + 100 * PAGE, 100 * PAGE, PROT_READ | PROT_WRITE));
+    memcpy(at + 100 * PAGE, "the first", 9);
+    memcpy(at + 199 * PAGE, "the last", 8);
+    touch("another", at + 300 * PAGE);
+    SAY(msync(at, LENGTH, MS_SYNC));
+    unsigned char *other = map("f", LENGTH, PROT_READ, MAP_PRIVATE, 0);
+    say("%.9s %.8s", other + 100 * PAGE, other + 199 * PAGE);
+    compare("the rest", other + 101 * PAGE, 101 * PAGE, 98 * PAGE);
+    compare("and what is behind", other + 200 * PAGE, 200 * PAGE, LENGTH - 200 * PAGE);
+    memcpy(at + 150 * PAGE, "later", 5);
+    SAY(munmap(at + 150 * PAGE, 100 * PAGE));
+    memcpy(at + 120 * PAGE, "and more", 8);
+    IN_CHILD(memcpy(at + 121 * PAGE, "by a child", 10));
+    SAY(munmap(at, 150 * PAGE));
+    compare("what is left", at + 250 * PAGE, 250 * PAGE, LENGTH - 250 * PAGE);
+    SAY(munmap(at + 250 * PAGE, LENGTH - 250 * PAGE));
+}
+
 static unsigned char *all;
 static void *look(void *argument) {
     for (long i = 0, page = (long)argument; i < PAGES; i++, page = (page * 5 + 3) % PAGES) {
@@ -406,6 +431,7 @@ int main(int count, char **arguments) {
         {"sizes-and-places", sizes_and_places},
         {"private-changes", private_changes},
         {"system-calls-touch", system_calls_touch},
+        {"made-writable", made_writable},
         {"threads", threads},
         {"addresses-used-again", addresses_used_again},
         {"descriptors-are-closed", descriptors_are_closed},

@@ -27,22 +27,35 @@ pub(super) struct Map {
     pub(super) protection: c_int,
     /// A part of it may not be readable.
     pub(super) is_guarded: bool,
-    /// It is read when it is touched. Such mappings are not written back yet.
+    /// It is read when it is touched.
     pub(super) is_touched: bool,
     /// Of a shared one that may become writable: see [`Written::handle`].
-    pub(super) handle: Option<u64>,
+    pub(super) handle: Option<Arc<Handle>>,
     /// Of a writable one.
     pub(super) written: Option<Written>,
     /// Of a shared one: held as long as it is mapped, one for all mappings of a file.
     pub(super) shared: Option<Arc<Shared>>,
 }
 
+/// An open file of our own: the program may close its descriptor at once.
+pub(super) struct Handle {
+    mount: usize,
+    number: u64,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Ok(client) = remote::client(self.mount) {
+            client.close_handle(self.number);
+        }
+    }
+}
+
 /// What it takes to write a mapping back.
 pub(super) struct Written {
-    /// Handle of an open file of our own: the program may close its descriptor at once.
-    handle: u64,
+    pub(super) handle: Arc<Handle>,
     /// What the file held when last read or written.
-    known: Vec<u8>,
+    pub(super) known: Vec<u8>,
 }
 
 pub(super) static MAPS: Mutex<Vec<Map>> = Mutex::new(Vec::new());
@@ -133,7 +146,7 @@ unsafe fn map(
     }
     let open_protection = protection | libc::PROT_READ | libc::PROT_WRITE;
     let shared = is_shared.then(|| shared_of(open)).transpose()?;
-    let is_wanted = touched::is_wanted(length, flags) && (!is_shared || access == libc::O_RDONLY);
+    let is_wanted = touched::is_wanted(length, flags) && !writes;
     let wish = Wish {
         at,
         length: whole_pages(length),
@@ -178,7 +191,8 @@ unsafe fn map(
                 file.open(b"", libc::O_RDWR as u32, 0).map(towline_client::File::into_handle)
             })
         })
-        .transpose()?;
+        .transpose()?
+        .map(|number| Arc::new(Handle { mount, number }));
     let mut map = Map {
         at: mapped as usize,
         length: if is_touched { whole_pages(length) } else { length },
@@ -262,22 +276,24 @@ impl Map {
         if self.written.is_some() {
             return Ok(());
         }
-        let handle = self.handle.take().ok_or(libc::EACCES)?;
+        let handle = self.handle.clone().ok_or(libc::EACCES)?;
+        if self.is_touched {
+            let size =
+                remote::with_handle(self.mount, handle.number, towline_client::File::stat)?.size;
+            touched::read_all(self, size)?;
+            self.is_guarded = true;
+        }
         let mut known = vec![0; self.length];
         self.shared.as_ref().ok_or(libc::EIO)?.read(self.offset, &mut known)?;
         self.written = Some(Written { handle, known });
         Ok(())
     }
 
-    /// Closes what it needed to be written back or filled.
+    /// Ends its filling.
     fn end(&self) {
         if self.is_touched {
             // Before it is unmapped: what is mapped there next comes after it.
             demand::end(self.at, self.length);
-        }
-        let handle = self.written.as_ref().map(|written| written.handle).or(self.handle);
-        if let (Some(handle), Ok(client)) = (handle, remote::client(self.mount)) {
-            client.close_handle(handle);
         }
     }
 
@@ -291,7 +307,7 @@ impl Map {
         if !is_guarded && now() == known.as_slice() {
             return Ok(());
         }
-        let size = remote::with_handle(self.mount, *handle, towline_client::File::stat)?.size;
+        let size = remote::with_handle(self.mount, handle.number, towline_client::File::stat)?.size;
         let end = (size as i64).saturating_sub(self.offset).clamp(0, known.len() as i64);
         // So that an older page of one process does not overtake a newer one of another.
         let shared = self.shared.as_ref().ok_or(libc::EIO)?;
@@ -312,7 +328,7 @@ impl Map {
             if known != &page[..length] {
                 let at = (self.offset + start as i64) as u64;
                 let data = &page[..length];
-                remote::with_handle(self.mount, *handle, |file| file.write_at(data, at))?;
+                remote::with_handle(self.mount, handle.number, |file| file.write_at(data, at))?;
                 known.copy_from_slice(data);
             }
         }
@@ -614,7 +630,8 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
         for map in maps.iter_mut().filter(|map| map.is_of(open)) {
             let Some(Written { handle, known }) = &mut map.written else { continue };
             let at = map.offset as u64;
-            let read = remote::with_handle(map.mount, *handle, |file| file.read_at(known, at))?;
+            let read =
+                remote::with_handle(map.mount, handle.number, |file| file.read_at(known, at))?;
             known[read..].fill(0);
         }
         Ok(())
@@ -649,8 +666,11 @@ pub(crate) fn disown() {
     COUNT.store(0, Ordering::Release);
     if let Ok(mut maps) = MAPS.try_lock() {
         let all = std::mem::take(&mut *maps).into_iter();
-        let (touched, others): (Vec<Map>, Vec<Map>) = all.partition(|map| map.is_touched);
+        let (mut touched, others): (Vec<Map>, Vec<Map>) = all.partition(|map| map.is_touched);
         std::mem::forget(others);
+        for map in &mut touched {
+            std::mem::forget((map.handle.take(), map.written.take()));
+        }
         COUNT.store(touched.len(), Ordering::Release);
         *maps = touched;
     }
