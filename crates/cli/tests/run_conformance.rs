@@ -108,6 +108,51 @@ fn descriptors_behave() {
 }
 
 #[test]
+fn descriptors_that_are_used_again_behave() {
+    same("reused.c", &[]);
+}
+
+/// How often a process has a file of this machine open.
+fn opened(process: u32, file: &Path) -> usize {
+    let all = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    all.flatten().filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == file)).count()
+}
+
+/// Also when the process that closed the last of them asks for nothing more.
+#[test]
+fn what_is_closed_is_closed_on_the_server() {
+    let world = World::new();
+    let program = compiled(&world, "reused.c");
+    let folder = world.local("served/folder");
+    fs::create_dir(&folder).unwrap();
+    let file = folder.join("file");
+    fs::write(&file, "text").unwrap();
+    for transport in ["tcp", "shm"] {
+        let prefix = world.local("at");
+        let at = format!("{}={}", prefix.display(), world.through(transport, "dir"));
+        let mut child = Command::new(TOWLINE)
+            .args(["run", "--at", &at, "--"])
+            .args([program.as_os_str(), "idle".as_ref(), prefix.join("folder/file").as_os_str()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
+        assert_eq!(line, "idle\n");
+        let start = Instant::now();
+        while opened(world.server_id(), &file) > 0 {
+            assert!(start.elapsed() < LIMIT, "over {transport} the server has it open still");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(child.try_wait().unwrap().is_none(), "it should be waiting");
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
 fn streams_behave() {
     same("streams.c", &[]);
 }
@@ -135,6 +180,50 @@ fn handlers_of_signals_behave() {
 #[test]
 fn walks_behave() {
     same("walks.c", &[]);
+}
+
+#[test]
+fn made_up_names_patterns_and_messages_behave() {
+    same("texts.c", &[]);
+}
+
+#[test]
+fn files_are_made_as_the_user_for_files() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only a server of root makes files as other users");
+        return;
+    }
+    let world = World::new();
+    let program = compiled(&world, "texts.c");
+    let folder = world.local("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    let socket = world.local("own");
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--identity", "--no-root-squash", "--dir"])
+        .arg(format!("d={}", folder.display()))
+        .args(["--listen", &format!("unix://{}", socket.display())])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let start = Instant::now();
+    while !socket.exists() {
+        assert!(start.elapsed() < LIMIT, "the server does not listen");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let prefix = world.local("at");
+    let output = Command::new(TOWLINE)
+        .args(["run", "--at"])
+        .arg(format!("{}=towline+unix:///d?socket={}", prefix.display(), socket.display()))
+        .arg("--")
+        .args([program.as_os_str(), "owner".as_ref(), prefix.join("file").as_os_str()])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "1 2, 1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Runs a script under `run` on the served directory.
@@ -186,23 +275,30 @@ fn libraries_load_from_there() {
          void *l = dlopen(a[1], RTLD_NOW); if (!l) { puts(dlerror()); return 1; } \
          printf(\"%d\\n\", ((int (*)(void))dlsym(l, \"outer\"))()); }",
     );
+    write(
+        "apart.c",
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdio.h>\nint main(int n, char **a) { (void)n; \
+         void *l = dlmopen(LM_ID_NEWLM, a[1], RTLD_NOW); if (!l) { puts(dlerror()); return 1; } \
+         printf(\"%d\\n\", ((int (*)(void))dlsym(l, \"outer\"))()); }",
+    );
     let script = "set -e; cd $HERE
         cc -shared -fPIC -o served/lib/libinner.so inner.c
         cc -shared -fPIC -o served/lib/libouter.so outer.c -Lserved/lib -linner
         cc -o served/bin/main main.c -Lserved/lib -louter -Wl,-rpath-link,served/lib
         cc -o served/bin/origin main.c -Lserved/lib -louter -Wl,-rpath-link,served/lib \
             -Wl,-rpath,'$ORIGIN/../lib' -Wl,--disable-new-dtags
-        cc -o open open.c -ldl";
+        cc -o open open.c -ldl; cc -o apart apart.c -ldl";
     let output = Command::new("sh").args(["-c", script]).env("HERE", &world.path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let script = "LD_LIBRARY_PATH=$AT/lib $AT/bin/main; $AT/bin/origin
         LD_LIBRARY_PATH=$AT/lib $HERE/open $AT/lib/libouter.so
         LD_LIBRARY_PATH=$AT/lib sh -c '$HERE/open libouter.so'
         LD_LIBRARY_PATH=$AT/lib env $AT/bin/main
+        LD_LIBRARY_PATH=$AT/lib $HERE/apart $AT/lib/libouter.so; $HERE/apart $AT/lib/none.so | grep -c 'No such file'
         $HERE/open $AT/lib/none.so | grep -c 'No such file'";
     let output = under_run(&world, script);
     let said = String::from_utf8_lossy(&output.stdout).replace(world.path.to_str().unwrap(), "");
-    let wanted = "42 /at/bin/main\n42 /at/bin/origin\n42\n42\n42 /at/bin/main\n1\n";
+    let wanted = "42 /at/bin/main\n42 /at/bin/origin\n42\n42\n42 /at/bin/main\n42\n1\n1\n";
     assert_eq!(said, wanted, "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -214,7 +310,7 @@ fn taken_over() -> Vec<&'static str> {
         .filter_map(|line| line.strip_prefix("    ["))
         .flat_map(|line| line.split(']').next().unwrap().split(' '))
         .collect();
-    names.extend(["execl", "execlp", "execle", "dlopen"]);
+    names.extend(["execl", "execlp", "execle", "dlopen", "dlmopen"]);
     names
 }
 

@@ -22,6 +22,9 @@ pub struct Options {
     /// A random number that names a family of sessions: whoever knows it shares their open files,
     /// see [`File::from_handle`]. Zero: none.
     pub family: u64,
+    /// How many requests go over a socket before the session moves to shared memory, where there is
+    /// some: to set it up costs as much as it saves some twenty small requests. Zero: at once.
+    pub nearer_after: u64,
     /// Sockets get no smaller descriptor than this.
     pub descriptor_min: i32,
     /// How many operations that were started may wait to be sent until somebody waits for an
@@ -43,6 +46,7 @@ impl Default for Options {
             reconnect: Duration::from_secs(RECONNECT_SECONDS),
             spin_us: 100,
             family: 0,
+            nearer_after: 0,
             descriptor_min: 0,
             coalesce: 0,
             changes: None,

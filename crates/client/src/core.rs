@@ -11,7 +11,7 @@ mod waiting;
 
 use crate::borrow::{Borrowed, Memories};
 use crate::disks::{Closing, OpenDisks};
-use crate::handshake::{Failure, Greeted, greet};
+use crate::handshake::{Failure, Greeted, greet, may_move};
 use crate::lent::{Buffer, shared};
 use crate::listings::Listings;
 use crate::operation::{Convert, Operation};
@@ -152,6 +152,8 @@ pub(crate) struct State {
     parked: HashMap<SlotRef, Finished>,
     leader: bool,
     link: Arc<Link>,
+    /// Its lanes go as near as they may.
+    near: bool,
     session: u64,
     secret: u64,
     boot_epoch: u32,
@@ -298,11 +300,12 @@ impl Core {
         let mut random = [0; 8];
         let _ = rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty());
         let client = u64::from_le_bytes(random);
-        let Greeted { link, welcome } =
-            greet(transport, client, 0, 0, &options).map_err(|failure| match failure {
-                Failure::Final(error) => error,
-                Failure::Io(error) => connection_error(transport, "cannot connect", &error),
-            })?;
+        let near = options.nearer_after == 0 || !may_move(transport);
+        let greeted = greet(transport, near, client, (0, 0), &options);
+        let Greeted { link, welcome } = greeted.map_err(|failure| match failure {
+            Failure::Final(error) => error,
+            Failure::Io(error) => connection_error(transport, "cannot connect", &error),
+        })?;
         let slots = usize::from(welcome.slots).clamp(2, SLOTS_MAX);
         let state = State {
             slots: (0..slots - 1).map(|_| fresh_slot()).collect(),
@@ -313,6 +316,7 @@ impl Core {
             memories: Memories::of(&link, options.descriptor_min),
             debts: 0,
             link: Arc::new(link),
+            near,
             session: welcome.session,
             secret: welcome.secret,
             boot_epoch: welcome.boot_epoch,

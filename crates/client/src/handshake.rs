@@ -41,24 +41,30 @@ fn protocol(what: &'static str) -> Failure {
     Failure::Final(ProtocolError { what, at: 0 }.into())
 }
 
-/// Connects, says hello for `session` (zero: a new one) and hears the answer.
+/// True when a session may move to shared memory.
+pub(crate) fn may_move(transport: &Transport) -> bool {
+    matches!(transport, Transport::Nearest(..) | Transport::Shm(_))
+}
+
+/// Connects, says hello for `session` (zero: a new one) and hears the answer. With `near` it goes as
+/// near as the transport may.
 pub(crate) fn greet(
     transport: &Transport,
+    near: bool,
     client: u64,
-    session: u64,
-    secret: u64,
+    (session, secret): (u64, u64),
     options: &Options,
 ) -> Result<Greeted, Failure> {
     let (link, wants) = match transport {
         Transport::Tcp(host, port) | Transport::Nearest(host, port) => {
             (connect_tcp(host, *port, CONNECT)?, 0)
         }
-        Transport::Unix(path) => (connect_unix(path)?, 0),
-        Transport::Shm(path) => (connect_unix(path)?, want::SHARED_MEMORY),
+        Transport::Shm(path) if near => (connect_unix(path)?, want::SHARED_MEMORY),
+        Transport::Unix(path) | Transport::Shm(path) => (connect_unix(path)?, 0),
     };
     let greeted = greet_on(link, wants, client, session, secret, options)?;
     let Welcome { local_socket, session, secret, .. } = greeted.welcome;
-    if !matches!(transport, Transport::Nearest(..)) || local_socket == 0 {
+    if !near || !matches!(transport, Transport::Nearest(..)) || local_socket == 0 {
         return Ok(greeted);
     }
     // The server is on this machine: the session moves there. That the session is known proves that

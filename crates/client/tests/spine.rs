@@ -170,6 +170,43 @@ fn a_client_on_the_same_machine_moves_to_shared_memory() {
     assert_eq!(client.link_kind(), LinkKind::Tcp, "where it was told to stay");
 }
 
+/// Nothing is lost or done twice when it moves in the midst of what several threads ask.
+#[test]
+fn a_client_moves_to_shared_memory_when_that_pays() {
+    let setup = setup(EngineWish::Automatic);
+    let Transport::Tcp(host, port) = setup.transports[0].clone() else { panic!("no TCP") };
+    let mut far = Options::default();
+    far.nearer_after = 40;
+    let shared = setup.transports[2].clone();
+    for (number, transport) in [Transport::Nearest(host, port), shared].iter().enumerate() {
+        let client = Client::connect(transport, far.clone()).unwrap();
+        let top = client.attach(b"mem").unwrap();
+        let name = format!("log{number}");
+        drop(top.open(name.as_bytes(), CREATE, 0o600).unwrap());
+        for _ in 0..9 {
+            top.stat_path(name.as_bytes(), true).unwrap();
+        }
+        assert_ne!(client.link_kind(), LinkKind::Shm, "not after a dozen requests");
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let file = top.open(name.as_bytes(), 2, 0).unwrap();
+                    for _ in 0..50 {
+                        file.append(b"line\n").unwrap();
+                    }
+                });
+            }
+        });
+        let mut back = vec![0; 1000];
+        let length = top.read_path(name.as_bytes(), &mut back).unwrap();
+        assert_eq!(length, 3 * 50 * 5);
+        assert!(back[..length].chunks(5).all(|line| line == b"line\n"));
+        // With nothing under way it has moved by now.
+        top.stat_path(name.as_bytes(), true).unwrap();
+        assert_eq!(client.link_kind(), LinkKind::Shm);
+    }
+}
+
 #[test]
 fn more_clients_than_have_room_in_shared_memory_stay_on_their_socket() {
     let setup = setup(EngineWish::Automatic);

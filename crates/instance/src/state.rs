@@ -4,7 +4,7 @@
 use crate::{COUNTED_MAX, Config, ENTRIES, STATE};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"towlrun1");
 /// Bytes of the head, with the configuration.
@@ -76,6 +76,13 @@ impl Entry {
         let _ = self.swap(Taken::Open as u32, leaving(tag));
     }
 
+    /// What tells this leaving from any other; `None`: it is not left.
+    #[must_use]
+    pub fn leaving(&self) -> Option<u32> {
+        let now = self.taken.load(Ordering::Acquire);
+        (use_of(now) == Taken::Leaving).then_some(now >> USE_BITS)
+    }
+
     /// True when the caller is to close on the server what it left under this tag.
     #[must_use]
     pub fn close_left(&self, tag: u32) -> bool {
@@ -123,6 +130,12 @@ impl Entry {
     #[must_use]
     pub fn is(&self, path: &[u8]) -> bool {
         self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
+    }
+
+    /// True while somebody holds the lock of the offset.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.lock.load(Ordering::Acquire) != 0
     }
 
     /// Takes the lock of the offset for process `me`. A lock whose holder died is taken over.
@@ -184,6 +197,8 @@ struct Head {
     /// One while `towline run` takes entries back.
     kept: AtomicU32,
     hint: AtomicU32,
+    /// See [`State::is_watched`].
+    watched: AtomicU32,
     /// See [`State::changes`].
     changes: AtomicU64,
     /// See [`State::mapped`].
@@ -435,6 +450,19 @@ impl State {
             place.compare_exchange(process, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
         notes.iter().any(found)
+    }
+
+    /// True while `towline run` looks every few moments for files that were left (`Taken::Leaving`), also
+    /// where a descriptor of their placeholders is kept.
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.head().watched.load(Ordering::SeqCst) != 0
+    }
+
+    /// Says whether it does. Who says that it no longer does has to look once more.
+    pub fn watch(&self, watched: bool) {
+        self.head().watched.store(u32::from(watched), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// True while `towline run` learns of closed placeholders and gives entries back.

@@ -43,12 +43,14 @@ impl Arena {
         self.lock.store(0, Ordering::Release);
     }
 
-    fn small(&self, class: u32) -> *mut u8 {
+    /// A block, and whether it was never used: then it is zero, and no page of it is there yet.
+    fn small(&self, class: u32) -> (*mut u8, bool) {
         let bytes = 1usize << class;
         let list = &self.free[(class - SMALLEST) as usize];
         self.lock();
         let first = list.load(Ordering::Relaxed);
-        let block = if !first.is_null() {
+        let is_new = first.is_null();
+        let block = if !is_new {
             // SAFETY: a free block holds the next one's address; the list is ours while locked.
             list.store(unsafe { first.cast::<*mut u8>().read() }, Ordering::Relaxed);
             first
@@ -66,7 +68,7 @@ impl Arena {
             at as *mut u8
         };
         self.unlock();
-        block
+        (block, is_new)
     }
 }
 
@@ -93,7 +95,11 @@ fn map(bytes: usize) -> *mut u8 {
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let class = class_of(layout);
-        if class > LARGEST { map(layout.size().next_multiple_of(4096)) } else { self.small(class) }
+        if class > LARGEST {
+            map(layout.size().next_multiple_of(4096))
+        } else {
+            self.small(class).0
+        }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
@@ -101,8 +107,9 @@ unsafe impl GlobalAlloc for Arena {
         if class > LARGEST {
             return map(layout.size().next_multiple_of(4096));
         }
-        let block = self.small(class);
-        if !block.is_null() {
+        let (block, is_new) = self.small(class);
+        // Most programs are short: what they do not touch costs them nothing.
+        if !is_new && !block.is_null() {
             // SAFETY: the block holds at least so many bytes.
             unsafe { block.write_bytes(0, layout.size()) };
         }

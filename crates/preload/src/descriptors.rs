@@ -1,7 +1,7 @@
 //! Which descriptors of this process are remote files, and their coming and going.
 
 use crate::guard::{checked, is_inside, system_call};
-use crate::{guard, remote, start};
+use crate::{guard, pool, remote, start};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use towline_instance::notes::Note;
 use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, State, Taken};
@@ -110,7 +110,12 @@ pub(crate) struct New<'a> {
 /// Makes a descriptor for a file that was just opened.
 pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
     let state = start::state().ok_or(libc::ENOENT)?;
-    let number = state.take().ok_or(libc::ENFILE)?;
+    let cloexec = new.flags & libc::O_CLOEXEC;
+    let pooled = pool::take(cloexec != 0)?;
+    let number = match pooled {
+        Some((number, _)) => number,
+        None => state.take().ok_or(libc::ENFILE)?,
+    };
     let open = Open::of(number).ok_or(libc::ENFILE)?;
     let entry = open.entry;
     entry.flags.store((new.flags & !libc::O_CLOEXEC) as u32, Ordering::Relaxed);
@@ -122,8 +127,8 @@ pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
     entry.mode.store(new.mode, Ordering::Relaxed);
     entry.offset.store(0, Ordering::Relaxed);
     entry.set_path(new.path);
-    let cloexec = new.flags & libc::O_CLOEXEC;
-    let fd = placeholder(number, cloexec).and_then(|fd| {
+    let opened = pooled.map_or_else(|| placeholder(number, cloexec), |(_, fd)| Ok(fd));
+    let fd = opened.and_then(|fd| {
         if (fd as usize) < DESCRIPTORS_MAX {
             return Ok(fd);
         }
@@ -134,7 +139,8 @@ pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
     match fd {
         Ok(fd) => {
             // Only when open may the run's keeper take its closing for the end of it.
-            let _ = entry.change(Taken::Free, Taken::Open);
+            let _ =
+                entry.change(Taken::Free, Taken::Open) || entry.change(Taken::Closed, Taken::Open);
             COUNTS[number].store(1, Ordering::Relaxed);
             enter(fd, number);
             crate::report::record_with(|| Note::Opened {
@@ -144,7 +150,11 @@ pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
             Ok(fd)
         }
         Err(error) => {
-            state.give_back(number);
+            if pooled.is_some() {
+                pool::closed(open);
+            } else {
+                state.give_back(number);
+            }
             Err(error)
         }
     }
@@ -206,6 +216,7 @@ pub(crate) fn forget(fd: i32) {
             } else {
                 LEFT.store(true, Ordering::Relaxed);
             }
+            pool::closed(open);
         }
         Ok(())
     });

@@ -21,6 +21,7 @@ mod mirror;
 mod moved;
 mod opened;
 mod place;
+mod pool;
 mod process;
 mod remote;
 mod report;

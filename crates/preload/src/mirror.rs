@@ -25,6 +25,11 @@ fn place_of(mount: usize, below: &[u8]) -> Vec<u8> {
     [&folder(), format!("{mount}").as_bytes(), &below].concat()
 }
 
+/// Where the copies of what is in a remote folder are, or would be.
+pub(crate) fn folder_of(at: &At) -> Vec<u8> {
+    place_of(at.mount, &at.below())
+}
+
 /// The remote path of which a local one is a copy.
 pub(crate) fn original(copy: &[u8]) -> Option<Vec<u8>> {
     let rest = copy.strip_prefix(folder().as_slice())?;

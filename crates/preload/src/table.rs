@@ -5,8 +5,8 @@
 //! written with all that they may have: both calling conventions pass them alike.
 
 use crate::hooks::{
-    aio, attributes, copies, directories, exec, files, fts, identity, io, locks, maps, misc, names,
-    numbers, sockets, spawn, status, streams, trees, walks, xattr,
+    aio, attributes, copies, directories, exec, files, fts, identity, io, locks, maps, messages,
+    misc, names, numbers, sockets, spawn, status, streams, trees, walks, words, xattr,
 };
 use crate::trap::{masks, threads};
 use libc::{
@@ -105,6 +105,13 @@ pub(crate) fn real_dlopen() -> *const c_void {
     look_up(&AT, "dlopen\0")
 }
 
+/// The same for `dlmopen`.
+pub(crate) fn real_dlmopen() -> *const c_void {
+    static AT: std::sync::atomic::AtomicPtr<c_void> =
+        std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
+    look_up(&AT, "dlmopen\0")
+}
+
 extern "C" fn missing() -> isize {
     crate::guard::set_errno(libc::ENOSYS);
     -1
@@ -124,6 +131,7 @@ hooks! {
     [mkostemp mkostemp64] (path: *mut c_char, flags: c_int) -> c_int => files::mkostemp;
     [mkstemps mkstemps64] (path: *mut c_char, suffix: c_int) -> c_int => files::mkstemps;
     [mkostemps mkostemps64] (path: *mut c_char, suffix: c_int, flags: c_int) -> c_int => files::mkostemps;
+    [mktemp] (path: *mut c_char) -> *mut c_char => files::mktemp;
     [mkdtemp] (path: *mut c_char) -> *mut c_char => files::mkdtemp;
 
     // Descriptors
@@ -269,6 +277,7 @@ hooks! {
     [scandir scandir64] (path: *const c_char, to: *mut *mut *mut dirent64, filter: Option<trees::Filter>, compare: Option<trees::Compare>) -> c_int => trees::scandir;
     [scandirat scandirat64] (at: c_int, path: *const c_char, to: *mut *mut *mut dirent64, filter: Option<trees::Filter>, compare: Option<trees::Compare>) -> c_int => trees::scandirat;
     [glob glob64] (pattern: *const c_char, flags: c_int, error: *mut c_void, to: *mut libc::glob64_t) -> c_int => trees::glob;
+    [wordexp] (text: *const c_char, to: *mut words::Words, flags: c_int) -> c_int => words::wordexp;
     [ftw ftw64] (path: *const c_char, visit: *const c_void, room: c_int) -> c_int => walks::ftw;
     [nftw nftw64] (path: *const c_char, visit: *const c_void, room: c_int, flags: c_int) -> c_int => walks::nftw;
     [fts_open fts64_open] (roots: *const *mut c_char, options: c_int, compare: Option<fts::Compare>) -> *mut fts::Stream => fts::open;
@@ -305,11 +314,17 @@ hooks! {
     [setgid] (group: gid_t) -> c_int => identity::setgid;
     [setegid] (group: gid_t) -> c_int => identity::setegid;
     [setregid] (group: gid_t, effective: gid_t) -> c_int => identity::setregid;
+    [setfsuid] (user: uid_t) -> c_int => identity::setfsuid;
+    [setfsgid] (group: gid_t) -> c_int => identity::setfsgid;
     [setresgid] (group: gid_t, effective: gid_t, saved: gid_t) -> c_int => identity::setresgid;
 
     // Sockets
     [bind] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::bind;
     [connect __connect] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::connect;
+
+    // Messages
+    [catopen] (name: *const c_char, flags: c_int) -> *mut c_void => messages::catopen;
+    [bindtextdomain] (domain: *const c_char, folder: *const c_char) -> *mut c_char => messages::bindtextdomain;
 
     // Asynchronous I/O
     [aio_read aio_read64] (block: *mut aio::Block) -> c_int => aio::aio_read;

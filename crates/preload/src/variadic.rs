@@ -1,5 +1,5 @@
-//! The functions of libc whose arguments have no end that Rust could name, and `dlopen`, whose
-//! caller libc looks at. Each gathers its registers and goes on in ordinary code.
+//! The functions of libc whose arguments have no end that Rust could name, and `dlopen` and
+//! `dlmopen`, whose caller libc looks at. Each gathers its registers and goes on in ordinary code.
 //!
 //! `execl` and its relatives: the arguments in registers are put below those on the stack, and the
 //! whole is a list like that of `execv`.
@@ -87,5 +87,45 @@ unsafe extern "C" fn dlopen() {
         "ldp x29, x30, [sp], #32",
         "br x16",
         choose = sym libraries::choose,
+    )
+}
+
+/// `dlmopen(name_space, path, mode)`, likewise.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn dlmopen() {
+    naked_asm!(
+        "push rdi",
+        "push rdx",
+        "sub rsp, 8",
+        "mov rdi, rsi",
+        "call {choose}",
+        "mov rsi, rax",
+        "mov r11, rdx",
+        "add rsp, 8",
+        "pop rdx",
+        "pop rdi",
+        "jmp r11",
+        choose = sym libraries::choose_apart,
+    )
+}
+
+/// As above.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+unsafe extern "C" fn dlmopen() {
+    naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "stp x0, x2, [sp, #16]",
+        "mov x0, x1",
+        "bl {choose}",
+        "mov x16, x1",
+        "mov x1, x0",
+        "ldp x0, x2, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "br x16",
+        choose = sym libraries::choose_apart,
     )
 }

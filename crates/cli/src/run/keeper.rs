@@ -22,6 +22,9 @@ use towline_instance::{Entry, State};
 const SETTLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 const SETTLING: u32 = 50;
 
+/// How often, at most, entries are looked at for files that were left.
+const LOOK: Duration = Duration::from_millis(15);
+
 /// How long a file stays open whose holder was killed before changes of it were answered. They are on
 /// their way in the holder's connection, and would find the file closed.
 const LINGER: Duration = Duration::from_secs(5);
@@ -38,6 +41,9 @@ pub(super) struct Keeper {
     /// How many times more answers are looked for.
     settling: u32,
     lingering: Vec<(Instant, usize)>,
+    /// Entries that were left when it looked last, and the tags they were left under.
+    left: Vec<(usize, u32)>,
+    looked: Instant,
 }
 
 impl Keeper {
@@ -60,11 +66,21 @@ impl Keeper {
             log::warn!("cannot watch for closed files: {error}");
         })?;
         let notices = Notices::new(&directory.placeholders());
-        let (state, lingering) = (Arc::new(state), Vec::new());
+        let state = Arc::new(state);
         let clients = servers.iter().map(|(client, _)| client.clone()).collect();
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
-        Ok(Self { events, state, pager: pager.ok(), clients, notices, settling: 0, lingering })
+        Ok(Self {
+            events,
+            state,
+            pager: pager.ok(),
+            clients,
+            notices,
+            settling: 0,
+            lingering: Vec::new(),
+            left: Vec::new(),
+            looked: Instant::now(),
+        })
     }
 
     /// What is readable when there is something to do: closed files first.
@@ -99,6 +115,7 @@ impl Keeper {
                     close(&self.state, &self.clients, number);
                 }
                 self.settling = SETTLING;
+                self.state.watch(true);
             } else if event.file_name().is_some() {
                 self.notices.print();
             } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
@@ -122,7 +139,36 @@ impl Keeper {
         if !has_worked {
             self.settling = self.settling.saturating_sub(1);
         }
+        if self.looked.elapsed() >= LOOK {
+            self.close_left();
+        }
+        if self.settling == 0 {
+            // Whoever leaves a file from here on closes its placeholder, too.
+            self.state.watch(false);
+            if self.left().next().is_some() {
+                self.state.watch(true);
+                self.settling = 1;
+            }
+        }
         has_worked
+    }
+
+    /// Entries that were left by processes that keep their placeholders open, and their tags.
+    fn left(&self) -> impl Iterator<Item = (usize, u32)> {
+        let tag = |number| {
+            let entry = self.state.entry(number).filter(|entry| !is_changing(entry))?;
+            Some((number, entry.leaving()?))
+        };
+        self.state.used().filter_map(tag)
+    }
+
+    /// Closes what is left for as long as it takes to look twice.
+    fn close_left(&mut self) {
+        let left: Vec<_> = self.left().collect();
+        for &(number, tag) in left.iter().filter(|one| self.left.contains(one)) {
+            close_on_server(&self.state, &self.clients, |entry| entry.close_left(tag), number);
+        }
+        (self.left, self.looked) = (left, Instant::now());
     }
 
     /// Ends it.
@@ -145,12 +191,23 @@ fn is_changing(entry: &Entry) -> bool {
 
 /// The last descriptor of this entry is closed.
 fn close(state: &State, clients: &[Client], number: usize) {
-    let Some(entry) = state.entry(number) else { return };
-    if entry.close_abandoned() {
-        let mount = entry.mount.load(Ordering::Relaxed) as usize;
-        if let Some(client) = clients.get(mount) {
-            client.close_handle(entry.handle.load(Ordering::Relaxed));
-        }
-    }
+    close_on_server(state, clients, |entry| entry.close_abandoned(), number);
     state.give_back(number);
+}
+
+/// Closes a file on its server, if `mine` says that this is for the keeper to do.
+fn close_on_server(
+    state: &State,
+    clients: &[Client],
+    mine: impl FnOnce(&Entry) -> bool,
+    number: usize,
+) {
+    let Some(entry) = state.entry(number) else { return };
+    let mount = entry.mount.load(Ordering::Relaxed) as usize;
+    let handle = entry.handle.load(Ordering::Relaxed);
+    if mine(entry)
+        && let Some(client) = clients.get(mount)
+    {
+        client.close_handle(handle);
+    }
 }

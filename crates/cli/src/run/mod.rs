@@ -258,6 +258,8 @@ fn meet(prefix: Vec<u8>, url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
         None => {
             let mut options = Options::default();
             options.family = family;
+            // Without large mappings it asks little: for the prefix, and what the keeper closes.
+            options.nearer_after = 24;
             Client::connect(&url.transport, options).map_err(about)?
         }
     };

@@ -1,6 +1,6 @@
 //! A lost lane is replaced, and what was not answered is sent again.
 
-use super::{Core, Out, Outcome, Status, connection_error};
+use super::{Core, Out, Outcome, Slot, Status, connection_error};
 use crate::Error;
 use crate::borrow::Memories;
 use crate::disks::OpenDisks;
@@ -30,11 +30,11 @@ impl Core {
             ));
         }
         loop {
-            let (session, secret) = {
+            let (near, session) = {
                 let state = self.state.lock();
-                (state.session, state.secret)
+                (state.near, (state.session, state.secret))
             };
-            match greet(&self.transport, self.client, session, secret, &self.options) {
+            match greet(&self.transport, near, self.client, session, &self.options) {
                 Ok(greeted) => match self.resume(greeted) {
                     Ok(()) => return,
                     Err(error) if Instant::now() >= deadline => {
@@ -58,6 +58,32 @@ impl Core {
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(500));
+        }
+    }
+
+    /// Moves to shared memory, if there were so many requests that it pays and none is under way.
+    /// Called by the leader.
+    pub(super) fn move_nearer(self: &Arc<Self>) {
+        let session = {
+            let mut state = self.state.lock();
+            let is_idle =
+                |slot: &Slot| !matches!(slot.status, Status::Waiting) && slot.sending == 0;
+            if state.near
+                || state.requested < self.options.nearer_after
+                || !state.slots.iter().all(is_idle)
+            {
+                return;
+            }
+            state.near = true;
+            (state.session, state.secret)
+        };
+        // What begins meanwhile is sent once more, and done once. Where it cannot be had, all stays as
+        // it is: should the server have ended the old lane, that is found lost.
+        if let Ok(greeted) = greet(&self.transport, true, self.client, session, &self.options)
+            && greeted.welcome.resumed == resumed::JOINED
+            && let Err(error) = self.resume(greeted)
+        {
+            self.reconnect(&error);
         }
     }
 

@@ -293,11 +293,14 @@ impl Core {
         wait: Wait<'_>,
     ) -> MutexGuard<'a, State> {
         state.leader = true;
+        let may_be_nearer = !state.near && state.requested >= self.options.nearer_after;
         let link = state.link.clone();
         drop(state);
         let received = self.receive(&link, wait);
-        if let Err(error) = received {
-            self.reconnect(&error);
+        match received {
+            Ok(()) if may_be_nearer => self.move_nearer(),
+            Ok(()) => {}
+            Err(error) => self.reconnect(&error),
         }
         let mut state = self.state.lock();
         state.leader = false;

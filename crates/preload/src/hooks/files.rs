@@ -6,7 +6,7 @@ use crate::guard::{self, finish, inside, ours};
 use crate::opened::{self, FIRST_BYTES, Opened};
 use crate::place::{self, At};
 use crate::table::real;
-use crate::{fresh, known, start};
+use crate::{fresh, known, pool, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -150,7 +150,13 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
     }
     if descriptors::find(fd).is_some() {
         super::maps::closing(fd);
-        let settled = inside(|| descriptors::last_of(fd).map_or(Ok(()), fresh::closing));
+        let settled = inside(|| match descriptors::last_of(fd) {
+            Some(open) => {
+                pool::closing(open, fd);
+                fresh::closing(open)
+            }
+            None => Ok(()),
+        });
         descriptors::forget(fd);
         if settled.is_err() {
             // SAFETY: as the program says. It is closed all the same, as by the kernel.
@@ -278,8 +284,14 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
             unsafe { super::locks::fcntl(open, command, argument as *mut libc::flock) }
         }
         libc::F_SETLEASE | libc::F_NOTIFY => finish(Err(libc::EINVAL)),
-        // SAFETY: as the program says; the placeholder does for the rest.
-        _ => unsafe { real::fcntl(fd, command, argument) },
+        // SAFETY: as the program says; the placeholder does.
+        libc::F_GETFD | libc::F_SETFD => unsafe { real::fcntl(fd, command, argument) },
+        _ => {
+            // It may stay with the placeholder, which then has to end with the file (`pool.rs`).
+            open.entry.shared.store(1, Ordering::Relaxed);
+            // SAFETY: as the program says.
+            unsafe { real::fcntl(fd, command, argument) }
+        }
     }
 }
 
@@ -352,6 +364,27 @@ pub(crate) unsafe fn mkostemp(path: *mut c_char, flags: c_int) -> c_int {
 pub(crate) unsafe fn mkstemps(path: *mut c_char, suffix: c_int) -> c_int {
     // SAFETY: as the program says.
     unsafe { mkostemps(path, suffix, 0) }
+}
+
+/// A name that was free when it was looked for.
+pub(crate) unsafe fn mktemp(path: *mut c_char) -> *mut c_char {
+    let is_free = |at: &At| match at.with(|base, path| base.stat_path(path, false)) {
+        Ok(_) => Err(libc::EEXIST),
+        Err(libc::ENOENT) => Ok(()),
+        Err(error) => Err(error),
+    };
+    // SAFETY: as the program says: a string that it lends for writing.
+    unsafe {
+        match temporary(path, 0, is_free) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                guard::set_errno(error);
+                *path = 0;
+            }
+            None => return real::mktemp(path),
+        }
+    }
+    path
 }
 
 pub(crate) unsafe fn mkdtemp(path: *mut c_char) -> *mut c_char {

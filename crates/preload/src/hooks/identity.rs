@@ -123,6 +123,23 @@ pub(crate) unsafe fn setresuid(user: uid_t, effective: uid_t, saved: uid_t) -> c
     changed(unsafe { real::setresuid(user, effective, saved) })
 }
 
+/// The user and group that files are asked for with alone. They are a thread's, but requests of all
+/// threads name those that were set last.
+pub(crate) unsafe fn setfsuid(user: uid_t) -> c_int {
+    admit(user);
+    // SAFETY: as the program says.
+    let before = unsafe { real::setfsuid(user) };
+    changed(0);
+    before
+}
+
+pub(crate) unsafe fn setfsgid(group: gid_t) -> c_int {
+    // SAFETY: as the program says.
+    let before = unsafe { real::setfsgid(group) };
+    changed(0);
+    before
+}
+
 pub(crate) unsafe fn setgid(group: gid_t) -> c_int {
     // SAFETY: as the program says.
     changed(unsafe { real::setgid(group) })

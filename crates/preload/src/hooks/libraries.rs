@@ -1,11 +1,11 @@
-//! `dlopen` of libraries that are remote.
+//! `dlopen` and `dlmopen` of libraries that are remote.
 
 use crate::guard::inside;
 use crate::{mirror, place};
 use libc::{c_char, c_void};
 use std::ffi::CStr;
 
-/// What `dlopen` is to open, and libc's `dlopen`.
+/// What is to be opened, and libc's function that does it.
 #[repr(C)]
 pub(crate) struct Chosen {
     path: *const c_char,
@@ -14,10 +14,16 @@ pub(crate) struct Chosen {
 
 /// The path that libc's `dlopen` is to get: that of a local copy for a remote library.
 pub(crate) unsafe extern "C" fn choose(path: *const c_char) -> Chosen {
-    let function = crate::table::real_dlopen();
     // SAFETY: as the program says.
     let chosen = unsafe { local_copy(path) };
-    Chosen { path: chosen.unwrap_or(path), function }
+    Chosen { path: chosen.unwrap_or(path), function: crate::table::real_dlopen() }
+}
+
+/// The same for `dlmopen`.
+pub(crate) unsafe extern "C" fn choose_apart(path: *const c_char) -> Chosen {
+    // SAFETY: as the program says.
+    let chosen = unsafe { local_copy(path) };
+    Chosen { path: chosen.unwrap_or(path), function: crate::table::real_dlmopen() }
 }
 
 unsafe fn local_copy(path: *const c_char) -> Option<*const c_char> {

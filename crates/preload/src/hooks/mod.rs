@@ -12,6 +12,7 @@ pub(crate) mod io;
 pub(crate) mod libraries;
 pub(crate) mod locks;
 pub(crate) mod maps;
+pub(crate) mod messages;
 pub(crate) mod misc;
 pub(crate) mod names;
 pub(crate) mod numbers;
@@ -25,6 +26,7 @@ pub(crate) mod streams;
 pub(crate) mod touched;
 pub(crate) mod trees;
 pub(crate) mod walks;
+pub(crate) mod words;
 pub(crate) mod xattr;
 
 use crate::guard::{self, Failed, finish};

@@ -1,0 +1,105 @@
+//! Catalogues of messages, which libc opens by itself: it gets local copies of remote ones.
+
+use crate::guard::inside;
+use crate::place::{self, At};
+use crate::table::real;
+use crate::{mirror, start};
+use libc::{c_char, c_int, c_void};
+use std::ffi::CStr;
+
+/// What names languages, the strongest first.
+const LANGUAGES: [&CStr; 4] = [c"LANGUAGE", c"LC_ALL", c"LC_MESSAGES", c"LANG"];
+
+pub(crate) unsafe fn catopen(name: *const c_char, flags: c_int) -> *mut c_void {
+    // SAFETY: as the program says.
+    unsafe {
+        // Without a slash it is searched for, in the folders of `NLSPATH`.
+        let is_path = place::is_address(name) && CStr::from_ptr(name).to_bytes().contains(&b'/');
+        let at = if is_path { place::find(libc::AT_FDCWD, name) } else { None };
+        let copy = at.and_then(|at| inside(|| mirror::copy(&at)).ok());
+        real::catopen(copy.as_ref().map_or(name, |copy| copy.as_ptr().cast()), flags)
+    }
+}
+
+/// Copies the catalogues of the languages of the environment, and binds the domain to the copies.
+pub(crate) unsafe fn bindtextdomain(domain: *const c_char, folder: *const c_char) -> *mut c_char {
+    // SAFETY: as the program says.
+    unsafe {
+        let remote = if domain.is_null() { None } else { place::find(libc::AT_FDCWD, folder) };
+        let Some(at) = remote.filter(|_| !start::mounts().is_empty()) else {
+            return real::bindtextdomain(domain, folder);
+        };
+        let copies = inside(|| {
+            let domain = CStr::from_ptr(domain).to_bytes();
+            for language in languages() {
+                let path = [&at.path, &language, &b"LC_MESSAGES"[..], domain].join(&b'/');
+                let path = [&path[..], b".mo"].concat();
+                // Most are not there: it is looked for under several names.
+                let _ = mirror::copy(&At { path, ..at.clone() });
+            }
+            Ok([&mirror::folder_of(&at)[..], b"\0"].concat())
+        });
+        match copies {
+            Ok(copies) => real::bindtextdomain(domain, copies.as_ptr().cast()),
+            Err(_) => real::bindtextdomain(domain, folder),
+        }
+    }
+}
+
+/// Names of the folders in which libc looks for messages in the languages of the environment.
+fn languages() -> Vec<Vec<u8>> {
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    for variable in LANGUAGES {
+        // SAFETY: a constant name; the value is copied at once.
+        let value = unsafe {
+            let value = libc::getenv(variable.as_ptr());
+            if value.is_null() { continue } else { CStr::from_ptr(value).to_bytes().to_vec() }
+        };
+        for name in value.split(|b| *b == b':') {
+            for name in names(name) {
+                if !all.contains(&name) {
+                    all.push(name);
+                }
+            }
+        }
+    }
+    all
+}
+
+/// `de_AT.UTF-8@euro` is looked for under all names that leave out a part, and with `utf8`.
+fn names(name: &[u8]) -> Vec<Vec<u8>> {
+    if name.is_empty() || name.contains(&b'/') {
+        return Vec::new();
+    }
+    let cut = |from: &[u8], at: u8| -> (Vec<u8>, Vec<u8>) {
+        let place = from.iter().position(|b| *b == at).unwrap_or(from.len());
+        (from[..place].to_vec(), from[place..].to_vec())
+    };
+    let (rest, modifier) = cut(name, b'@');
+    let (rest, codeset) = cut(&rest, b'.');
+    let (language, territory) = cut(&rest, b'_');
+    let letters = codeset.iter().filter(|b| b.is_ascii_alphanumeric());
+    let plain = [vec![b'.'], letters.map(u8::to_ascii_lowercase).collect()].concat();
+    let mut all = Vec::new();
+    for modifier in [&modifier[..], b""] {
+        for territory in [&territory[..], b""] {
+            for codeset in [&codeset[..], &plain, b""] {
+                all.push([&language[..], territory, codeset, modifier].concat());
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_locale_has_many_names() {
+        let names = super::names(b"de_AT.UTF-8@euro");
+        for wanted in ["de_AT.UTF-8@euro", "de_AT.utf8", "de_AT", "de@euro", "de"] {
+            assert!(names.contains(&wanted.as_bytes().to_vec()), "{wanted}");
+        }
+        assert!(super::names(b"de").contains(&b"de".to_vec()));
+        assert!(super::names(b"../x").is_empty() && super::names(b"").is_empty());
+    }
+}
