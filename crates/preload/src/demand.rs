@@ -105,7 +105,7 @@ impl Pager {
     }
 
     /// From now on a touch of what is missing waits for the pager; children get these pages only by
-    /// [`will_fork`] or [`in_child`], since there nobody would fill them.
+    /// [`will_fork`] and [`go_on`], since nobody would fill them there otherwise.
     fn register(&self, at: usize, length: usize) -> Result<(), i32> {
         userfault::register(&self.userfault, at, length).map_err(|error| number(&error))?;
         inherit(at, length, false)
