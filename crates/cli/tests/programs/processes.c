@@ -195,6 +195,18 @@ static void working_directory(void) {
     say("%s", getcwd(here, sizeof here));
     make("g", "made here");
     show("../b/g");
+    /* A directory opened by way of a link, which leads elsewhere by then. */
+    symlink("a/b", "../../way");
+    int by_way = MUST(open("../../way", O_RDONLY | O_DIRECTORY));
+    SAY(fchdir(by_way));
+    say("%s", getcwd(here, sizeof here));
+    MUST(symlinkat("..", by_way, "../../other"));
+    MUST(rename("../../other", "../../way"));
+    SAY(chdir("/"));
+    SAY(fchdir(by_way));
+    show("g");
+    SAY(chdir(".."));
+    show("f");
     SAY(chdir(top));
     SAY(chmod("a", 0));
     SAY(chmod("a", 0755));

@@ -63,7 +63,36 @@ pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
     ours(|| {
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
         check(&At { mount, directory: Some(open), path: b".".to_vec() })?;
-        working::go(mount, &open.entry.path()).map(|()| 0)
+        working::go(mount, &without_links(open, mount)?).map(|()| 0)
+    })
+}
+
+/// Path of an open directory without links: it may have been opened by way of some, and `..` is taken by
+/// its letters later. From then on it is the one that is kept.
+fn without_links(open: Open, mount: usize) -> Result<Vec<u8>, i32> {
+    let path = open.entry.path();
+    if is_above_here(&path, mount) {
+        return Ok(path);
+    }
+    let inode = open.entry.inode.load(Ordering::Relaxed);
+    // A link that has changed since leads elsewhere.
+    if let Ok(Led::Remote(at)) = place::follow(&place::absolute(mount, &path), true)
+        && at.mount == mount
+        && at.with(|base, path| base.stat_path(path, false)).is_ok_and(|attr| attr.inode == inode)
+    {
+        let found = place::tidy(&at.below());
+        open.entry.set_path(&found);
+        return Ok(found);
+    }
+    Ok(path)
+}
+
+/// True for the path of the working directory, or of what is above it: these have no links.
+fn is_above_here(path: &[u8], mount: usize) -> bool {
+    working::remote().is_some_and(|(here_mount, here)| {
+        let rest = here.strip_prefix(path);
+        mount == here_mount
+            && (path.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/'))
     })
 }
 
