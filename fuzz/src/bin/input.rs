@@ -1,7 +1,7 @@
 //! Received bytes, cut at random: the messages are the same as without cuts.
 #![no_main]
 
-use towline_net::{Counters, Incoming, Input, Link, Sink, local_pair};
+use towline_net::{Counters, Incoming, Input, Link, Sink, Target, local_pair};
 use towline_wire::limits::BODY_BYTES_MAX;
 use towline_wire::{Header, ProtocolError};
 
@@ -31,13 +31,19 @@ impl Sink for Collect {
         Ok(())
     }
 
-    fn place(&mut self, header: &Header, _: &[u8], done: usize, rest: usize) -> Option<&mut [u8]> {
+    fn place(
+        &mut self,
+        header: &Header,
+        _: &[u8],
+        done: usize,
+        rest: usize,
+    ) -> Option<Target<'_>> {
         if header.slot % 2 == 1 {
             return None;
         }
         assert_eq!(done + rest, header.payload_bytes as usize);
         self.place.resize(header.payload_bytes as usize, 0);
-        Some(&mut self.place[done..done + rest])
+        Some(Target::Own(&mut self.place[done..done + rest]))
     }
 
     fn expects_bulk(&self) -> bool {
