@@ -1,6 +1,10 @@
 //! An allocator apart from the program's: the program may be inside its own when it calls us, and
 //! may replace it. Powers of two from fresh mappings; large blocks are mappings of their own.
+//!
+//! Handlers of signals wait while its lock is held, wherever it is called from: a handler may call us,
+//! or jump out of what it interrupted, and the lock would stay taken.
 
+use crate::guard::Quiet;
 use std::alloc::{GlobalAlloc, Layout};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -47,6 +51,7 @@ impl Arena {
     fn small(&self, class: u32) -> (*mut u8, bool) {
         let bytes = 1usize << class;
         let list = &self.free[(class - SMALLEST) as usize];
+        let _quiet = Quiet::begin();
         self.lock();
         let first = list.load(Ordering::Relaxed);
         let is_new = first.is_null();
@@ -127,6 +132,7 @@ unsafe impl GlobalAlloc for Arena {
             return;
         }
         let list = &self.free[(class - SMALLEST) as usize];
+        let _quiet = Quiet::begin();
         self.lock();
         // SAFETY: the block is ours again and holds at least an address.
         unsafe { block.cast::<*mut u8>().write(list.load(Ordering::Relaxed)) };

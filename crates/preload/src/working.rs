@@ -1,7 +1,7 @@
 //! The working directory. While it is remote the kernel's is an empty directory that stands for it,
 //! whose name leads a program that this process executes to the path.
 
-use crate::guard::{checked, system_call};
+use crate::guard::{Quiet, checked, system_call};
 use crate::{place, start};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,6 +29,7 @@ pub(crate) fn remote() -> Option<(usize, Vec<u8>)> {
     if !IS_REMOTE.load(Ordering::Relaxed) {
         return None;
     }
+    let _quiet = Quiet::begin();
     let moves = start::state()?.moves().load(Ordering::Acquire);
     if MOVES.swap(moves, Ordering::Relaxed) != moves
         && let Some(found) = local().and_then(|here| behind(&here))
