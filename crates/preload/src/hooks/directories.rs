@@ -63,16 +63,16 @@ pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
     ours(|| {
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
         check(&At { mount, directory: Some(open), path: b".".to_vec() })?;
-        working::go(mount, &without_links(open, mount)?).map(|()| 0)
+        working::go(mount, &without_links(open, mount)).map(|()| 0)
     })
 }
 
 /// Path of an open directory without links: it may have been opened by way of some, and `..` is taken by
 /// its letters later. From then on it is the one that is kept.
-fn without_links(open: Open, mount: usize) -> Result<Vec<u8>, i32> {
+fn without_links(open: Open, mount: usize) -> Vec<u8> {
     let path = open.entry.path();
     if is_above_here(&path, mount) {
-        return Ok(path);
+        return path;
     }
     let inode = open.entry.inode.load(Ordering::Relaxed);
     // A link that has changed since leads elsewhere.
@@ -82,9 +82,9 @@ fn without_links(open: Open, mount: usize) -> Result<Vec<u8>, i32> {
     {
         let found = place::tidy(&at.below());
         open.entry.set_path(&found);
-        return Ok(found);
+        return found;
     }
-    Ok(path)
+    path
 }
 
 /// True for the path of the working directory, or of what is above it: these have no links.
