@@ -34,10 +34,28 @@ struct LoadArgs {
     /// With --nbd: name of the disk.
     #[arg(long, default_value = "")]
     export: String,
-    /// Of a load: write, else read.
+    #[command(flatten)]
+    requests: Requests,
+    /// With --server: requests under way that may wait to be sent together; default: a quarter of
+    /// --depth.
+    #[arg(long, value_name = "N")]
+    coalesce: Option<u32>,
+    /// With --nbd: agree on structured replies, which may come in pieces and in any order.
     #[arg(long)]
-    write: bool,
-    /// Of a load: at random places.
+    structured: bool,
+    /// Of a load: run on this processor.
+    #[arg(long, value_name = "N")]
+    pin: Option<usize>,
+}
+
+/// The requests of a load, as they are asked for here and by `disk bench`.
+#[derive(clap::Args)]
+#[group(skip)]
+pub(crate) struct Requests {
+    /// Of a load: write, else read: OVERWRITES THE CONTENTS OF THE DISK.
+    #[arg(long)]
+    pub(crate) write: bool,
+    /// Of a load: at random places, else one after the other.
     #[arg(long)]
     random: bool,
     /// Of a load: bytes of a request.
@@ -45,20 +63,10 @@ struct LoadArgs {
     size: u64,
     /// Of a load: requests of each connection under way.
     #[arg(long, value_name = "N", default_value_t = 1)]
-    depth: usize,
-    /// With --server: requests under way that may wait to be sent together; default: a quarter of
-    /// --depth.
-    #[arg(long, value_name = "N")]
-    coalesce: Option<u32>,
+    pub(crate) depth: usize,
     /// Of a load: connections, each with a thread of its own.
     #[arg(long, value_name = "N", default_value_t = 1)]
     clients: usize,
-    /// With --nbd: agree on structured replies, which may come in pieces and in any order.
-    #[arg(long)]
-    structured: bool,
-    /// Of a load: run on this processor.
-    #[arg(long, value_name = "N")]
-    pin: Option<usize>,
 }
 
 /// A disk to put a load on.
@@ -70,15 +78,8 @@ pub(crate) enum On<'a> {
 }
 
 /// What is asked of a disk.
-pub(crate) struct Asked {
-    pub(crate) writes: bool,
-    pub(crate) random: bool,
-    /// Bytes of a request.
-    pub(crate) size: u64,
-    /// Requests of each connection under way.
-    pub(crate) depth: usize,
-    /// Connections.
-    pub(crate) clients: usize,
+pub(crate) struct Asked<'a> {
+    pub(crate) requests: &'a Requests,
     /// Bytes of the disk that are used.
     pub(crate) span: u64,
     pub(crate) secs: f64,
@@ -86,8 +87,7 @@ pub(crate) struct Asked {
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<(), String> {
-    let LoadArgs { export, structured, coalesce, .. } = &args.load;
-    let LoadArgs { write, random, size, depth, clients, pin, .. } = &args.load;
+    let LoadArgs { export, requests, structured, coalesce, pin } = &args.load;
     let url;
     let on = match (&args.nbd, &args.server) {
         (Some(place), _) => {
@@ -95,19 +95,12 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
         }
         (None, Some(server)) => {
             url = Url::parse(server)?;
-            On::Towline(&url, coalesce.unwrap_or(*depth as u32 / 4))
+            On::Towline(&url, coalesce.unwrap_or(requests.depth as u32 / 4))
         }
         (None, None) => return paper::run(&args.experiments),
     };
-    let asked = Asked {
-        writes: *write,
-        random: *random,
-        size: *size,
-        depth: *depth,
-        clients: *clients,
-        span: args.experiments.span,
-        secs: args.experiments.secs,
-    };
+    let paper::Args { span, secs, .. } = args.experiments;
+    let asked = Asked { requests, span, secs };
     let _pinned = pin.map(processor::Pinned::to).transpose()?;
     let found = put(&on, &asked, |mark| println!("#{mark}"))?;
     println!("{found}");
@@ -118,7 +111,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
 /// and its end.
 pub(crate) fn put(
     on: &On<'_>,
-    asked: &Asked,
+    asked: &Asked<'_>,
     mark: impl Fn(&str),
 ) -> Result<serde_json::Value, String> {
     match on {
@@ -147,14 +140,14 @@ pub(crate) fn put(
 
 /// Connects as often as asked for and measures all at once. A request is at most so long.
 fn load<C: Send>(
-    asked: &Asked,
+    asked: &Asked<'_>,
     most: u64,
     mark: impl Fn(&str),
     connect: impl Fn() -> Result<C, String>,
     run: impl Fn(&mut C, Load) -> Result<Outcome, String> + Sync,
 ) -> Result<serde_json::Value, String> {
-    let Asked { writes, random, size, depth, clients, span, secs } = asked;
-    let (span, secs) = (*span, *secs);
+    let &Asked { requests, span, secs } = asked;
+    let Requests { write, random, size, depth, clients } = requests;
     if !(1..=most).contains(size) || *size > span {
         return Err(format!("--size: expected at most {}M here, and at most --span", most >> 20));
     }
@@ -165,7 +158,7 @@ fn load<C: Send>(
         return Err("--secs: expected 0.001 to 600; --depth and --clients: 1 to 1024".into());
     }
     let load = Load {
-        writes: *writes,
+        writes: *write,
         random: *random,
         size: *size as usize,
         outstanding: *depth,

@@ -1,7 +1,7 @@
 //! `towline disk bench`.
 
 use super::end::remote;
-use crate::bench::disk::{Asked, On, put};
+use crate::bench::disk::{Asked, On, Requests, put};
 use crate::bench::nbd_client::{Order, Place};
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
@@ -14,21 +14,8 @@ use towline_client::Url;
 /// Arguments of `disk bench`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Write, else read: OVERWRITES THE CONTENTS OF THE DISK.
-    #[arg(long)]
-    write: bool,
-    /// At random places, else one after the other.
-    #[arg(long)]
-    random: bool,
-    /// Bytes of a request.
-    #[arg(long, value_parser = parse_bytes, default_value = "4K")]
-    size: u64,
-    /// Requests of each connection under way.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    depth: usize,
-    /// Connections, each with a thread of its own.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    clients: usize,
+    #[command(flatten)]
+    requests: Requests,
     /// Only so many bytes from the beginning of the disk; unless given, all of it.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     span: Option<u64>,
@@ -48,7 +35,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
     let (on, size) = if Url::looks_like(&args.disk) {
         url = Url::parse(&args.disk).map_err(Failure::new)?;
         let size = remote(remotes, &args.disk)?.info().size;
-        (On::Towline(&url, args.depth as u32 / 4), size)
+        (On::Towline(&url, args.requests.depth as u32 / 4), size)
     } else if Source::looks_like(&args.disk) {
         source = Source::parse(&args.disk).map_err(Failure::new)?;
         let told = source.connect().map_err(|error| Failure::new(error.to_string()))?;
@@ -57,17 +44,10 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
     } else {
         return Err(Failure::new("a local file or device: use fio(1)"));
     };
-    let asked = Asked {
-        writes: args.write,
-        random: args.random,
-        size: args.size,
-        depth: args.depth,
-        clients: args.clients,
-        span: args.span.unwrap_or(size).min(size),
-        secs: args.secs,
-    };
+    let span = args.span.unwrap_or(size).min(size);
+    let asked = Asked { requests: &args.requests, span, secs: args.secs };
     let found = put(&on, &asked, |_| ()).map_err(Failure::new)?;
-    Ok(if args.json { format!("{found}\n") } else { text(&found, args.write) })
+    Ok(if args.json { format!("{found}\n") } else { text(&found, args.requests.write) })
 }
 
 fn text(found: &Value, writes: bool) -> String {
