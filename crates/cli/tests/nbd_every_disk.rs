@@ -4,7 +4,6 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use support::have;
@@ -60,17 +59,8 @@ impl World {
             command.args(["--disk", disk]);
         }
         let mut server = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
-        let mut tcp = None;
-        while let Some(line) = lines.next().map(Result::unwrap) {
-            let at = line.split("tcp://").nth(1).and_then(|rest| rest.split(' ').next());
-            tcp = tcp.or(at.map(str::to_owned));
-            if line.contains("unix://") {
-                break;
-            }
-        }
-        std::thread::spawn(move || lines.for_each(|line| eprintln!("{}", line.unwrap())));
-        Self { server, directory, tcp: tcp.unwrap() }
+        let tcp = support::listening(&mut server, |line| eprintln!("{}", line.unwrap()));
+        Self { server, directory, tcp }
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -1,26 +1,15 @@
 //! The NBD clients that people use, against `towline serve`: libnbd's tools, qemu's, fio.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod support;
+
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use support::{TOWLINE, have};
 use tempfile::TempDir;
 
-const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 const MIB: usize = 1 << 20;
-
-/// False, and says so, when a program is not installed.
-fn have(program: &str) -> bool {
-    let found = std::env::var("PATH")
-        .unwrap_or_default()
-        .split(':')
-        .any(|directory| Path::new(directory).join(program).exists());
-    if !found {
-        eprintln!("SKIPPED: {program} is not installed (tests/run installs it)");
-    }
-    found
-}
 
 /// A server with an image of 32 MiB, of which 4 MiB from 8 MiB on hold data, as `cached` and
 /// `direct`, and with a disk in memory and a stripe.
@@ -58,17 +47,8 @@ impl World {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
-        let mut tcp = None;
-        while let Some(line) = lines.next().map(Result::unwrap) {
-            let at = line.split("tcp://").nth(1).and_then(|rest| rest.split(' ').next());
-            tcp = tcp.or(at.map(str::to_owned));
-            if line.contains("unix://") {
-                break;
-            }
-        }
-        std::thread::spawn(move || lines.for_each(|line| eprintln!("{}", line.unwrap())));
-        Self { server, tcp: tcp.unwrap(), directory, data }
+        let tcp = support::listening(&mut server, |line| eprintln!("{}", line.unwrap()));
+        Self { server, tcp, directory, data }
     }
 
     fn path(&self, name: &str) -> PathBuf {

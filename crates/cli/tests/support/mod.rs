@@ -3,7 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -82,17 +82,27 @@ fn serve(path: &Path, tcp: &str) -> (Child, String) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let tcp = listening(&mut server, drop);
+    (server, tcp)
+}
+
+/// Waits until a server, whose standard error is a pipe, listens on a Unix socket, and gives its address for
+/// TCP. All that it says later goes to `later`.
+pub(crate) fn listening(
+    server: &mut Child,
+    later: impl FnMut(io::Result<String>) + Send + 'static,
+) -> String {
     let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
     let mut tcp = None;
-    while let Some(line) = lines.next().map(Result::unwrap) {
+    for line in lines.by_ref().map(Result::unwrap) {
         let at = line.split("tcp://").nth(1).and_then(|rest| rest.split(' ').next());
         tcp = tcp.or(at.map(str::to_owned));
         if line.contains("unix://") {
             break;
         }
     }
-    std::thread::spawn(move || lines.for_each(drop));
-    (server, tcp.expect("an address"))
+    std::thread::spawn(move || lines.for_each(later));
+    tcp.expect("an address")
 }
 
 impl Drop for World {
