@@ -95,37 +95,20 @@ pub(crate) fn handled(signal: i32, now: Disposition) {
     set(&HANDLED, now.has_handler);
 }
 
-/// Waits until `ready` gives a value; as long as it has none it gives a descriptor instead, which
-/// becomes readable when it is to be asked again. Handlers of signals run meanwhile. A signal that
-/// comes between the asking and the waiting ends the waiting, too.
-///
-/// # Errors
-/// `EINTR` when a handler ran that ends calls; that of `ready`.
-pub(crate) fn wait_readable<T>(
-    mut ready: impl FnMut() -> Result<Result<T, i32>, i32>,
-) -> Result<T, i32> {
-    let before = mask(libc::SIG_BLOCK, HANDLED.load(Ordering::Relaxed));
-    // All are held up by the mask now, and while it waits none is put back.
-    let quiet = set_quiet(false);
-    let before = crate::trap::masks::without(before & !handlers::take_put_back());
-    let result = loop {
-        let fd = match ready() {
-            Ok(Ok(value)) => break Ok(value),
-            Err(error) => break Err(error),
-            Ok(Err(fd)) => fd,
-        };
-        let mut wait = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let arguments = [&raw mut wait as usize, 1, 0, &raw const before as usize, 8, 0];
-        // SAFETY: both structures outlive the call; the set is 8 bytes as the kernel's are.
-        let waited = unsafe { checked(libc::SYS_ppoll, arguments) };
-        // Which handler ran is not known; where all of them restart calls, this one goes on.
-        if waited == Err(libc::EINTR) && INTERRUPTING.load(Ordering::Relaxed) != 0 {
-            break Err(libc::EINTR);
-        }
-    };
-    set_quiet(quiet);
-    mask(libc::SIG_SETMASK, before);
-    result
+/// Signals with handlers, as sets.
+pub(crate) struct Handled {
+    /// All of them.
+    pub(crate) all: u64,
+    /// Those that end a call that waits.
+    pub(crate) interrupting: u64,
+    /// Those that are not put back: a mask has to hold them up.
+    pub(crate) masked: u64,
+}
+
+/// Those that wait while we hold locks.
+pub(crate) fn handled_signals() -> Handled {
+    let load = |set: &AtomicU64| set.load(Ordering::Relaxed);
+    Handled { all: load(&HANDLED), interrupting: load(&INTERRUPTING), masked: load(&MASKED) }
 }
 
 /// Runs `work` while signals with handlers are held up by a mask: for what must not be interrupted at
@@ -257,7 +240,7 @@ pub(crate) fn is_quiet() -> bool {
 }
 
 /// Sets it and gives what it was; at the end of a thread it counts as set.
-fn set_quiet(now: bool) -> bool {
+pub(crate) fn set_quiet(now: bool) -> bool {
     let change = |quiet: &AtomicBool| {
         let before = quiet.load(Ordering::Relaxed);
         quiet.store(now, Ordering::Relaxed);

@@ -30,6 +30,7 @@ mod stdio;
 mod table;
 mod trap;
 mod variadic;
+mod waits;
 mod working;
 
 #[global_allocator]

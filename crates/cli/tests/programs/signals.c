@@ -3,6 +3,8 @@
 #include "case.h"
 #include <pthread.h>
 #include <setjmp.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 
 static volatile sig_atomic_t count, wrong, sum, last;
@@ -107,6 +109,141 @@ static void handlers_jump(void) {
     say("%d jumps, %d wrong, blocked %d", jumps, (int)wrong, sigismember(&mask, SIGALRM));
     use_files();
     say("%d wrong", (int)wrong);
+}
+
+/* Waits for a lock that a child has for a while: in all three ways, and by system calls of its own. */
+enum way { RANGE, WHOLE, LOCKF, RAW, RAW_WHOLE, WAYS };
+static const char *const ways[] = {"F_SETLKW", "flock", "lockf", "raw F_SETLKW", "raw flock"};
+
+static long raw_call(long number, long a, long b, long c) {
+#ifdef __x86_64__
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c) : "rcx", "r11", "memory");
+    if (result < 0 && result > -4096) {
+        errno = -result;
+        return -1;
+    }
+    return result;
+#else
+    return syscall(number, a, b, c);
+#endif
+}
+
+static int lock(enum way way, int fd, int wait) {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    switch (way) {
+    case RANGE: return fcntl(fd, wait ? F_SETLKW : F_SETLK, &range);
+    case RAW: return raw_call(SYS_fcntl, fd, wait ? F_SETLKW : F_SETLK, (long)&range);
+    case RAW_WHOLE: return raw_call(SYS_flock, fd, LOCK_EX | (wait ? 0 : LOCK_NB), 0);
+    case WHOLE: return flock(fd, LOCK_EX | (wait ? 0 : LOCK_NB));
+    default: return lockf(fd, wait ? F_LOCK : F_TLOCK, 0);
+    }
+}
+
+/* A child that has the lock until it is told to end. */
+static pid_t holder(enum way way, int *tell) {
+    int held[2], end[2];
+    char byte;
+    MUST(pipe(held));
+    MUST(pipe(end));
+    pid_t child = MUST(fork());
+    if (child == 0) {
+        close(end[1]);
+        int fd = MUST(open("f", O_RDWR));
+        MUST(lock(way, fd, 0));
+        MUST(write(held[1], "", 1));
+        read(end[0], &byte, 1);
+        _exit(0);
+    }
+    MUST(read(held[0], &byte, 1));
+    close(held[0]);
+    close(held[1]);
+    close(end[0]);
+    *tell = end[1];
+    return child;
+}
+
+static struct sigaction set_anew;
+
+/* Comes again and again, since the first one may come before the wait. */
+static void on_alarm_comes_again(int signal) {
+    (void)signal;
+    int before = errno;
+    struct itimerval soon = {{0, 0}, {0, 10000}};
+    use_files();
+    count++;
+    sigaction(SIGALRM, &set_anew, NULL);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    errno = before;
+}
+
+static int to_close = -1;
+
+/* Ends the holder at the third signal. */
+static void on_third_ends_holder(int signal) {
+    (void)signal;
+    use_files();
+    if (++count == 3) {
+        close(to_close);
+        start_timer(0);
+    }
+}
+
+static void waits_for_locks_end(void) {
+    make("f", "hello");
+    const int flags[] = {0, SA_RESETHAND, SA_NODEFER, SA_ONSTACK};
+    const char *const kinds[] = {"plain", "reset", "again", "on its stack"};
+    stack_t stack = {.ss_sp = malloc(1 << 16), .ss_size = 1 << 16};
+    MUST(sigaltstack(&stack, NULL));
+    for (enum way way = 0; way < WAYS; way++) {
+        int tell;
+        pid_t child = holder(way, &tell);
+        int fd = MUST(open("f", O_RDWR));
+        for (int kind = 0; kind < 4; kind++) {
+            /* Fails with EINTR. */
+            struct sigaction action = {.sa_handler = on_alarm_comes_again, .sa_flags = flags[kind]};
+            struct itimerval soon = {{0, 0}, {0, 10000}};
+            set_anew = action;
+            MUST(sigaction(SIGALRM, &action, NULL));
+            count = 0;
+            MUST(setitimer(ITIMER_REAL, &soon, NULL));
+            int result = lock(way, fd, 1), error = errno;
+            start_timer(0);
+            say("%s, %s: %d %s, came %d, %d wrong", ways[way], kinds[kind], result, strerrorname_np(error),
+                count > 0, (int)wrong);
+            /* Leaves by a jump, again and again. */
+            action.sa_handler = on_timer_jumps;
+            volatile int jumps = 0;
+            while (jumps < 3) {
+                MUST(sigaction(SIGALRM, &action, NULL));
+                if (sigsetjmp(back, 1) == 0) {
+                    MUST(setitimer(ITIMER_REAL, &soon, NULL));
+                    say("%s: %d", ways[way], lock(way, fd, 1));
+                }
+                jumps++;
+                use_files();
+            }
+            sigset_t mask;
+            sigprocmask(SIG_BLOCK, NULL, &mask);
+            say("%s, %s: %d jumps, %d wrong, blocked %d", ways[way], kinds[kind], jumps, (int)wrong,
+                sigismember(&mask, SIGALRM));
+        }
+        /* Begun again, until the other one gives it up. */
+        struct sigaction action = {.sa_handler = on_third_ends_holder, .sa_flags = SA_RESTART};
+        MUST(sigaction(SIGALRM, &action, NULL));
+        count = 0;
+        to_close = tell;
+        start_timer(10000);
+        int result = lock(way, fd, 1);
+        int status;
+        MUST(waitpid(child, &status, 0));
+        say("%s, restarted: %d, enough %d, %d wrong", ways[way], result, count >= 3, (int)wrong);
+        /* Nothing that was jumped out of waits still, or has it. */
+        MUST(close(fd));
+        child = holder(way, &tell);
+        close(tell);
+        MUST(waitpid(child, &status, 0));
+    }
 }
 
 static void other(int signal) { (void)signal; }
@@ -223,6 +360,7 @@ static const struct test tests[] = {
     {"queued", queued_signals_all_come},
     {"files", handlers_use_files},
     {"jumps", handlers_jump},
+    {"locks", waits_for_locks_end},
     {"dispositions", dispositions_are_told},
     {"masks", masks_hold},
     {"threads", threads_are_signalled},

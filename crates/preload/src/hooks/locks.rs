@@ -5,9 +5,10 @@
 //! processes that wait for each other.
 
 use crate::descriptors::{self, Open};
-use crate::guard::{finish, inside, ours, wait_readable};
+use crate::guard::{finish, inside, ours};
 use crate::remote;
 use crate::table::real;
+use crate::waits::{self, RESTART, Wait};
 use libc::{c_int, off64_t};
 use std::future::Future;
 use std::os::fd::AsRawFd;
@@ -43,8 +44,10 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
             }
             Err(error) => return finish(Err(error)),
         }
-        match wait_for(open, wanted) {
+        match waits::interruptible(|wait| wait_for(open, wanted, wait)) {
             Ok(()) => {}
+            Err(RESTART) if !waits::is_trapped() => {}
+            Err(RESTART) => return finish(Err(RESTART)),
             Err(error @ (libc::EINTR | libc::EDEADLK | libc::ENOLCK)) => return finish(Err(error)),
             Err(error) if tries == TRIES => return finish(Err(error)),
             Err(_) => tries += 1,
@@ -53,7 +56,7 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
 }
 
 /// Waits until the lock is ours.
-fn wait_for(open: Open, wanted: &Lock) -> Result<(), i32> {
+fn wait_for(open: Open, wanted: &Lock, wait: &mut Wait) -> Result<(), i32> {
     let (client, operation) = inside(|| {
         let client = remote::waiter(open.entry.mount.load(Ordering::Relaxed) as usize)?;
         let handle = open.entry.handle.load(Ordering::Relaxed);
@@ -63,7 +66,7 @@ fn wait_for(open: Open, wanted: &Lock) -> Result<(), i32> {
     let mut operation = Some(operation);
     let mut fd = None;
     let mut context = Context::from_waker(Waker::noop());
-    let waited = wait_readable(|| {
+    let waited = wait.until(|| {
         inside(|| {
             let Some(under_way) = operation.as_mut() else { return Err(libc::EIO) };
             match Pin::new(under_way).poll(&mut context) {

@@ -2,10 +2,10 @@
 
 use super::chained::{self, KernelAction};
 use super::{masks, stack, threads};
-use crate::guard::{checked, errno, masked, set_errno, system_call};
+use crate::guard::{checked, errno, set_errno, system_call};
 use crate::hooks::numbers::{self, Arguments, Whose};
 use crate::table::real;
-use crate::{descriptors, report};
+use crate::{descriptors, report, waits};
 use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towline_instance::notes::Note;
@@ -133,14 +133,14 @@ unsafe fn answer_any(number: c_long, arguments: Arguments) -> isize {
 /// A call of ours, on a stack of ours. Handlers of signals wait meanwhile: one of them could be given
 /// the stack for signals that we left.
 unsafe fn ours(number: c_long, arguments: Arguments) -> isize {
-    let work = || {
+    waits::trapped(|| {
         // SAFETY: as the program says.
-        stack::on_own(|| match unsafe { numbers::carry_out(number, arguments) } {
+        let done = stack::on_own(|| match unsafe { numbers::carry_out(number, arguments) } {
             -1 => -(errno() as isize),
             result => result as isize,
-        })
-    };
-    masked(work).unwrap_or(-(libc::ENOMEM as isize))
+        });
+        done.unwrap_or(-(libc::ENOMEM as isize))
+    })
 }
 
 /// `rt_sigprocmask`: on the mask that the program gets back.
