@@ -7,7 +7,7 @@ demo: ## build, then a guided tour with real timings
 test: ## what has to pass: style, unit, property, integration and fault tests
 	sh tests/run
 
-test-long: ## some hundred times as many random sequences and cuts, then a minute of fuzzing for each decoder
+test-long: ## most of an hour: many more random sequences, cuts and foreign suites, a minute of fuzzing for each decoder; TOWLINE_LONG=10: ten times as many
 	sh tests/run long
 
 test-vm: ## disks in virtual machines: attached, striped, booted from; see tests/vm/run

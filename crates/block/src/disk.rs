@@ -161,7 +161,7 @@ impl Disk {
             return Err(io::Error::from_raw_os_error(EINVAL));
         }
         let _one_at_a_time = self.resizing.lock();
-        let before = self.store.refresh()?;
+        let before = self.store.look()?;
         if size == 0 {
             return Ok(());
         }

@@ -6,6 +6,7 @@ mod write;
 
 use crate::Disk;
 use crate::cursor::Cursor;
+use crate::memory::Memory;
 use crate::path::Moved;
 use crate::request::{Driver, How, Output, Piece, Read, Status, Times, Work, Write};
 use crate::slab::{Key, Slab};
@@ -97,11 +98,13 @@ struct Fragment {
 /// The fragment engine of a core. `T` is what a front calls a request.
 #[derive(Debug)]
 pub struct Engine<T> {
-    limits: Limits,
+    memory: Memory,
     owners: Slab<Owner>,
     requests: Slab<Request<T>>,
     fragments: Slab<Fragment>,
     line: VecDeque<Key>,
+    /// Owners and reads of disks that may hang and have all the memory that they may.
+    parked: Vec<(Key, Key)>,
     /// The first in line found no memory when it was last looked at.
     starved: bool,
     outputs: VecDeque<Output<T>>,
@@ -113,11 +116,12 @@ impl<T: Copy> Engine<T> {
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
-            limits,
+            memory: Memory::new(limits),
             owners: Slab::default(),
             requests: Slab::default(),
             fragments: Slab::default(),
             line: VecDeque::new(),
+            parked: Vec::new(),
             starved: false,
             outputs: VecDeque::new(),
             moved: Moved::default(),
@@ -132,8 +136,12 @@ impl<T: Copy> Engine<T> {
     /// A connection is gone: nothing more is begun for it and nothing told; what the disk works on
     /// ends by itself.
     pub fn remove_owner(&mut self, owner: OwnerKey) {
-        if let Some(owner) = self.owners.remove(owner.0) {
-            for key in owner.reads.into_iter().chain(owner.ordered) {
+        let OwnerKey(key) = owner;
+        if let Some(owner) = self.owners.remove(key) {
+            let parked =
+                self.parked.extract_if(.., |(other, _)| *other == key).map(|(_, read)| read);
+            let parked: Vec<Key> = parked.collect();
+            for key in owner.reads.into_iter().chain(owner.ordered).chain(parked) {
                 self.forget_if_idle(key);
             }
         }
@@ -172,7 +180,7 @@ impl<T: Copy> Engine<T> {
     /// Longest read in one piece.
     #[must_use]
     pub fn whole_bytes_max(&self) -> u64 {
-        self.limits.fragments.buffer_bytes() as u64
+        self.memory.limits.fragments.buffer_bytes() as u64
     }
 
     /// The next thing to be told.
@@ -190,7 +198,14 @@ impl<T: Copy> Engine<T> {
     #[must_use]
     pub fn has_work(&self) -> bool {
         // Memory that was short may have come back since, with what was sent.
-        !self.line.is_empty() && (!self.starved || !self.limits.fragments.is_exhausted())
+        !self.line.is_empty() && (!self.starved || !self.is_out_of_memory())
+            || self.parked.iter().any(|(_, read)| self.may_go_on(*read))
+    }
+
+    /// True when there is no buffer for a fragment.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        self.memory.limits.fragments.is_exhausted()
     }
 
     fn add(&mut self, owner: OwnerKey, tag: T, kind: Kind, arrived: Instant) -> Option<Key> {
@@ -202,7 +217,7 @@ impl<T: Copy> Engine<T> {
         if let Some(owner) = self.owners.get_mut(key)
             && !owner.in_line
             && !owner.reads.is_empty()
-            && !owner.is_full(&self.limits)
+            && !owner.is_full(&self.memory.limits)
         {
             owner.in_line = true;
             self.line.push_back(key);
@@ -264,12 +279,13 @@ impl<T: Copy> Engine<T> {
         }
     }
 
-    /// Something without payload that waits for a device; what it returns is told as
+    /// Something without payload that waits for the device of a disk; what it returns is told as
     /// [`Output::Extents`] if it `asks` for them, else as [`Output::Done`].
     pub fn ask(
         &mut self,
         owner: OwnerKey,
         tag: T,
+        disk: &Arc<Disk>,
         call: Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>,
         arrived: Instant,
         driver: &mut dyn Driver,
@@ -278,7 +294,7 @@ impl<T: Copy> Engine<T> {
         if let Some(request) = self.requests.get_mut(key) {
             request.disk_since = Some(Instant::now());
         }
-        driver.begin(key.to_bits(), Work::Ask(call));
+        driver.begin(key.to_bits(), disk, Work::Ask(call));
     }
 
     /// What [`Work::Ask`] began is over.
@@ -300,7 +316,7 @@ impl<T: Copy> Engine<T> {
         &mut self,
         token: u64,
         result: io::Result<usize>,
-        buffer: PoolBuffer,
+        mut buffer: PoolBuffer,
         driver: &mut dyn Driver,
     ) {
         let Some(fragment) = self.fragments.remove(Key::from_bits(token)) else { return };
@@ -330,8 +346,13 @@ impl<T: Copy> Engine<T> {
                 }
                 read.in_flight -= 1;
                 let (owner, kept) = (request.owner, read.serial);
+                let may_hang = read.disk.store.may_hang();
                 if let Some(found) = self.owners.get_mut(owner) {
-                    found.in_flight -= fragment.length;
+                    if !may_hang {
+                        found.in_flight -= fragment.length;
+                    } else if !kept {
+                        buffer = buffer.charged_to(&found.held);
+                    }
                     if !kept {
                         // Until the front says how much of it is still unsent.
                         found.unsent += fragment.length;
@@ -367,25 +388,27 @@ impl<T: Copy> Engine<T> {
         let (offset, length) = (fragment.offset + fragment.done, fragment.length);
         let range = fragment.done as usize..length as usize;
         let missing = range.len();
-        let call: Box<dyn FnOnce() -> _ + Send> = match &request.kind {
+        let (disk, call): (_, Box<dyn FnOnce() -> _ + Send>) = match &request.kind {
             Kind::Read(read) => {
                 let disk = read.disk.clone();
-                Box::new(move || {
+                let call = move || {
                     let result = disk.store.read(offset, &mut buffer.bytes_mut()[range]);
                     (result.map(|()| missing), buffer)
-                })
+                };
+                (read.disk.clone(), Box::new(call))
             }
             Kind::Write(write) => {
                 let (disk, durable) = (write.disk.clone(), write.durable);
-                Box::new(move || {
+                let call = move || {
                     let result = disk.store.write(offset, &buffer.bytes()[range], durable);
                     (result.map(|()| missing), buffer)
-                })
+                };
+                (write.disk.clone(), Box::new(call))
             }
             Kind::Other => return,
         };
         let token = self.fragments.insert(fragment);
-        driver.begin(token.to_bits(), Work::Call(call));
+        driver.begin(token.to_bits(), &disk, Work::Call(call));
     }
 }
 

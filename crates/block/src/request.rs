@@ -44,8 +44,8 @@ pub struct Status {
 
 /// Does what waits.
 pub trait Driver {
-    /// Begins it.
-    fn begin(&mut self, token: u64, work: Work);
+    /// Begins it; it is about this disk.
+    fn begin(&mut self, token: u64, disk: &Arc<Disk>, work: Work);
 }
 
 /// Bytes of a read.

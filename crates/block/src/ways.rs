@@ -2,7 +2,7 @@
 //! thread that may wait.
 
 use crate::Disk;
-use crate::engine::Limits;
+use crate::memory::{Memory, Short};
 use crate::path::DataPath;
 use crate::request::{How, Piece, Work};
 use std::io;
@@ -52,20 +52,22 @@ pub(crate) enum ReadWork {
     Begin(Work, bool),
 }
 
-/// How the next fragment of a read, at most `rest` bytes, is begun; `None` without memory. Its
-/// buffer is charged to the account.
+/// How the next fragment of a read, at most `rest` bytes, is begun. Its buffer is charged to the account.
+///
+/// # Errors
+/// There is no buffer for it.
 pub(crate) fn read_work(
-    limits: &Limits,
+    memory: &mut Memory,
     disk: &Arc<Disk>,
     offset: u64,
     rest: u64,
     how: How,
     account: Option<&Arc<AtomicU64>>,
-) -> Option<(ReadWork, u64)> {
+) -> Result<(ReadWork, u64), Short> {
     let place = disk.store.locate(offset, rest, Direction::Read);
     let length = place.as_ref().map_or(rest, |place| place.length);
     // Also for pages: what is brought into memory for one client is bounded as buffers are.
-    let mut buffer = limits.take(length)?;
+    let mut buffer = memory.take(disk, length)?;
     if let Some(account) = account {
         buffer = buffer.charged_to(account);
     }
@@ -73,12 +75,12 @@ pub(crate) fn read_work(
     if disk.delivery.path == DataPath::Sendfile && !goes_around && how != How::Copied {
         let disk = disk.clone();
         let call = move || (disk.store.populate(offset, length).map(|()| length as usize), buffer);
-        return Some((ReadWork::Begin(Work::Call(Box::new(call)), true), length));
+        return Ok((ReadWork::Begin(Work::Call(Box::new(call)), true), length));
     }
     let target = &mut buffer.bytes_mut()[..length as usize];
     if let Now::Done(result) = disk.store.read_now(offset, target) {
         let landed = result.map(|()| Piece::Data(aggregate(buffer, length)));
-        return Some((ReadWork::Done(landed), length));
+        return Ok((ReadWork::Done(landed), length));
     }
     let work = match place {
         Some(place) => Work::Transfer { place, buffer, direction: Direction::Read, durable: false },
@@ -91,7 +93,7 @@ pub(crate) fn read_work(
             })
         }
     };
-    Some((ReadWork::Begin(work, false), length))
+    Ok((ReadWork::Begin(work, false), length))
 }
 
 /// Whom to ask for so many bytes, and, where a disk only pretends to take time, when.

@@ -20,7 +20,7 @@ const OWNER_FRAGMENTS: usize = 5;
 struct Later(Vec<(u64, Work)>);
 
 impl Driver for Later {
-    fn begin(&mut self, token: u64, work: Work) {
+    fn begin(&mut self, token: u64, _: &Arc<Disk>, work: Work) {
         self.0.push((token, work));
     }
 }

@@ -89,7 +89,7 @@ struct Faulty {
 }
 
 impl Driver for Faulty {
-    fn begin(&mut self, token: u64, work: Work) {
+    fn begin(&mut self, token: u64, _: &Arc<Disk>, work: Work) {
         self.numbers.insert(token, self.begun);
         self.begun += 1;
         self.work.push((token, work));
@@ -241,7 +241,7 @@ impl World {
         let key = self.engine.write(owner, tag, &disk, range.clone(), durable, now).unwrap();
         let mut at = range.start;
         while at < range.end {
-            let Some((mut buffer, length)) = self.engine.room(key) else {
+            let Ok((mut buffer, length)) = self.engine.room(key) else {
                 self.run(true);
                 continue;
             };

@@ -17,7 +17,7 @@ const LIMIT: u64 = 1 << 20;
 struct Later(Vec<(u64, Work)>);
 
 impl Driver for Later {
-    fn begin(&mut self, token: u64, work: Work) {
+    fn begin(&mut self, token: u64, _: &Arc<Disk>, work: Work) {
         self.0.push((token, work));
     }
 }

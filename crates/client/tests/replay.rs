@@ -258,7 +258,8 @@ fn under_load(setup: &Setup, export: &str, seed: u64, most: u64) {
     // Two clients, each used by several threads.
     let clients = [connect(proxy.port), connect(proxy.port)];
     let roots = clients.each_ref().map(|client| client.attach(export.as_bytes()).unwrap());
-    let until = Instant::now() + Duration::from_secs(if common::long() { 40 } else { 4 });
+    let until =
+        Instant::now() + Duration::from_secs(common::long().map_or(4, |length| 40 * length));
     let counts: [AtomicU64; 12] = Default::default();
     let all: Vec<Done> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)

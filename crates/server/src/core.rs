@@ -2,7 +2,6 @@
 
 use crate::caller::Callers;
 use crate::disks::Disks;
-use crate::elsewhere::Pools;
 use crate::exports::Exports;
 use crate::families::Families;
 use crate::grace::Grace;
@@ -12,7 +11,7 @@ use crate::mailbox::{Mail, Mailbox};
 use crate::native;
 use crate::nbd::driver::{CoreDriver, Late};
 use crate::nbd::{self, Nbd};
-use crate::offload::Offload;
+use crate::pools::Pools;
 use crate::serving::Serving;
 use crate::stats::CoreStatistics;
 use parking_lot::{Mutex, RwLock};
@@ -41,7 +40,6 @@ pub(crate) struct Shared {
     pub(crate) spin: Duration,
     pub(crate) locks: Mutex<Locks>,
     pub(crate) mailboxes: Vec<Mailbox>,
-    pub(crate) offload: Offload,
     pub(crate) pools: Pools,
     pub(crate) boot_epoch: u32,
     /// Number of the socket for clients on this machine that came by TCP; zero: none.
@@ -336,7 +334,7 @@ impl Core {
         let driver = CoreDriver {
             reactor: &mut self.reactor,
             late: &mut self.late,
-            offload: &self.shared.offload,
+            pools: &self.shared.pools,
             mailbox: &self.mailbox,
         };
         (&mut self.engine, driver)

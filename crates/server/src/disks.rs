@@ -2,6 +2,7 @@
 
 use crate::config::{DiskExport, DiskKind};
 use parking_lot::RwLock;
+use std::cell::Cell;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use towline_block::Disk;
 use towline_nbd::{Catalogue, Offer};
 use towline_store::BlockStore;
-use towline_store::block::{CacheMode, DelayStore, FileDisk, MemoryDisk, StripeDisk};
+use towline_store::block::{CacheMode, DelayStore, FileDisk, ForeignDisk, MemoryDisk, StripeDisk};
 
 /// The metadata contexts of every disk: what is allocated, and what was written since the server
 /// began to serve it, under a name that qemu takes for a dirty bitmap.
@@ -101,13 +102,15 @@ impl Disks {
 }
 
 fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
+    let may_hang = Cell::new(false);
     let file = |path: &Path, mode: CacheMode| -> io::Result<Arc<dyn BlockStore>> {
         match FileDisk::open(path, mode, export.read_only) {
             Ok(disk) => {
                 if let Some(kind) = disk.foreign()? {
-                    log::warn!(
-                        "disk \"{}\": {} is on {kind}, which may hang; cores that ask it wait as \
-                         long, and their clients with them",
+                    may_hang.set(true);
+                    log::info!(
+                        "disk \"{}\": {} is on {kind}, which may hang: threads of its own carry out \
+                         its requests",
                         export.name,
                         path.display()
                     );
@@ -123,7 +126,7 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
             Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
         }
     };
-    Ok(match &export.kind {
+    let (store, description): (Arc<dyn BlockStore>, _) = match &export.kind {
         DiskKind::File(path, mode) => {
             let (store, mode) = (file(path, *mode)?, mode_name(*mode));
             let members = store.layout().map_or(String::new(), |layout| {
@@ -142,7 +145,8 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
             let memory = MemoryDisk::new(&export.name, *size)?;
             (DelayStore::new(memory, *latency, *bandwidth), "delayed memory".into())
         }
-    })
+    };
+    Ok((if may_hang.get() { ForeignDisk::new(store) } else { store }, description))
 }
 
 fn mode_name(mode: CacheMode) -> &'static str {

@@ -1,5 +1,5 @@
-//! Requests to stores that may hang: carried out by threads that may wait, of which each such store
-//! has its own, so that nobody waits for a file system but those who use it.
+//! Requests to stores that may hang: carried out by the threads of their store that may wait, so
+//! that nobody waits for a file system but those who use it.
 //!
 //! The request itself goes to the thread and comes back by mail; while it is away nothing of it is
 //! in its session but its slot, which is busy. What such a store has open is closed there, too.
@@ -7,9 +7,8 @@
 use crate::core::{Core, Shared, elapsed_ns};
 use crate::grants::{Grant, Running, Served};
 use crate::mailbox::Mail;
-use crate::offload::{Job, Offload};
-use parking_lot::Mutex;
-use std::sync::{Arc, Weak};
+use crate::offload::Job;
+use std::sync::Arc;
 use std::time::Instant;
 use towline_session::files::{SharedFiles, Table};
 use towline_session::{Context, Step};
@@ -19,26 +18,6 @@ type Store = Arc<dyn FileStore>;
 
 /// Bytes of a core's buffers that may hold data for such stores: half of all.
 pub(crate) const SHARE_OF_BUFFERS: u64 = 2;
-
-/// The threads of each store that may hang.
-#[derive(Default)]
-pub(crate) struct Pools(Mutex<Vec<(Weak<dyn FileStore>, Offload)>>);
-
-impl Pools {
-    fn of(&self, store: &Store) -> Offload {
-        let mut pools = self.0.lock();
-        let same = |known: &Weak<dyn FileStore>| {
-            std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(store)) && known.strong_count() > 0
-        };
-        if let Some((_, pool)) = pools.iter().find(|(known, _)| same(known)) {
-            return pool.clone();
-        }
-        pools.retain(|(known, _)| known.strong_count() > 0);
-        let pool = Offload::default();
-        pools.push((Arc::downgrade(store), pool.clone()));
-        pool
-    }
-}
 
 /// What is to be done of a request elsewhere.
 pub(crate) enum Task {
@@ -90,7 +69,7 @@ impl Errand {
                 let mut context = Context { files, exports: &shared.exports, caller, session };
                 loop {
                     match compound.run(&mut context) {
-                        Step::Block(work, _) => compound.unblocked(work()),
+                        Step::Block(_, work, _) => compound.unblocked(work()),
                         step => break Outcome::Stopped(step),
                     }
                 }
@@ -129,7 +108,7 @@ impl Core {
         let Some(served) = self.sessions.get_mut(&errand.session) else { return };
         served.away.push(errand.store.clone());
         let (shared, files) = (self.shared.clone(), served.session.files.clone());
-        let pool = self.shared.pools.of(&errand.store);
+        let pool = self.shared.pools.files.of(&errand.store);
         let work = move || Some(Mail::Returned(errand.carry_out(&shared, &files)));
         pool.run(Job { work: Box::new(work), reply_to: self.mailbox.clone() });
     }
@@ -185,6 +164,6 @@ impl Core {
             drop(what);
             None
         });
-        self.shared.pools.of(store).run(Job { work, reply_to: self.mailbox.clone() });
+        self.shared.pools.files.of(store).run(Job { work, reply_to: self.mailbox.clone() });
     }
 }

@@ -24,6 +24,7 @@ mod messages;
 mod native;
 mod nbd;
 mod offload;
+mod pools;
 mod running;
 mod server;
 mod serving;

@@ -72,7 +72,7 @@ impl Core {
                 self.send_elsewhere(session, slot, running, store, Task::Run);
                 return None;
             }
-            Step::Block(work, bytes) => {
+            Step::Block(store, work, bytes) => {
                 let sequence = running.sequence;
                 running.expected = bytes;
                 self.expect(session, |lane| lane.expected += bytes);
@@ -83,7 +83,7 @@ impl Core {
                     Some(Mail::Unblocked { session, slot, sequence, result, took })
                 };
                 let reply_to = self.mailbox.clone();
-                self.shared.offload.run(Job { work: Box::new(work), reply_to });
+                self.shared.pools.files.of(&store).run(Job { work: Box::new(work), reply_to });
             }
             Step::Lock(_, waiter, _)
                 if !served.session.reclaiming && self.shared.grace.holds_up(&waiter) => {}

@@ -3,13 +3,12 @@
 use crate::config::{CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, EngineWish, Export};
 use crate::core::{Core, Protocol, Shared};
 use crate::disks::Disks;
-use crate::elsewhere::Pools;
 use crate::exports::Exports;
 use crate::families::Families;
 use crate::grace::Grace;
 use crate::lanes::random;
 use crate::mailbox::{Mail, Mailbox};
-use crate::offload::Offload;
+use crate::pools::Pools;
 use crate::state_directory::StateDirectory;
 use crate::stats::Statistics;
 use crate::watch::Watch;
@@ -170,7 +169,6 @@ impl Server {
             spin: config.spin,
             locks: Mutex::new(Locks::default()),
             mailboxes: mailboxes.map_err(StartError::System)?,
-            offload: Offload::default(),
             pools: Pools::default(),
             boot_epoch,
             local_socket,

@@ -45,9 +45,9 @@ pub enum Step {
     NeedsData,
     /// Its next operation may wait without end for this store: run on, on a thread that may.
     Elsewhere(Arc<dyn FileStore>),
-    /// Run this on a thread that may block, then [`Compound::unblocked`]. It yields up to so many
-    /// bytes that take memory until they are sent.
-    Block(Blocking, u64),
+    /// Run this, which waits for this store, on a thread that may block, then [`Compound::unblocked`]. It
+    /// yields up to so many bytes that take memory until they are sent.
+    Block(Arc<dyn FileStore>, Blocking, u64),
     /// The lock of this waiter; the driver owns the lock table. Then [`Compound::locked`].
     Lock(FileKey, Waiter, bool),
     /// Look whether a lock is in the way, then [`Compound::tested`].
@@ -293,14 +293,15 @@ impl Compound {
         self.data = data;
     }
 
-    /// Runs work at once, or says that it has to run where it may block.
+    /// Runs work at once, or says that it has to run where it may block, since it waits for this store.
     fn blocking(
         &mut self,
-        may_block: bool,
+        waits_for: Option<Arc<dyn FileStore>>,
         work: impl FnOnce() -> Result<Value, Errno> + Send + 'static,
     ) -> Option<Step> {
-        if may_block {
-            return Some(Step::Block(Box::new(move || BlockingResult { result: work() }), 0));
+        if let Some(store) = waits_for {
+            let work = Box::new(move || BlockingResult { result: work() });
+            return Some(Step::Block(store, work, 0));
         }
         self.unblocked(BlockingResult { result: work() });
         None
@@ -322,4 +323,9 @@ impl Compound {
             Err(errno) => self.fail(errno),
         }
     }
+}
+
+/// The store of an open file, if what takes long there is to be waited for elsewhere.
+fn waiting_store(opened: &Opened) -> Option<Arc<dyn FileStore>> {
+    opened.store.may_block().then(|| opened.store.clone())
 }

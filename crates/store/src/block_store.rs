@@ -121,6 +121,20 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         Ok(self.geometry().size)
     }
 
+    /// The same, and waits for it, where [`BlockStore::may_hang`].
+    ///
+    /// # Errors
+    /// What the kernel says.
+    fn look(&self) -> io::Result<u64> {
+        self.refresh()
+    }
+
+    /// Calls that may wait for a device may wait without end: threads of the disk's own make them, and what they
+    /// keep meanwhile is bounded.
+    fn may_hang(&self) -> bool {
+        false
+    }
+
     /// The members it is made of, if there are several.
     fn layout(&self) -> Option<Layout> {
         None

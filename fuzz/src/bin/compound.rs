@@ -52,7 +52,7 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
                 }
             }
             Step::Elsewhere(_) => panic!("a memory store does not hang"),
-            Step::Block(work, _) => compound.unblocked(work()),
+            Step::Block(_, work, _) => compound.unblocked(work()),
             Step::Lock(file, waiter, wait) => {
                 let outcome = match locks.lock(file, waiter, wait) {
                     Ok(Locked::Done(_)) => Ok(()),

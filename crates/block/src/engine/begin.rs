@@ -1,6 +1,7 @@
 //! Which fragments of reads are begun, and when.
 
 use super::{Engine, Fragment, Kind};
+use crate::memory::Short;
 use crate::request::{Driver, How, Piece, Waiting, Work};
 use crate::slab::Key;
 use crate::ways::{ReadWork, at_once, read_work};
@@ -9,16 +10,17 @@ use std::time::Instant;
 enum Step {
     Goes,
     AllBegun,
-    NoMemory,
+    No(Short),
 }
 
 impl<T: Copy> Engine<T> {
     /// Begins what may be begun: connections take turns, a fragment at a time.
     pub fn pump(&mut self, driver: &mut dyn Driver) {
         self.starved = false;
+        self.unpark();
         while let Some(owner_key) = self.line.pop_front() {
             let Some(owner) = self.owners.get_mut(owner_key) else { continue };
-            let full = owner.is_full(&self.limits);
+            let full = owner.is_full(&self.memory.limits);
             let Some(key) = owner.reads.front().copied().filter(|_| !full) else {
                 owner.in_line = false;
                 continue;
@@ -30,7 +32,13 @@ impl<T: Copy> Engine<T> {
                         owner.reads.pop_front();
                     }
                 }
-                Step::NoMemory => {
+                Step::No(Short::Disk) => {
+                    if let Some(owner) = self.owners.get_mut(owner_key) {
+                        owner.reads.pop_front();
+                        self.parked.push((owner_key, key));
+                    }
+                }
+                Step::No(_) => {
                     self.line.push_front(owner_key);
                     self.starved = true;
                     self.give_up_serial();
@@ -38,6 +46,26 @@ impl<T: Copy> Engine<T> {
                 }
             }
             self.line.push_back(owner_key);
+        }
+    }
+
+    /// Reads of disks that may hang get in line again, where these have given back memory.
+    fn unpark(&mut self) {
+        for (owner, read) in std::mem::take(&mut self.parked) {
+            if !self.may_go_on(read) {
+                self.parked.push((owner, read));
+            } else if let Some(found) = self.owners.get_mut(owner) {
+                found.reads.push_back(read);
+                self.get_in_line(owner);
+            }
+        }
+    }
+
+    /// The disk of this read may have memory.
+    pub(super) fn may_go_on(&self, read: Key) -> bool {
+        match self.requests.get(read).map(|request| &request.kind) {
+            Some(Kind::Read(read)) => self.memory.has_room_for(&read.disk),
+            _ => true,
         }
     }
 
@@ -49,14 +77,19 @@ impl<T: Copy> Engine<T> {
             return Step::AllBegun;
         };
         let owner = self.owners.get(request.owner);
-        let account = owner.filter(|_| !read.serial).map(|owner| owner.held.clone());
+        // What a disk may keep that may hang is counted as its own until it has landed.
+        let counted = !read.serial && !read.disk.store.may_hang();
+        let account = owner.filter(|_| counted).map(|owner| owner.held.clone());
         if read.how == How::Whole {
             rest = read.cursor.rest();
-            let Some(mut buffer) = self.limits.take(rest) else { return Step::NoMemory };
+            let disk = read.disk.clone();
+            let mut buffer = match self.memory.take(&disk, rest) {
+                Ok(buffer) => buffer,
+                Err(short) => return Step::No(short),
+            };
             if let Some(account) = &account {
                 buffer = buffer.charged_to(account);
             }
-            let disk = read.disk.clone();
             let call = move || {
                 let result = disk.store.read(offset, &mut buffer.bytes_mut()[..rest as usize]);
                 (result.map(|()| rest as usize), buffer)
@@ -76,10 +109,13 @@ impl<T: Copy> Engine<T> {
             self.land(key, offset, Ok(piece));
             return if all { Step::AllBegun } else { Step::Goes };
         }
-        let most = read.cursor.fragment(self.limits.fragments.buffer_bytes() as u64);
+        let most = read.cursor.fragment(self.memory.limits.fragments.buffer_bytes() as u64);
         let (disk, how) = (&read.disk, read.how);
-        let work = read_work(&self.limits, disk, offset, most, how, account.as_ref());
-        let Some((work, length)) = work else { return Step::NoMemory };
+        let work = read_work(&mut self.memory, disk, offset, most, how, account.as_ref());
+        let (work, length) = match work {
+            Ok(work) => work,
+            Err(short) => return Step::No(short),
+        };
         read.cursor.advance(length);
         let all = read.cursor.is_done();
         match work {
@@ -130,11 +166,12 @@ impl<T: Copy> Engine<T> {
             read.waiting.push_back(Waiting { offset, landed: None });
         }
         request.disk_since.get_or_insert_with(Instant::now);
-        if let Some(owner) = self.owners.get_mut(request.owner) {
+        let disk = read.disk.clone();
+        if let Some(owner) = self.owners.get_mut(request.owner).filter(|_| !disk.store.may_hang()) {
             owner.in_flight += length;
         }
         let fragment = Fragment { request: key, offset, length, done: 0, lends };
         let token = self.fragments.insert(fragment);
-        driver.begin(token.to_bits(), work);
+        driver.begin(token.to_bits(), &disk, work);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{EIO, Engine, Fragment, Kind, OwnerKey, RequestKey};
 use crate::Disk;
+use crate::memory::Short;
 use crate::request::{Driver, Output, Work, Write};
 use crate::slab::Key;
 use crate::ways::write_work;
@@ -37,14 +38,18 @@ impl<T: Copy> Engine<T> {
         self.add(owner, tag, Kind::Write(write), arrived).map(RequestKey)
     }
 
-    /// A buffer for the next bytes of a write and how many of them go into it; `None` when all
-    /// memory is in use, or all bytes have a buffer. Buffers are filled in the order of their bytes.
-    pub fn room(&mut self, key: RequestKey) -> Option<(PoolBuffer, usize)> {
-        let request = self.requests.get_mut(key.0)?;
-        let Kind::Write(write) = &mut request.kind else { return None };
-        let rest = (write.end - write.placed).min(self.limits.fragments.buffer_bytes() as u64);
+    /// A buffer for the next bytes of a write and how many of them go into it. Buffers are filled in the order
+    /// of their bytes.
+    ///
+    /// # Errors
+    /// There is none now; or all bytes have one.
+    pub fn room(&mut self, key: RequestKey) -> Result<(PoolBuffer, usize), Short> {
+        let request = self.requests.get_mut(key.0).ok_or(Short::Nothing)?;
+        let Kind::Write(write) = &mut request.kind else { return Err(Short::Nothing) };
+        let fragment = self.memory.limits.fragments.buffer_bytes() as u64;
+        let rest = (write.end - write.placed).min(fragment);
         if rest == 0 {
-            return None;
+            return Err(Short::Nothing);
         }
         let rest = write
             .disk
@@ -53,15 +58,15 @@ impl<T: Copy> Engine<T> {
             .map_or(rest, |layout| rest.min(layout.chunk_end(write.placed) - write.placed));
         let place = write.disk.store.locate(write.placed, rest, Direction::Write);
         let length = place.map_or(rest, |place| place.length);
-        let buffer = self.limits.take(length)?;
+        let buffer = self.memory.take(&write.disk, length)?;
         write.placed += length;
-        Some((buffer, length as usize))
+        Ok((buffer, length as usize))
     }
 
     /// Room for the next bytes of a write without a buffer, since the disk is memory that they may be received into: how
     /// many. `None`: it is not, or all bytes have room.
     pub fn room_in_place(&mut self, key: RequestKey) -> Option<usize> {
-        let fragment = self.limits.fragments.buffer_bytes() as u64;
+        let fragment = self.memory.limits.fragments.buffer_bytes() as u64;
         let Kind::Write(write) = &mut self.requests.get_mut(key.0)?.kind else { return None };
         let length = (write.end - write.placed).min(fragment);
         write.disk.store.landing(write.placed, length).filter(|_| length > 0)?;
@@ -145,8 +150,9 @@ impl<T: Copy> Engine<T> {
         request.disk_since.get_or_insert_with(Instant::now);
         let length = length as u64;
         let fragment = Fragment { request: key.0, offset, length, done: 0, lends: false };
+        let disk = write.disk.clone();
         let token = self.fragments.insert(fragment);
-        driver.begin(token.to_bits(), work);
+        driver.begin(token.to_bits(), &disk, work);
     }
 
     /// Tells that a write is over, if it is.

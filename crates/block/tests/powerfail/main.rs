@@ -34,7 +34,7 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
 struct Later(Vec<(u64, Work)>);
 
 impl Driver for Later {
-    fn begin(&mut self, token: u64, work: Work) {
+    fn begin(&mut self, token: u64, _: &Arc<Disk>, work: Work) {
         self.0.push((token, work));
     }
 }
@@ -90,7 +90,7 @@ fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
                         }
                         Ok(Vec::new())
                     };
-                    engine.ask(owner, tag, Box::new(call), now, &mut later);
+                    engine.ask(owner, tag, &disks[connection], Box::new(call), now, &mut later);
                 }
                 Kind::Write(sectors, value, fua) => {
                     let key = engine.write(owner, tag, disk, bytes(&sectors), fua, now).unwrap();
@@ -102,18 +102,18 @@ fn history(seed: u64, mutation: Mutation) -> Result<(), String> {
                         disk.store.trim(range.start, range.end - range.start)?;
                         Ok(Vec::new())
                     };
-                    engine.ask(owner, tag, Box::new(call), now, &mut later);
+                    engine.ask(owner, tag, &disks[connection], Box::new(call), now, &mut later);
                 }
                 Kind::Flush => {
                     let disk = disk.clone();
                     let call = move || disk.flush().map(|()| Vec::new());
-                    engine.ask(owner, tag, Box::new(call), now, &mut later);
+                    engine.ask(owner, tag, &disks[connection], Box::new(call), now, &mut later);
                 }
             }
         } else if choice < 5 && !fillings.is_empty() {
             let at = next() as usize % fillings.len();
             let filling = &mut fillings[at];
-            if let Some((mut buffer, length)) = engine.room(filling.key) {
+            if let Ok((mut buffer, length)) = engine.room(filling.key) {
                 buffer.bytes_mut()[..length]
                     .as_chunks_mut::<8>()
                     .0
@@ -187,9 +187,10 @@ fn read_back(engine: &mut Engine<usize>, owner: OwnerKey, disk: &Arc<Disk>, late
     }
 }
 
-/// How many histories: with `TOWLINE_LONG` many more.
+/// How many histories: with `TOWLINE_LONG`, which is a factor, many more.
 fn histories() -> u64 {
-    if std::env::var_os("TOWLINE_LONG").is_some() { 50_000 } else { 400 }
+    let length = std::env::var("TOWLINE_LONG").ok();
+    length.map_or(400, |length| 8_000 * length.parse::<u64>().expect("TOWLINE_LONG is no number"))
 }
 
 #[test]

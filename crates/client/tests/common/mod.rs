@@ -173,7 +173,7 @@ impl Random {
 pub(crate) fn seed() -> u64 {
     let seed = match std::env::var("TOWLINE_SEED") {
         Ok(text) => text.parse().expect("TOWLINE_SEED is no number"),
-        Err(_) if !long() => 1,
+        Err(_) if long().is_none() => 1,
         Err(_) => {
             let mut bytes = [0; 4];
             rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).unwrap();
@@ -189,9 +189,11 @@ pub(crate) fn skipped(what: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED {what}");
 }
 
-/// True when the tests shall take long and look at more.
-pub(crate) fn long() -> bool {
-    std::env::var_os("TOWLINE_LONG").is_some()
+/// `None` in the fast tier; in the long one, of which `TOWLINE_LONG` is the length, how many times as much
+/// as usual is to be tried.
+pub(crate) fn long() -> Option<u64> {
+    let text = std::env::var("TOWLINE_LONG").ok()?;
+    Some(text.parse().expect("TOWLINE_LONG is no number"))
 }
 
 const CHILD: &str = "TOWLINE_TEST_SERVER";

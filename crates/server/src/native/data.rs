@@ -4,7 +4,7 @@ use super::{Granted, Kind, Writing};
 use crate::core::Core;
 use crate::grants::GRANTS_MAX;
 use std::time::Instant;
-use towline_block::RequestKey;
+use towline_block::{RequestKey, Short};
 use towline_net::Target;
 use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError};
 
@@ -22,10 +22,15 @@ impl Core {
             let Kind::Write(write) = &mut under.kind else { continue };
             if let Some(inline) = write.inline.take() {
                 let (key, filled) = (write.key, write.filled as usize);
-                let Some((mut buffer, length)) = self.engine.room(key) else {
-                    write.inline = Some(inline);
-                    self.disk_grants.push_front((session, slot));
-                    return;
+                let (mut buffer, length) = match self.engine.room(key) {
+                    Ok(room) => room,
+                    Err(short) => {
+                        write.inline = Some(inline);
+                        if self.waits_for_memory(short, (session, slot)) {
+                            return;
+                        }
+                        continue;
+                    }
                 };
                 buffer.bytes_mut()[..length].copy_from_slice(&inline[filled..filled + length]);
                 write.filled += length as u64;
@@ -54,10 +59,12 @@ impl Core {
             let (buffer, length) = match in_place {
                 Some(length) => (None, length),
                 None => match self.engine.room(write.key) {
-                    Some((buffer, length)) => (Some(buffer), length),
-                    None => {
-                        self.disk_grants.push_front((session, slot));
-                        return;
+                    Ok((buffer, length)) => (Some(buffer), length),
+                    Err(short) => {
+                        if self.waits_for_memory(short, (session, slot)) {
+                            return;
+                        }
+                        continue;
                     }
                 },
             };
@@ -75,6 +82,15 @@ impl Core {
             self.dirty.extend(index);
             self.disk_grants.push_back((session, slot));
         }
+    }
+
+    /// A write waits for memory. True: so do all others.
+    fn waits_for_memory(&mut self, short: Short, write: (u64, u16)) -> bool {
+        match short {
+            Short::Disk => self.disk_grants.push_back(write),
+            Short::Memory | Short::Nothing => self.disk_grants.push_front(write),
+        }
+        short != Short::Disk
     }
 
     /// Where data of a write to a disk goes, of which `done` bytes have come; `None`: nowhere.

@@ -256,7 +256,7 @@ impl Core {
         self.note(arrived, disk, kind);
         let ticket = Ticket::Native(arrived.tag(owner));
         let (engine, mut driver) = self.engine_and_driver();
-        engine.ask(owner, ticket, work, arrived.at, &mut driver);
+        engine.ask(owner, ticket, disk, work, arrived.at, &mut driver);
         Ok(Begun::Goes)
     }
 

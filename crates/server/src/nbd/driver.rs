@@ -1,13 +1,15 @@
 //! How a core does what waits for a device: on its ring, or on a thread that may wait.
 
 use crate::mailbox::{Mail, Mailbox};
-use crate::offload::{Job, Offload};
+use crate::offload::Job;
+use crate::pools::Pools;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 use std::time::Instant;
-use towline_block::{Call, Driver, Work};
+use towline_block::{Call, Disk, Driver, Work};
 use towline_mem::PoolBuffer;
 use towline_reactor::{Reactor, Transfer};
 use towline_store::{Direction, Place};
@@ -43,20 +45,20 @@ impl Eq for Late {}
 pub(crate) struct CoreDriver<'a> {
     pub(crate) reactor: &'a mut Reactor,
     pub(crate) late: &'a mut BinaryHeap<Late>,
-    pub(crate) offload: &'a Offload,
+    pub(crate) pools: &'a Pools,
     pub(crate) mailbox: &'a Mailbox,
 }
 
 impl CoreDriver<'_> {
-    fn on_thread(&self, work: impl FnOnce() -> Mail + Send + 'static) {
+    fn on_thread(&self, disk: &Arc<Disk>, work: impl FnOnce() -> Mail + Send + 'static) {
         let reply_to = self.mailbox.clone();
         let work = || Some(work());
-        self.offload.run(Job { work: Box::new(work), reply_to });
+        self.pools.disks.of(disk).run(Job { work: Box::new(work), reply_to });
     }
 }
 
 impl Driver for CoreDriver<'_> {
-    fn begin(&mut self, token: u64, work: Work) {
+    fn begin(&mut self, token: u64, disk: &Arc<Disk>, work: Work) {
         match work {
             Work::Transfer { place, buffer, direction, durable } => {
                 let write = direction == Direction::Write;
@@ -65,19 +67,19 @@ impl Driver for CoreDriver<'_> {
                 let transfer = Transfer { file, offset, buffer, range, write, durable };
                 // A ring that is full or broken leaves the threads.
                 if let Err(mut transfer) = self.reactor.submit(token, transfer) {
-                    self.on_thread(move || {
+                    self.on_thread(disk, move || {
                         let result = move_bytes(&mut transfer);
                         Mail::Transferred { token, result, buffer: transfer.buffer }
                     });
                 }
             }
-            Work::Call(call) => self.on_thread(move || {
+            Work::Call(call) => self.on_thread(disk, move || {
                 let (result, buffer): (io::Result<usize>, PoolBuffer) = call();
                 Mail::Transferred { token, result, buffer }
             }),
             Work::At(at, call) => self.late.push(Late { at, token, call }),
             Work::Ask(call) => {
-                self.on_thread(move || Mail::Answered { token, result: call() });
+                self.on_thread(disk, move || Mail::Answered { token, result: call() });
             }
         }
     }

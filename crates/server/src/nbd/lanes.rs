@@ -345,7 +345,7 @@ impl Core {
             driver: CoreDriver {
                 reactor: &mut self.reactor,
                 late: &mut self.late,
-                offload: &self.shared.offload,
+                pools: &self.shared.pools,
                 mailbox: &self.mailbox,
             },
             statistics: &self.statistics,
@@ -465,7 +465,8 @@ impl Core {
         self.nbd.ticked = Instant::now();
         self.nbd.ticking = false;
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
-        let memory_is_short = self.is_starving();
+        // Not when some only wait for a disk that hangs.
+        let memory_is_short = self.is_starving() && self.engine.is_out_of_memory();
         for index in 0..self.nbd.lanes.len() {
             let Some(lane) = &self.nbd.lanes[index] else { continue };
             let too_late = match lane.phase {

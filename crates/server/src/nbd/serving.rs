@@ -111,9 +111,10 @@ impl Serving<'_> {
         call: impl FnOnce(&Disk) -> io::Result<Vec<Vec<Status>>> + Send + 'static,
     ) {
         let disk = self.disk.clone();
-        let call = Box::new(move || call(&disk));
+        let asked = disk.clone();
+        let call = Box::new(move || call(&asked));
         let ticket = Ticket::Nbd(tag);
-        self.engine.ask(self.lane.owner, ticket, call, self.arrived, &mut self.driver);
+        self.engine.ask(self.lane.owner, ticket, &disk, call, self.arrived, &mut self.driver);
     }
 
     fn write_zeroes(&mut self, tag: Tag, request: &Request) {
@@ -302,7 +303,7 @@ impl Serving<'_> {
                 let (memory, range) = self.engine.landing(filling.key, most)?;
                 return Some(Target::Shared(memory, range));
             }
-            let (buffer, length) = self.engine.room(filling.key)?;
+            let (buffer, length) = self.engine.room(filling.key).ok()?;
             (filling.buffer, filling.length, filling.filled) = (Some(buffer), length, 0);
         }
         let range = filling.filled..filling.length;

@@ -1,7 +1,7 @@
 //! One operation of a compound: what it does to its session and its store.
 
 use super::names::{Change, Outcome};
-use super::{BlockingResult, Compound, Context, Step, Value};
+use super::{BlockingResult, Compound, Context, Step, Value, waiting_store};
 use crate::files::Opened;
 use crate::locks::{Owner, Waiter};
 use std::sync::Arc;
@@ -133,6 +133,7 @@ impl Compound {
                         // Other reads refer to the page cache, or are small.
                         let direct = opened.flags & open_flag::DIRECT != 0;
                         let copied = if direct { length as u64 } else { 0 };
+                        let store = opened.store.clone();
                         let work = Box::new(move || {
                             let result = match opened.file.read(offset, length, true) {
                                 Ok(ReadOutcome::Ready(data)) => Ok(Value::Read(data)),
@@ -141,7 +142,7 @@ impl Compound {
                             };
                             BlockingResult { result }
                         });
-                        return Ok(Some(Step::Block(work, copied)));
+                        return Ok(Some(Step::Block(store, work, copied)));
                     }
                 }
             }
@@ -224,8 +225,8 @@ impl Compound {
             }
             Request::Sync { handle, kind } => {
                 let opened = self.at(context, handle)?;
-                let may_block = opened.store.may_block();
-                return Ok(self.blocking(may_block, move || match kind {
+                let store = waiting_store(&opened);
+                return Ok(self.blocking(store, move || match kind {
                     sync_kind::DATA => opened.file.sync(false).map(|()| Value::Done),
                     sync_kind::FULL => opened.file.sync(true).map(|()| Value::Done),
                     sync_kind::FILE_SYSTEM => opened.store.sync().map(|()| Value::Done),
@@ -234,8 +235,8 @@ impl Compound {
             }
             Request::Allocate { handle, mode, offset, length } => {
                 let opened = self.writable_at(context, handle)?;
-                let may_block = opened.store.may_block();
-                return Ok(self.blocking(may_block, move || {
+                let store = waiting_store(&opened);
+                return Ok(self.blocking(store, move || {
                     opened.file.allocate(mode, offset, length).map(|()| Value::Done)
                 }));
             }
@@ -250,7 +251,8 @@ impl Compound {
                 if to.flags & open_flag::APPEND != 0 {
                     return Err(Errno::EBADF); // it cannot be written elsewhere than at its end
                 }
-                return Ok(self.blocking(true, move || {
+                let store = from.store.clone();
+                return Ok(self.blocking(Some(store), move || {
                     from.store
                         .copy_range(&*from.file, offset, &*to.file, new_offset, length)
                         .map(Value::Number)

@@ -1,7 +1,7 @@
 //! The write of a compound: from its request, or fragment by fragment from a transfer.
 
 use super::append::{Appended, Failure, append, write_again};
-use super::{Compound, Context, Step, Value};
+use super::{Compound, Context, Step, Value, waiting_store};
 use crate::files::Opened;
 use std::sync::Arc;
 use towline_store::FileStore;
@@ -108,11 +108,12 @@ impl Compound {
             return Ok(Some(Step::NeedsData));
         }
         const WAITS: u32 = open_flag::DIRECT | open_flag::DATA_SYNC | open_flag::FULL_SYNC;
-        let may_block = opened.store.may_block() && (sync || opened.flags & WAITS != 0);
+        let waits = sync || opened.flags & WAITS != 0;
+        let store = waiting_store(&opened).filter(|_| waits);
         let data = std::mem::take(&mut self.payload);
         debug_assert_eq!(data.len(), length as usize, "checked when the request came");
         let draft = if is_append { self.draft() } else { None };
-        Ok(self.blocking(may_block, move || {
+        Ok(self.blocking(store, move || {
             let written = if is_append {
                 append(&opened, &data, draft).and_then(|appended| match appended {
                     Appended::Now(count, at) => Ok((count, at)),

@@ -4,6 +4,7 @@ mod continuity;
 mod delay;
 mod fiemap;
 mod file;
+mod foreign;
 mod members;
 mod memory;
 mod populate;
@@ -11,6 +12,7 @@ mod stripe;
 
 pub use delay::DelayStore;
 pub use file::{CacheMode, FileDisk};
+pub use foreign::ForeignDisk;
 pub use memory::MemoryDisk;
 pub use stripe::StripeDisk;
 

@@ -1,0 +1,134 @@
+//! A directory on a file system that hangs: others go on, though all are served by one core; the server can be
+//! stopped; and what was asked is answered when it goes on.
+
+use crate::world::{
+    CREATE, LONG, LOOKS, Mounted, Serving, WRITE, begin, connect, in_time, wait_until, work_on,
+};
+use rustix::process::Signal;
+use std::fs;
+use towline_client::Errno;
+
+#[test]
+fn those_who_do_not_use_a_file_system_that_hangs_go_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(mounted) = Mounted::new(directory.path()) else { return };
+    let local = directory.path().join("local");
+    fs::create_dir(&local).unwrap();
+    fs::write(mounted.point.join("known"), vec![1; 100_000]).unwrap();
+    let mut serving = Serving::new(1, "--dir", [("hangs", &mounted.point), ("local", &local)], &[]);
+    assert!(serving.said.contains("\"hangs\" has files on fuse"), "{}", serving.said);
+    assert!(!serving.said.contains("\"local\" has files"), "{}", serving.said);
+    let port = serving.port;
+
+    // All is well while it does not hang.
+    let writer = connect(port, false);
+    let hangs = writer.attach(b"hangs").unwrap();
+    let file = hangs.open(b"known", WRITE, 0).unwrap();
+    let mut found = vec![0; 200_000];
+    assert_eq!(file.read_at(&mut found, 0).unwrap(), 100_000);
+    assert!(found[..100_000].iter().all(|byte| *byte == 1));
+    assert_eq!(hangs.stat_path(b"missing", true).unwrap_err().errno(), Errno::ENOENT);
+    // A session that will end while it has something open there.
+    let leaving = connect(port, false);
+    let open = leaving.attach(b"hangs").unwrap().open(b"known", WRITE, 0).unwrap();
+    open.write_at(b"left", 150_000).unwrap();
+
+    mounted.hang();
+    let looks: Vec<_> = (0..LOOKS)
+        .map(|number| {
+            begin(move || {
+                let client = connect(port, number % 2 == 0);
+                let root = client.attach(b"hangs").unwrap();
+                root.stat_path(format!("never-{number}").as_bytes(), true).map_err(|e| e.errno())
+            })
+        })
+        .collect();
+    let data: Vec<u8> = (0..LONG).map(|at| (at / 1000) as u8).collect();
+    let written = {
+        let data = data.clone();
+        begin(move || (file.write_at(&data, 0).map_err(|e| e.errno()), file))
+    };
+    let listed = begin(move || {
+        let root = connect(port, false).attach(b"hangs").unwrap();
+        root.list_all(true).unwrap().len()
+    });
+    let left = begin(move || drop((open, leaving)));
+
+    for nearest in [false, true] {
+        let other = begin(move || work_on(&connect(port, nearest), "other"));
+        in_time(&other, "another session");
+    }
+    in_time(&left, "a session that ends");
+    // The very session that has requests there as well.
+    let same = begin(move || {
+        work_on(&writer, "same");
+        writer
+    });
+    let writer = in_time(&same, "the same session");
+    for look in &looks {
+        assert!(look.try_recv().is_err(), "answered, though the file system hangs");
+    }
+    assert!(written.try_recv().is_err() && listed.try_recv().is_err());
+
+    // Everything that waited is answered.
+    mounted.go_on();
+    for look in &looks {
+        assert_eq!(in_time(look, "a look at a name").err(), Some(Errno::ENOENT));
+    }
+    let (count, file) = in_time(&written, "a write");
+    assert_eq!(count.unwrap(), LONG);
+    let read = begin(move || {
+        let mut found = vec![0; LONG];
+        assert_eq!(file.read_at(&mut found, 0).unwrap(), LONG);
+        file.close().unwrap();
+        found
+    });
+    assert!(in_time(&read, "a read") == data);
+    assert!(in_time(&listed, "a list") >= 2);
+
+    // It can be stopped while requests hang.
+    mounted.hang();
+    let stopped = begin(move || connect(port, false).attach(b"hangs").err().map(|e| e.errno()));
+    in_time(&begin(move || work_on(&writer, "last")), "others, once more");
+    serving.process.signal(Signal::TERM);
+    wait_until("the server has ended", || serving.process.0.try_wait().unwrap().is_some());
+    assert!(serving.process.0.wait().unwrap().success());
+    let refused = in_time(&stopped, "a request to a server that is gone");
+    assert!(refused.is_some(), "answered by nobody");
+}
+
+#[test]
+fn a_file_system_mounted_later_holds_up_nobody_else_either() {
+    let directory = tempfile::tempdir().unwrap();
+    let (tree, local) = (directory.path().join("tree"), directory.path().join("local"));
+    fs::create_dir_all(&tree).unwrap();
+    fs::create_dir(&local).unwrap();
+    let serving = Serving::new(1, "--dir", [("tree", &tree), ("local", &local)], &[]);
+    assert!(!serving.said.contains("has files on"), "{}", serving.said);
+    let port = serving.port;
+    // Open before, and of use after.
+    let early = connect(port, false);
+    let root = early.attach(b"tree").unwrap();
+    let file = root.open(b"early", WRITE | CREATE, 0o600).unwrap();
+
+    let Some(mounted) = Mounted::new(&tree) else { return };
+    serving.says("\"tree\" has files on fuse");
+    file.write_at(b"still here", 0).unwrap();
+    fs::write(mounted.point.join("known"), b"known").unwrap();
+    assert_eq!(root.stat_path(b"mounted/known", true).unwrap().size, 5);
+
+    mounted.hang();
+    let look = begin(move || {
+        let root = connect(port, false).attach(b"tree").unwrap();
+        root.stat_path(b"mounted/never", true).map_err(|e| e.errno())
+    });
+    for nearest in [false, true] {
+        let other = begin(move || work_on(&connect(port, nearest), "other"));
+        in_time(&other, "another session");
+    }
+    let same = begin(move || work_on(&early, "same"));
+    in_time(&same, "a session from before");
+    assert!(look.try_recv().is_err(), "answered, though the file system hangs");
+    mounted.go_on();
+    assert_eq!(in_time(&look, "a look at a name").err(), Some(Errno::ENOENT));
+}
