@@ -158,6 +158,11 @@ fn streams_behave() {
 }
 
 #[test]
+fn large_mappings_that_are_stored_to_behave() {
+    same("stored.c", &[]);
+}
+
+#[test]
 fn large_mappings_behave() {
     same("mapped.c", &[]);
 }

@@ -79,14 +79,16 @@ fn ended(mut child: Child) -> (std::process::ExitStatus, String, String) {
     }
 }
 
-/// Bytes that the server has sent, by whatever way.
-fn sent(world: &World) -> u64 {
+/// The sum of some counters of the server.
+fn counted(world: &World, names: &[&str]) -> u64 {
     let told: serde_json::Value =
         serde_json::from_str(&text(&["stats", "--json", &world.url("")])).unwrap();
-    ["bytes_sent_copied", "bytes_sent_file", "bytes_sent_in_place", "bytes_lent"]
-        .iter()
-        .map(|name| told["counters"][name].as_u64().unwrap())
-        .sum()
+    names.iter().map(|name| told["counters"][name].as_u64().unwrap()).sum()
+}
+
+/// Bytes that the server has sent, by whatever way.
+fn sent(world: &World) -> u64 {
+    counted(world, &["bytes_sent_copied", "bytes_sent_file", "bytes_sent_in_place", "bytes_lent"])
 }
 
 #[test]
@@ -126,6 +128,56 @@ print('done')
         let moved = sent(&world) - before;
         assert!(moved > 2 * 16 * 4096, "{kind}: {moved} bytes cannot be all");
         assert!(moved < LENGTH / 64, "{kind}: {moved} bytes were moved");
+    }
+}
+
+#[test]
+fn few_pages_of_a_large_file_are_stored_to() {
+    if !possible() {
+        return;
+    }
+    let world = World::new();
+    let path = world.local("served/big");
+    big(&path);
+    for (round, transport) in ["tcp", "unix"].into_iter().enumerate() {
+        let read = sent(&world);
+        let received = || counted(&world, &["bytes_received"]);
+        let before = received();
+        let script = r"
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+m = mmap.mmap(fd, 0)
+os.close(fd)
+assert len(m) == 1 << 30
+m[5 << 20] = m[5 << 20] + 1
+if os.fork() == 0:
+    m[700 << 20] = m[700 << 20] + 2
+    os._exit(0)
+assert os.wait()[1] == 0
+m.flush()
+assert m[700 << 20] > 1
+m[900 << 20] = m[900 << 20] + 3
+resident = [line for line in open('/proc/self/status') if line.startswith('VmRSS')][0]
+assert int(resident.split()[1]) < 100 << 10, resident
+print('done')
+";
+        let (status, said, complaint) = ended(python(&world.through(transport, "dir"), script));
+        assert_eq!(said, "done\n", "{transport}: {status}: {complaint}");
+        let (read, written) = (sent(&world) - read, received() - before);
+        assert!(read > 3 * 4096, "{transport}: {read} bytes cannot be all");
+        assert!(read < LENGTH / 256, "{transport}: {read} bytes were read");
+        assert!(written > 3 * 4096, "{transport}: {written} bytes cannot be all");
+        assert!(written < LENGTH / 8192, "{transport}: {written} bytes were written");
+        let file = fs::File::open(&path).unwrap();
+        let times = round as u8 + 1;
+        for (place, wanted) in [(5, times), (700, 2 * times), (900, 3 * times), (6, 0)] {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, place << 20).unwrap();
+            assert_eq!(byte[0], wanted, "{transport}: at {place} MiB");
+        }
+        // Holes stay holes.
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(&path).unwrap());
+        assert!(blocks < 2 << 10, "{blocks} blocks");
     }
 }
 

@@ -45,9 +45,20 @@ impl Memory {
         Ok(Self { path, file })
     }
 
-    /// Notes that pages are there.
-    fn read_in(&self, offset: u64, length: usize) -> io::Result<()> {
-        self.file.write_all_at(&vec![1; length / PAGE], offset / PAGE_BYTES)
+    /// Notes that pages are there, which were read as `data`. To be done in the turn of their filling.
+    fn read_in(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut keeps = [0];
+        self.file.read_exact_at(&mut keeps, memory::KEEPS_AT)?;
+        if keeps[0] != 0 {
+            let mut known = vec![0; data.len()];
+            self.file.read_exact_at(&mut known, memory::ORIGINALS_AT + offset)?;
+            // Holes stay holes.
+            for run in memory::changed(data, &known) {
+                let at = memory::ORIGINALS_AT + offset + run.start as u64;
+                self.file.write_all_at(&data[run], at)?;
+            }
+        }
+        self.file.write_all_at(&vec![1; data.len() / PAGE], offset / PAGE_BYTES)
     }
 }
 
@@ -380,6 +391,9 @@ fn fill(
         let next = end.min(done + piece);
         let error = match userfault::copy(userfault, at, &buffer[done..next]) {
             Ok(count) => {
+                if let Some(memory) = &range.memory {
+                    memory.read_in(offset + done as u64, &buffer[done..done + count])?;
+                }
                 done += count;
                 continue;
             }
@@ -402,9 +416,6 @@ fn fill(
             _ if at > page => break,
             _ => return Err(error),
         }
-    }
-    if let Some(memory) = &range.memory {
-        memory.read_in(offset, done)?;
     }
     Ok(start..start + done as u64)
 }

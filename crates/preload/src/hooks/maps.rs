@@ -1,17 +1,17 @@
 //! Mappings of remote files. Large ones are read page by page when they are touched, where that is
 //! possible (`touched.rs`); else the bytes are read when the file is mapped. Shared mappings of a file are
-//! one piece of memory for all processes of the run (`shared.rs`). A writable one is compared with what
-//! was read, and its changed pages are written at `msync`, `munmap`, `fsync`, `close`, `exec`, the end of
-//! the program, and before this process reads the file. What processes of the run change by other calls
-//! reaches the shared memory at once.
+//! one piece of memory for all processes of the run (`shared.rs`). Of writable ones pages are compared with
+//! what was read, and what changed is written at `msync`, `munmap`, `fsync`, `close`, `exec`, the end of
+//! the program, and before this process reads that part of the file. What processes of the run change by
+//! other calls reaches the shared memory at once.
 
-use super::shared::{self, Shared};
+use super::shared::{self, Handle, Shared};
 use super::touched::{self, Wish, whole_pages};
 use crate::descriptors::{self, Open};
-use crate::guard::{checked, finish, inside};
+use crate::guard::{checked, finish, inside, system_call};
 use crate::{demand, remote};
 use libc::{c_int, c_void, off64_t, size_t};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 pub(crate) const PAGE: usize = 4096;
@@ -25,41 +25,24 @@ pub(super) struct Map {
     pub(super) offset: i64,
     /// As it was last set.
     pub(super) protection: c_int,
-    /// A part of it may not be readable.
-    pub(super) is_guarded: bool,
     /// It is read when it is touched.
     pub(super) is_touched: bool,
-    /// Of a shared one that may become writable: see [`Written::handle`].
+    /// Of a shared one that may become writable: by it changes are written.
     pub(super) handle: Option<Arc<Handle>>,
-    /// Of a writable one.
-    pub(super) written: Option<Written>,
+    /// The program's own handle of the file, which the pager holds open.
+    pub(super) lent: u64,
+    /// Of a child of a fork: the process that has the same mapping, and writes what changes there.
+    pub(super) parent: Option<c_int>,
+    /// The program may have stored to it.
+    pub(super) is_written: bool,
     /// Of a shared one: held as long as it is mapped, one for all mappings of a file.
     pub(super) shared: Option<Arc<Shared>>,
 }
 
-/// An open file of our own: the program may close its descriptor at once.
-pub(super) struct Handle {
-    mount: usize,
-    number: u64,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        if let Ok(client) = remote::client(self.mount) {
-            client.close_handle(self.number);
-        }
-    }
-}
-
-/// What it takes to write a mapping back.
-pub(super) struct Written {
-    pub(super) handle: Arc<Handle>,
-    /// What the file held when last read or written.
-    pub(super) known: Vec<u8>,
-}
-
 pub(super) static MAPS: Mutex<Vec<Map>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The process that makes a child, as the child may outlive it from the first moment on.
+static FORKING: AtomicI32 = AtomicI32::new(0);
 
 /// One more.
 pub(super) fn added() {
@@ -144,77 +127,82 @@ unsafe fn map(
     if open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFREG {
         return Err(libc::ENODEV);
     }
-    let open_protection = protection | libc::PROT_READ | libc::PROT_WRITE;
+    let length = whole_pages(length);
     let shared = is_shared.then(|| shared_of(open)).transpose()?;
-    let is_wanted = touched::is_wanted(length, flags) && !writes;
+    let handle = (is_shared && access == libc::O_RDWR)
+        .then(|| Handle::of(open).map(Arc::new))
+        .transpose()?;
     let wish = Wish {
         at,
-        length: whole_pages(length),
+        length,
         protection,
         flags,
         file: (open, fd),
         offset,
         shared: shared.as_ref().map(|(shared, _)| &**shared),
     };
+    let is_wanted = touched::is_wanted(length, flags);
     if is_wanted {
         write_back_file(open);
     }
     let touched = if is_wanted { prepare_and_map(&wish, &shared) } else { Err(libc::ENOTSUP) };
     let is_touched = touched.is_ok();
-    let (mapped, shared) = match (touched, shared) {
-        (Ok(mapped), shared) => (mapped, shared.map(|(shared, _)| shared)),
+    let mapped = match (touched, &shared) {
+        (Ok(mapped), _) => mapped,
         (_, Some((shared, is_new))) => {
-            (shared.map(at, length, flags, (open, offset), is_new)?, Some(shared))
-        }
-        (_, None) => {
-            let flags = flags | libc::MAP_ANONYMOUS;
-            // SAFETY: as the program says.
-            let mapped = unsafe { plain(at, length, open_protection, flags, -1, 0) };
+            shared.read_in(open, (offset, length), *is_new)?;
+            let mapped = shared.place(at, length, protection, flags, offset);
             if mapped == libc::MAP_FAILED {
                 return Err(crate::guard::errno());
             }
-            // SAFETY: just mapped, readable and writable.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), length) };
-            if let Err(error) = remote::read_at(open, bytes, offset) {
-                unmap(mapped, length);
-                return Err(error);
-            }
-            (mapped, None)
+            mapped
         }
+        (_, None) => map_private(&wish)?,
     };
-    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    let inode = open.entry.inode.load(Ordering::Relaxed);
-    // By the open file itself, which may have no name any more.
-    let handle = (is_shared && access == libc::O_RDWR)
-        .then(|| {
-            remote::with(open, |file| {
-                file.open(b"", libc::O_RDWR as u32, 0).map(towline_client::File::into_handle)
-            })
-        })
-        .transpose()?
-        .map(|number| Arc::new(Handle { mount, number }));
     let mut map = Map {
         at: mapped as usize,
-        length: if is_touched { whole_pages(length) } else { length },
-        mount,
-        inode,
+        length,
+        mount: open.entry.mount.load(Ordering::Relaxed) as usize,
+        inode: open.entry.inode.load(Ordering::Relaxed),
         offset,
         protection,
-        is_guarded: false,
         is_touched,
         handle,
-        written: None,
-        shared,
+        lent: open.entry.handle.load(Ordering::Relaxed),
+        parent: None,
+        is_written: false,
+        shared: shared.map(|(shared, _)| shared),
     };
-    if writes {
-        map.begin_writing()?;
+    // Nobody has stored to it yet, as nobody knows of it.
+    if writes && let Err(error) = map.begin_writing() {
+        map.end();
+        unmap(mapped, length);
+        return Err(error);
     }
     MAPS.lock().map_err(|_| libc::EIO)?.push(map);
     added();
-    if !writes && !is_touched && protection != open_protection {
+    Ok(mapped)
+}
+
+/// Memory of this process, into which the file is read.
+fn map_private(wish: &Wish<'_>) -> Result<*mut c_void, i32> {
+    let Wish { at, length, protection, flags, file: (open, _), offset, .. } = *wish;
+    let (flags, all) = (flags | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: as the program says.
+    let mapped = unsafe { plain(at, length, protection | all, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
+        return Err(crate::guard::errno());
+    }
+    // SAFETY: just mapped, readable and writable.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), length) };
+    let read = remote::read_at(open, bytes, offset).and_then(|_| {
         let arguments = [mapped as usize, length, protection as usize, 0, 0, 0];
         // SAFETY: just mapped.
-        unsafe { checked(libc::SYS_mprotect, arguments) }?;
+        unsafe { checked(libc::SYS_mprotect, arguments) }
+    });
+    if let Err(error) = read {
+        unmap(mapped, length);
+        return Err(error);
     }
     Ok(mapped)
 }
@@ -250,42 +238,34 @@ fn replacing(at: usize, length: usize) -> Result<(), i32> {
 /// Writes back what mappings in these addresses changed, and takes them off the list.
 fn forget(maps: &mut Vec<Map>, from: usize, to: usize) -> Result<(), i32> {
     touched::cut(maps, from, to);
-    for map in maps.iter_mut().filter(|map| map.at < to && from < map.at + map.length) {
-        map.write_back()?;
+    let mut written = Ok(());
+    for map in maps.iter().filter(|map| map.is_in(from, to)) {
+        written = written.and(map.write_back_all());
     }
-    // Of one that is unmapped in part, the rest is written back at its beginning only.
-    maps.retain_mut(|map| {
-        let gone = map.at >= from && map.at < to;
+    maps.retain(|map| {
+        let gone = map.is_in(from, to);
         if gone {
             map.end();
             removed();
-        } else if map.at < from && from < map.at + map.length {
-            map.length = from - map.at;
-            if let Some(written) = &mut map.written {
-                written.known.truncate(map.length);
-            }
         }
         !gone
     });
-    Ok(())
+    written
 }
 
 impl Map {
+    /// True where a part of it lies in these addresses.
+    fn is_in(&self, from: usize, to: usize) -> bool {
+        self.at < to && from < self.at + self.length
+    }
+
     /// From now on what changes is written back.
     fn begin_writing(&mut self) -> Result<(), i32> {
-        if self.written.is_some() {
-            return Ok(());
+        if !self.is_written {
+            self.handle.as_ref().ok_or(libc::EACCES)?;
+            self.shared.as_ref().ok_or(libc::EIO)?.keep_originals()?;
+            self.is_written = true;
         }
-        let handle = self.handle.clone().ok_or(libc::EACCES)?;
-        if self.is_touched {
-            let size =
-                remote::with_handle(self.mount, handle.number, towline_client::File::stat)?.size;
-            touched::read_all(self, size)?;
-            self.is_guarded = true;
-        }
-        let mut known = vec![0; self.length];
-        self.shared.as_ref().ok_or(libc::EIO)?.read(self.offset, &mut known)?;
-        self.written = Some(Written { handle, known });
         Ok(())
     }
 
@@ -297,54 +277,20 @@ impl Map {
         }
     }
 
-    /// Writes the pages that changed, as far as the file reaches.
-    fn write_back(&mut self) -> Result<(), i32> {
-        let Some(Written { handle, known }) = &mut self.written else { return Ok(()) };
-        let is_guarded = self.is_guarded;
-        // SAFETY: mapped until it is taken off the list; the program may write meanwhile, as it may
-        // with any mapping: then it is the next time that this is seen.
-        let now = || unsafe { std::slice::from_raw_parts(self.at as *const u8, known.len()) };
-        if !is_guarded && now() == known.as_slice() {
+    /// Writes the pages in these addresses that changed, as far as the file reaches.
+    fn write_back(&self, from: usize, to: usize) -> Result<(), i32> {
+        let (from, to) = (from.max(self.at) / PAGE * PAGE, to.min(self.at + self.length));
+        if !self.is_written || from >= to {
             return Ok(());
         }
-        let size = remote::with_handle(self.mount, handle.number, towline_client::File::stat)?.size;
-        let end = (size as i64).saturating_sub(self.offset).clamp(0, known.len() as i64);
-        // So that an older page of one process does not overtake a newer one of another.
+        let handle = self.handle.as_ref().ok_or(libc::EIO)?;
         let shared = self.shared.as_ref().ok_or(libc::EIO)?;
-        let _turn = shared.turn()?;
-        // SAFETY: mapped until it is taken off the list; the program may write meanwhile, as it may
-        // with any mapping, so pages are copied before they are compared.
-        let now = self.at as *const u8;
-        let mut page = [0u8; PAGE];
-        for start in (0..end as usize).step_by(PAGE) {
-            let length = PAGE.min(end as usize - start);
-            if is_guarded {
-                shared.read(self.offset + start as i64, &mut page[..length])?;
-            } else {
-                // SAFETY: within the mapping, which is at least as long as what was read into it.
-                unsafe { std::ptr::copy_nonoverlapping(now.add(start), page.as_mut_ptr(), length) };
-            }
-            let known = &mut known[start..start + length];
-            if known != &page[..length] {
-                let at = (self.offset + start as i64) as u64;
-                let data = &page[..length];
-                remote::with_handle(self.mount, handle.number, |file| file.write_at(data, at))?;
-                known.copy_from_slice(data);
-            }
-        }
-        Ok(())
+        shared.write_back(handle, (self.offset + (from - self.at) as i64, to - from))
     }
 
-    /// The part of what is known that these bytes of the file are, and where it begins in them.
-    fn overlap(&mut self, offset: i64, length: usize) -> Option<(&mut [u8], usize)> {
-        let known = &mut self.written.as_mut()?.known;
-        let start = offset.max(self.offset);
-        let end = offset.saturating_add(length as i64).min(self.offset + known.len() as i64);
-        if start >= end {
-            return None;
-        }
-        let part = &mut known[(start - self.offset) as usize..(end - self.offset) as usize];
-        Some((part, (start - offset) as usize))
+    /// [`Map::write_back`] of all of it.
+    fn write_back_all(&self) -> Result<(), i32> {
+        self.write_back(self.at, self.at + self.length)
     }
 
     fn is_of(&self, open: Open) -> bool {
@@ -378,11 +324,10 @@ pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int
     let allowed = with_maps((), |maps| {
         // So that each has one protection, for a child to take over.
         touched::cut(maps, from, to);
-        for map in maps.iter_mut().filter(|map| map.at < to && from < map.at + map.length) {
+        for map in maps.iter_mut().filter(|map| map.is_in(from, to)) {
             if map.shared.is_some() && protection & libc::PROT_WRITE != 0 {
                 map.begin_writing()?;
             }
-            map.is_guarded |= protection & libc::PROT_READ == 0;
             map.protection = protection;
         }
         Ok(())
@@ -397,9 +342,7 @@ pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int
 pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
     let forgets = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE);
-    let is_private = |map: &Map| {
-        map.at < to && from < map.at + map.length && map.shared.is_none() && !map.is_touched
-    };
+    let is_private = |map: &Map| map.is_in(from, to) && map.shared.is_none() && !map.is_touched;
     let keeps = forgets && with_maps(false, |maps| Ok(maps.iter().any(is_private))) == Ok(true);
     if keeps {
         return 0;
@@ -417,32 +360,44 @@ pub(crate) unsafe fn mremap(
     to: *mut c_void,
 ) -> *mut c_void {
     let (from, end) = (at as usize, (at as usize).saturating_add(old.max(1)));
-    let is_in = |map: &Map| map.at < end && from < map.at + map.length;
     let arguments = [from, old, new, flags as usize, to as usize, 0];
     let remap = || {
         // SAFETY: as the program says.
         unsafe { checked(libc::SYS_mremap, arguments) }
     };
     let grows = new.div_ceil(PAGE) > old.div_ceil(PAGE);
+    if flags & libc::MREMAP_FIXED != 0 {
+        let _ = replacing(to as usize, new);
+    }
     let ours = with_maps(None, |maps| {
-        for map in maps.iter_mut().filter(|map| is_in(map)) {
-            map.write_back()?;
+        for map in maps.iter().filter(|map| map.is_in(from, end)) {
+            map.write_back_all()?;
         }
-        let Some(first) = maps.iter().find(|map| is_in(map)) else { return Ok(None) };
+        let Some(first) = maps.iter().find(|map| map.is_in(from, end)) else { return Ok(None) };
         if first.is_touched {
             return touched::resize(maps, (from, old), new, remap).map(|now| Some(Ok(now)));
+        }
+        // A second mapping of the same memory.
+        if old == 0 {
+            return Err(libc::EINVAL);
         }
         if grows {
             return first.growth(from, old, new).map(|growth| Some(Err(growth)));
         }
+        touched::cut(maps, from, end);
         let now = remap()?;
-        for map in maps.iter_mut().filter(|map| is_in(map)) {
-            map.at = map.at - from + now;
-            map.length = map.length.min(new);
-            if let Some(written) = &mut map.written {
-                written.known.truncate(new);
+        maps.retain_mut(|map| {
+            if !map.is_in(from, end) {
+                return true;
             }
-        }
+            let (before, length) = (map.at - from, whole_pages(new));
+            map.at = now + before;
+            map.length = map.length.min(length.saturating_sub(before));
+            if map.length == 0 {
+                removed();
+            }
+            map.length > 0
+        });
         Ok(Some(Ok(now)))
     });
     let ours = ours.and_then(|ours| match ours {
@@ -478,12 +433,10 @@ impl Growth {
     /// Reads it: into the memory of a shared mapping, else into what is given. To be done without
     /// the lock of the mappings, as reading writes back what they changed.
     fn read(&self) -> Result<Vec<u8>, i32> {
-        let at = (self.open, self.offset);
         if let Some(shared) = &self.shared {
-            let extra =
-                shared.map(std::ptr::null_mut(), self.added, libc::MAP_SHARED, at, false)?;
-            unmap(extra, self.added);
-            return Ok(Vec::new());
+            return shared
+                .read_in(self.open, (self.offset, self.added), false)
+                .map(|()| Vec::new());
         }
         let mut bytes = vec![0; self.added];
         remote::read_at(self.open, &mut bytes, self.offset)?;
@@ -494,16 +447,15 @@ impl Growth {
 impl Map {
     /// What making it longer takes. It has to be the whole mapping, and the file still open.
     fn growth(&self, from: usize, old: usize, new: usize) -> Result<Growth, i32> {
-        let pages = |bytes: usize| bytes.div_ceil(PAGE) * PAGE;
-        if from != self.at || pages(old) != pages(self.length) {
+        if from != self.at || whole_pages(old) != self.length {
             return Err(libc::EFAULT);
         }
         let mut opened = descriptors::all(0, u32::MAX).map(|(_, open)| open);
         let open = opened.find(|open| self.is_of(*open) && remote::check_readable(*open).is_ok());
         Ok(Growth {
             open: open.ok_or(libc::ENOMEM)?,
-            offset: self.offset + pages(old) as i64,
-            added: pages(new) - pages(old),
+            offset: self.offset + self.length as i64,
+            added: whole_pages(new) - self.length,
             shared: self.shared.clone(),
         })
     }
@@ -527,13 +479,7 @@ impl Map {
                 checked(libc::SYS_mprotect, [place, bytes.len(), as_ever, 0, 0, 0])?;
             }
         }
-        (self.at, self.length) = (now, new);
-        if let Some(written) = &mut self.written {
-            let known = written.known.len();
-            written.known.resize(new, 0);
-            let shared = self.shared.as_ref().ok_or(libc::EIO)?;
-            shared.read(self.offset + known as i64, &mut written.known[known..])?;
-        }
+        (self.at, self.length) = (now, whole_pages(new));
         Ok(now)
     }
 }
@@ -542,8 +488,8 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
     let ours = with_maps(false, |maps| {
         let mut found = false;
-        for map in maps.iter_mut().filter(|map| map.at < to && from < map.at + map.length) {
-            map.write_back()?;
+        for map in maps.iter().filter(|map| map.is_in(from, to)) {
+            map.write_back(from, to)?;
             found = true;
         }
         Ok(found)
@@ -563,9 +509,18 @@ pub(crate) unsafe fn msync(at: *mut c_void, length: size_t, flags: c_int) -> c_i
 
 /// Writes what mappings of a file changed.
 pub(crate) fn write_back_file(open: Open) {
+    write_back_part(open, 0, usize::MAX >> 1);
+}
+
+/// Writes what mappings of a file changed in so many bytes from this offset on.
+pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) {
     let _ = with_maps((), |maps| {
-        for map in maps.iter_mut().filter(|map| map.is_of(open)) {
-            map.write_back()?;
+        let (start, end) = (offset as i64, (offset as i64).saturating_add(length as i64));
+        for map in maps.iter().filter(|map| map.is_of(open)) {
+            let place = |offset: i64| {
+                map.at + offset.saturating_sub(map.offset).clamp(0, map.length as i64) as usize
+            };
+            map.write_back(place(start), place(end))?;
         }
         Ok(())
     });
@@ -582,13 +537,10 @@ pub(crate) fn wrote(open: Open, offset: i64, data: &[u8]) {
         return;
     }
     let _ = with_maps((), |maps| {
-        for map in maps.iter_mut().filter(|map| map.is_of(open)) {
+        for map in maps.iter().filter(|map| map.is_of(open)) {
             if map.is_touched && map.shared.is_some() {
                 // What was touched when the file was shorter.
                 touched::forget(map, offset, offset.saturating_add(data.len() as i64));
-            }
-            if let Some((known, from)) = map.overlap(offset, data.len()) {
-                known.copy_from_slice(&data[from..from + known.len()]);
             }
         }
         Ok(())
@@ -604,12 +556,9 @@ pub(crate) fn resized(open: Open, before: u64, now: u64) {
     }
     let from = before.min(now) as i64;
     let _ = with_maps((), |maps| {
-        for map in maps.iter_mut().filter(|map| map.is_of(open)) {
+        for map in maps.iter().filter(|map| map.is_of(open)) {
             if map.is_touched {
                 touched::forget(map, from, i64::MAX);
-            }
-            if let Some((known, _)) = map.overlap(from, usize::MAX >> 1) {
-                known.fill(0);
             }
         }
         Ok(())
@@ -626,17 +575,6 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
     }
     write_back_file(open);
     let result = call()?;
-    let read = with_maps((), |maps| {
-        for map in maps.iter_mut().filter(|map| map.is_of(open)) {
-            let Some(Written { handle, known }) = &mut map.written else { continue };
-            let at = map.offset as u64;
-            let read =
-                remote::with_handle(map.mount, handle.number, |file| file.read_at(known, at))?;
-            known[read..].fill(0);
-        }
-        Ok(())
-    });
-    read?;
     let _ = inside(|| Shared::existing(open)?.read_anew(open));
     Ok(result)
 }
@@ -650,26 +588,38 @@ pub(crate) fn closing(fd: c_int) {
     }
 }
 
-/// Writes what all mappings changed.
+/// Writes what all mappings changed; those that a parent has, too, only when it has ended.
 pub(crate) fn write_back_all() {
     let _ = with_maps((), |maps| {
-        for map in maps {
-            map.write_back()?;
+        // SAFETY: it only tells a number.
+        let parent = unsafe { system_call(libc::SYS_getppid, [0; 6]) } as c_int;
+        for map in maps.iter().filter(|map| map.parent != Some(parent)) {
+            map.write_back_all()?;
         }
         Ok(())
     });
 }
 
-/// In the child of a fork: what it changes in mappings it inherited is written back by its parent. It
-/// keeps those that are still to be filled.
+/// Before a fork.
+pub(super) fn before_fork() {
+    FORKING.store(crate::process::id() as c_int, Ordering::Relaxed);
+}
+
+/// In the child of a fork, which keeps the mappings that are still to be filled. What it stores to the
+/// others is written back by its parent.
 pub(crate) fn disown() {
     COUNT.store(0, Ordering::Release);
     if let Ok(mut maps) = MAPS.try_lock() {
+        let parent = FORKING.load(Ordering::Relaxed);
         let all = std::mem::take(&mut *maps).into_iter();
         let (mut touched, others): (Vec<Map>, Vec<Map>) = all.partition(|map| map.is_touched);
         std::mem::forget(others);
         for map in &mut touched {
-            std::mem::forget((map.handle.take(), map.written.take()));
+            if map.handle.is_some() {
+                let lent = Arc::new(Handle::lent(map.mount, map.lent));
+                std::mem::forget(map.handle.replace(lent));
+            }
+            map.parent = Some(parent);
         }
         COUNT.store(touched.len(), Ordering::Release);
         *maps = touched;

@@ -1,13 +1,17 @@
 //! The memory behind shared mappings of remote files: for each file that is mapped a file in the run's
-//! directory, which all processes of the run map (`instance::memory`).
+//! directory, which all processes of the run map (`instance::memory`). We never touch mappings of it
+//! ourselves: a page that is missing would be waited for, perhaps by who is to fill it.
 
-use super::maps::{PAGE, plain, unmap};
+use super::maps::{PAGE, plain};
 use crate::descriptors::{self, Open};
 use crate::guard::checked;
 use crate::remote;
 use libc::{c_int, c_void, off64_t, size_t};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard};
+use towline_client::File;
 use towline_instance::memory::{self, Turn};
 
 /// True once a process of the run has made a shared mapping.
@@ -15,16 +19,78 @@ pub(crate) fn is_any() -> bool {
     crate::start::state().is_some_and(|state| state.mapped().load(Ordering::Acquire) != 0)
 }
 
-/// The memory that stands for a file in all processes of the run: a file whose first part tells,
-/// with a byte for each page, what was read. It stays locked while somebody maps it; the first who
-/// does reads anew.
+/// The memory that stands for a file in all processes of the run. It stays locked while somebody maps
+/// it; the first who does reads anew.
 pub(crate) struct Shared {
     fd: c_int,
     mount: usize,
     inode: u64,
+    /// Of the thread that has the turn.
+    mine: Mutex<()>,
 }
 
 const PAGES_AT: i64 = memory::PAGES_AT as i64;
+const ORIGINALS_AT: i64 = memory::ORIGINALS_AT as i64;
+/// Bytes of the longest file that has room.
+const LENGTH_MAX: usize = memory::PAGES_MAX as usize * PAGE;
+/// Pages that are read or compared at once.
+const AT_ONCE: usize = 256;
+
+/// The runs of pages of a kind, at most [`AT_ONCE`] in each.
+fn runs(known: &[u8], kind: impl Fn(u8) -> bool + Copy) -> impl Iterator<Item = Range<usize>> {
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        let start = next + known[next..].iter().position(|known| kind(*known))?;
+        let length = known[start..].iter().take(AT_ONCE).take_while(|known| kind(**known)).count();
+        next = start + length;
+        Some(start..next)
+    })
+}
+
+/// An open file by which mappings are written back: the program may close its descriptor at once.
+pub(super) struct Handle {
+    mount: usize,
+    number: u64,
+    /// It is open as long as the mapping is filled; who filled it closes it.
+    is_lent: bool,
+}
+
+impl Handle {
+    /// One of our own for the open file itself, which may have no name any more.
+    pub(super) fn of(open: Open) -> Result<Self, i32> {
+        let again = |file: &File| file.open(b"", libc::O_RDWR as u32, 0).map(File::into_handle);
+        let number = remote::with(open, again)?;
+        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+        Ok(Self { mount, number, is_lent: false })
+    }
+
+    /// That of the file which the pager holds open.
+    pub(super) fn lent(mount: usize, number: u64) -> Self {
+        Self { mount, number, is_lent: true }
+    }
+
+    fn size(&self) -> Result<u64, i32> {
+        remote::with_handle(self.mount, self.number, File::stat).map(|attr| attr.size)
+    }
+
+    fn write(&self, data: &[u8], at: u64) -> Result<(), i32> {
+        let write = |file: &File| file.write_at(data, at);
+        match remote::with_handle(self.mount, self.number, write)? {
+            count if count < data.len() => Err(libc::ENOSPC),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.is_lent
+            && let Ok(client) = remote::client(self.mount)
+        {
+            client.close_handle(self.number);
+        }
+    }
+}
 
 impl Shared {
     /// Made where it is not there yet.
@@ -71,7 +137,7 @@ impl Shared {
             let moved = [fd, libc::F_DUPFD_CLOEXEC as usize, first, 0, 0, 0];
             let own = checked(libc::SYS_fcntl, moved);
             checked(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
-            own.map(|fd| Self { fd: fd as c_int, mount, inode })
+            own.map(|fd| Self { fd: fd as c_int, mount, inode, mine: Mutex::new(()) })
         }
     }
 
@@ -80,13 +146,13 @@ impl Shared {
         unsafe { checked(number, [self.fd as usize, a, b, c, 0, 0]) }
     }
 
-    /// Bytes of the memory, from this offset of the file on; what is beyond its end is zero.
-    pub(crate) fn read(&self, offset: off64_t, to: &mut [u8]) -> Result<(), i32> {
+    /// Bytes of a part; what is beyond the end is zero.
+    fn get(&self, part: i64, at: usize, to: &mut [u8]) -> Result<(), i32> {
         let mut done = 0;
         while done < to.len() {
-            let (rest, at) = (&mut to[done..], PAGES_AT + offset + done as i64);
+            let (rest, from) = (&mut to[done..], part as usize + at + done);
             let count =
-                self.call(libc::SYS_pread64, rest.as_mut_ptr() as usize, rest.len(), at as usize)?;
+                self.call(libc::SYS_pread64, rest.as_mut_ptr() as usize, rest.len(), from)?;
             if count == 0 {
                 rest.fill(0);
                 break;
@@ -96,68 +162,58 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until no other process reads it in or writes it back.
-    pub(crate) fn turn(&self) -> Result<Turn<'_>, i32> {
-        // SAFETY: ours, and open as long as this lives.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
-        Turn::take(fd).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    /// Changes bytes of a part.
+    fn put(&self, part: i64, at: usize, bytes: &[u8]) -> Result<(), i32> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let (rest, to) = (&bytes[done..], part as usize + at + done);
+            done += self.call(libc::SYS_pwrite64, rest.as_ptr() as usize, rest.len(), to)?;
+        }
+        Ok(())
     }
 
-    pub(crate) fn map(
+    /// Waits until nobody else reads it in or writes it back.
+    fn turn(&self) -> Result<(MutexGuard<'_, ()>, Turn<'_>), i32> {
+        // The turn is that of the opening, which threads share.
+        let mine = self.mine.lock().map_err(|_| libc::EIO)?;
+        // SAFETY: ours, and open as long as this lives.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        let turn = Turn::take(fd).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
+        Ok((mine, turn))
+    }
+
+    /// Reads in what nobody has read yet of a mapping that begins. What remains is [`Shared::place`].
+    pub(super) fn read_in(
         &self,
-        at: *mut c_void,
-        length: size_t,
-        flags: c_int,
-        (open, offset): (Open, off64_t),
+        open: Open,
+        (offset, length): (off64_t, usize),
         is_new: bool,
-    ) -> Result<*mut c_void, i32> {
+    ) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let pages = length.div_ceil(PAGE);
+        self.prepare(offset, length, is_new)?;
+        let keeps = self.keeps_originals()?;
         let first = offset as usize / PAGE;
-        self.prepare(offset, pages * PAGE, is_new)?;
-        let mapped = self.place(at, length, libc::PROT_READ | libc::PROT_WRITE, flags, offset);
-        if mapped == libc::MAP_FAILED {
-            return Err(crate::guard::errno());
-        }
-        let bytes = mapped.cast::<u8>();
-        let mut known = vec![0u8; pages];
-        let (list, at) = (known.as_mut_ptr() as usize, first);
-        if let Err(error) = self.call(libc::SYS_pread64, list, pages, at) {
-            unmap(mapped, length);
-            return Err(error);
-        }
-        // Runs of pages that nobody has read yet.
-        let mut page = 0;
-        while page < pages {
-            let run = known[page..].iter().take_while(|known| **known == 0).count();
-            if run == 0 {
-                page += 1;
-                continue;
-            }
-            let from = page * PAGE;
+        let known = self.known(first, length.div_ceil(PAGE))?;
+        let mut bytes = vec![0; AT_ONCE.min(known.len()) * PAGE];
+        for run in runs(&known, |known| known == 0) {
             // Whole pages: what is behind the end of the file reads as zeros.
-            let count = run * PAGE;
-            // SAFETY: within the mapping, which ends with a page.
-            let target = unsafe { std::slice::from_raw_parts_mut(bytes.add(from), count) };
-            match remote::with(open, |file| file.read_at(target, (offset + from as i64) as u64)) {
-                Ok(read) => target[read..].fill(0),
-                Err(error) => {
-                    unmap(mapped, length);
-                    return Err(error);
-                }
+            let (bytes, at) = (&mut bytes[..run.len() * PAGE], (first + run.start) * PAGE);
+            let read = remote::with(open, |file| file.read_at(bytes, at as u64))?;
+            bytes[read..].fill(0);
+            self.put(PAGES_AT, at, bytes)?;
+            if keeps {
+                self.put(ORIGINALS_AT, at, bytes)?;
             }
-            known[page..page + run].fill(1);
-            page += run;
+            self.put(0, first + run.start, &vec![1; run.len()])?;
         }
-        self.call(libc::SYS_pwrite64, known.as_ptr() as usize, pages, first)?;
-        Ok(mapped)
+        Ok(())
     }
 
     /// Makes room for a mapping of so many bytes from this offset of the file on. The first one of a
     /// process (`is_new`) notes that it has one, and finds nothing read when it is the first of all.
     fn prepare(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
         let end = (offset as usize).checked_add(length).ok_or(libc::EOVERFLOW)?;
-        if end / PAGE > PAGES_AT as usize {
+        if end > LENGTH_MAX {
             return Err(libc::EFBIG);
         }
         if is_new
@@ -174,7 +230,7 @@ impl Shared {
         Ok(())
     }
 
-    /// As [`Shared::map`], for what is read when it is touched: what remains is [`Shared::place`].
+    /// As [`Shared::read_in`], for what is read when it is touched: what remains is [`Shared::place`].
     pub(super) fn begin(&self, offset: off64_t, length: usize, is_new: bool) -> Result<(), i32> {
         let _turn = self.turn()?;
         self.prepare(offset, length, is_new)
@@ -200,24 +256,83 @@ impl Shared {
 
     /// Which of so many pages from this one on were read: a byte for each.
     fn known(&self, first: usize, pages: usize) -> Result<Vec<u8>, i32> {
-        let mut known = vec![0u8; pages.min((PAGES_AT as usize).saturating_sub(first))];
-        let read = self.call(libc::SYS_pread64, known.as_mut_ptr() as usize, known.len(), first)?;
-        known.truncate(read);
+        let mut known = vec![0u8; pages.min((memory::PAGES_MAX as usize).saturating_sub(first))];
+        self.get(0, first, &mut known)?;
         Ok(known)
+    }
+
+    fn keeps_originals(&self) -> Result<bool, i32> {
+        let mut keeps = [0];
+        self.get(0, memory::KEEPS_AT as usize, &mut keeps)?;
+        Ok(keeps[0] != 0)
+    }
+
+    /// From now on somebody may store to pages: their originals are kept.
+    pub(super) fn keep_originals(&self) -> Result<(), i32> {
+        let _turn = self.turn()?;
+        if self.keeps_originals()? {
+            return Ok(());
+        }
+        let known = self.known(0, self.pages()?)?;
+        let mut bytes = vec![0; AT_ONCE.min(known.len()) * PAGE];
+        for run in runs(&known, |known| known != 0) {
+            let (bytes, at) = (&mut bytes[..run.len() * PAGE], run.start * PAGE);
+            self.get(PAGES_AT, at, bytes)?;
+            self.put(ORIGINALS_AT, at, bytes)?;
+        }
+        self.put(0, memory::KEEPS_AT as usize, &[1])
+    }
+
+    /// Writes what was stored to so many bytes from this offset on, as far as the file reaches.
+    pub(super) fn write_back(
+        &self,
+        file: &Handle,
+        (offset, length): (i64, usize),
+    ) -> Result<(), i32> {
+        // So that an older page of one process does not overtake a newer one of another.
+        let _turn = self.turn()?;
+        let first = offset as usize / PAGE;
+        let known = self.known(first, length.div_ceil(PAGE))?;
+        let room = AT_ONCE.min(known.len()) * PAGE;
+        let (mut now, mut was) = (vec![0; room], vec![0; room]);
+        let mut size = None;
+        for run in runs(&known, |known| known != 0) {
+            let (length, at) = (run.len() * PAGE, (first + run.start) * PAGE);
+            let (now, was) = (&mut now[..length], &mut was[..length]);
+            self.get(PAGES_AT, at, now)?;
+            self.get(ORIGINALS_AT, at, was)?;
+            if now == was {
+                continue;
+            }
+            let size = match size {
+                Some(size) => size,
+                None => *size.insert(file.size()?),
+            };
+            let end = size.saturating_sub(at as u64).min(length as u64) as usize;
+            for changed in memory::changed(&now[..end], &was[..end]) {
+                let at = at + changed.start;
+                let data = &now[changed];
+                file.write(data, at as u64)?;
+                self.put(ORIGINALS_AT, at, data)?;
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of the file are these now.
     pub(crate) fn write(&self, offset: i64, data: &[u8]) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let first = offset as usize / PAGE;
-        let pages = (offset as usize + data.len()).div_ceil(PAGE) - first;
-        for (page, known) in self.known(first, pages)?.into_iter().enumerate() {
-            let start = ((first + page) * PAGE).max(offset as usize);
-            let end = ((first + page + 1) * PAGE).min(offset as usize + data.len());
-            if known != 0 && start < end {
-                let part = &data[start - offset as usize..end - offset as usize];
-                let at = PAGES_AT as usize + start;
-                self.call(libc::SYS_pwrite64, part.as_ptr() as usize, part.len(), at)?;
+        let keeps = self.keeps_originals()?;
+        let (start, end) = (offset as usize, offset as usize + data.len());
+        let first = start / PAGE;
+        let known = self.known(first, end.div_ceil(PAGE) - first)?;
+        for run in runs(&known, |known| known != 0) {
+            let from = start.max((first + run.start) * PAGE);
+            let to = end.min((first + run.end) * PAGE);
+            let part = &data[from - start..to - start];
+            self.put(PAGES_AT, from, part)?;
+            if keeps {
+                self.put(ORIGINALS_AT, from, part)?;
             }
         }
         Ok(())
@@ -226,33 +341,49 @@ impl Shared {
     /// All bytes from here on are zero now.
     pub(crate) fn clear(&self, from: i64) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        let from = PAGES_AT as usize + from as usize;
-        let rest = (i64::MAX as usize).saturating_sub(from);
-        self.call(libc::SYS_fallocate, mode as usize, from, rest).map(drop)
-    }
-
-    /// Reads all pages anew that were read before.
-    pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
-        const AT_ONCE: usize = 64;
-        let _turn = self.turn()?;
-        let end = self.length()?.saturating_sub(PAGES_AT as usize).div_ceil(PAGE);
-        let mut bytes = vec![0u8; AT_ONCE * PAGE];
-        for first in (0..end).step_by(AT_ONCE) {
-            let known = self.known(first, AT_ONCE.min(end - first))?;
-            if known.iter().all(|known| *known == 0) {
-                continue;
-            }
-            let at = (first * PAGE) as u64;
-            let read = remote::with(open, |file| file.read_at(&mut bytes, at))?;
-            bytes[read..].fill(0);
-            for (page, _) in known.iter().enumerate().filter(|(_, known)| **known != 0) {
-                let part = &bytes[page * PAGE..][..PAGE];
-                let to = PAGES_AT as usize + (first + page) * PAGE;
-                self.call(libc::SYS_pwrite64, part.as_ptr() as usize, PAGE, to)?;
+        let from = (from as usize).min(LENGTH_MAX);
+        for part in [PAGES_AT, ORIGINALS_AT] {
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            let rest = LENGTH_MAX - from;
+            if rest > 0 {
+                self.call(libc::SYS_fallocate, mode as usize, part as usize + from, rest)?;
             }
         }
         Ok(())
+    }
+
+    /// Reads all pages anew that were read before. What was stored and is not written back stays.
+    pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
+        let _turn = self.turn()?;
+        let keeps = self.keeps_originals()?;
+        let known = self.known(0, self.pages()?)?;
+        let room = AT_ONCE.min(known.len()) * PAGE;
+        let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
+        for run in runs(&known, |known| known != 0) {
+            let (length, at) = (run.len() * PAGE, run.start * PAGE);
+            let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
+            let read = remote::with(open, |file| file.read_at(new, at as u64))?;
+            new[read..].fill(0);
+            if !keeps {
+                self.put(PAGES_AT, at, new)?;
+                continue;
+            }
+            self.get(PAGES_AT, at, now)?;
+            self.get(ORIGINALS_AT, at, was)?;
+            for changed in memory::changed(now, was) {
+                new[changed.clone()].copy_from_slice(&now[changed]);
+            }
+            for changed in memory::changed(new, now) {
+                self.put(PAGES_AT, at + changed.start, &new[changed.clone()])?;
+                self.put(ORIGINALS_AT, at + changed.start, &new[changed])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Pages that the memory has room for.
+    fn pages(&self) -> Result<usize, i32> {
+        Ok(self.length()?.saturating_sub(PAGES_AT as usize) / PAGE)
     }
 
     /// Bytes of the file that it is.

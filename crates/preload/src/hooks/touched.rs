@@ -1,7 +1,7 @@
 //! Mappings whose pages are read when they are touched (`demand.rs`): private ones are memory of this
 //! process, shared ones the memory of all processes of the run (`shared.rs`).
 
-use super::maps::{MAPS, Map, PAGE, Written, plain, unmap};
+use super::maps::{MAPS, Map, PAGE, plain, unmap};
 use super::shared::Shared;
 use crate::demand;
 use crate::descriptors::Open;
@@ -68,7 +68,7 @@ fn protect(at: usize, length: usize, protection: c_int) -> Result<(), i32> {
 
 /// Makes two of each mapping that goes on at this address.
 fn split(maps: &mut Vec<Map>, at: usize) {
-    let goes_on = |map: &Map| map.is_touched && map.at < at && at < map.at + map.length;
+    let goes_on = |map: &Map| map.at < at && at < map.at + map.length;
     if let Some(map) = maps.iter_mut().find(|map| goes_on(map)) {
         let length = at - map.at;
         let rest = Map {
@@ -77,10 +77,6 @@ fn split(maps: &mut Vec<Map>, at: usize) {
             offset: map.offset + length as i64,
             shared: map.shared.clone(),
             handle: map.handle.clone(),
-            written: map.written.as_mut().map(|written| Written {
-                handle: written.handle.clone(),
-                known: written.known.split_off(length),
-            }),
             ..*map
         };
         map.length = length;
@@ -110,33 +106,12 @@ pub(super) fn resize(
     cut(maps, from, from + old);
     let map = maps.iter_mut().find(|map| map.at == from && map.length == old);
     let map = map.ok_or(libc::EFAULT)?;
-    if let Some(written) = &mut map.written {
-        // More of it would have to be read first.
-        if new > old {
-            return Err(libc::ENOMEM);
-        }
-        written.known.truncate(new);
-    }
     if let Some(shared) = &map.shared {
         shared.reach(map.offset, new)?;
     }
     let now = demand::resize((from, old), new, remap)?;
     (map.at, map.length) = (now, new);
     Ok(now)
-}
-
-/// Reads what is not read yet of a mapping that is about to become writable, whose file is this long:
-/// what changes is found by comparing.
-pub(super) fn read_all(map: &Map, size: u64) -> Result<(), i32> {
-    const MADV_POPULATE_READ: usize = 22;
-    let length = (size as i64).saturating_sub(map.offset).clamp(0, map.length as i64) as usize;
-    if length == 0 {
-        return Ok(());
-    }
-    protect(map.at, map.length, libc::PROT_READ)?;
-    let advice = [map.at, whole_pages(length), MADV_POPULATE_READ, 0, 0, 0];
-    // SAFETY: memory of ours, which it changes nothing in.
-    unsafe { checked(libc::SYS_madvise, advice) }.map(drop)
 }
 
 /// The file has changed from one offset to another, or has no such bytes any more, or has them now: the
@@ -163,8 +138,11 @@ pub(super) fn forget(map: &Map, from: i64, to: i64) {
 pub(crate) fn before_fork() {
     let Ok(maps) = MAPS.try_lock() else { return };
     let mut maps = maps.iter().filter(|map| map.is_touched).peekable();
-    if maps.peek().is_some() && demand::will_fork().is_ok() {
-        set_inherited(maps, true);
+    if maps.peek().is_some() {
+        super::maps::before_fork();
+        if demand::will_fork().is_ok() {
+            set_inherited(maps, true);
+        }
     }
 }
 
