@@ -133,7 +133,7 @@ extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const
 
 extern "C" fn finish() {
     // What never asked a server has nothing to tell it.
-    if run().is_some() && (remote::is_connected() || crate::hooks::maps::is_any()) {
+    if run().is_some() && (remote::is_connected() || crate::hooks::maps::is_any_here()) {
         let _ = guard::inside(|| {
             crate::hooks::maps::write_back_all();
             remote::goodbye();

@@ -177,6 +177,8 @@ hooks! {
     [mmap mmap64] (at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> *mut c_void => maps::mmap;
     [mremap] (at: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void => maps::mremap;
     [mprotect] (at: *mut c_void, length: size_t, protection: c_int) -> c_int => maps::mprotect;
+    [pkey_mprotect] (at: *mut c_void, length: size_t, protection: c_int, key: c_int) -> c_int => maps::pkey_mprotect;
+    [remap_file_pages] (at: *mut c_void, length: size_t, protection: c_int, page: size_t, flags: c_int) -> c_int => maps::remap_file_pages;
     [munmap] (at: *mut c_void, length: size_t) -> c_int => maps::munmap;
     [madvise] (at: *mut c_void, length: size_t, advice: c_int) -> c_int => maps::madvise;
     [msync] (at: *mut c_void, length: size_t, flags: c_int) -> c_int => maps::msync;
@@ -334,6 +336,7 @@ hooks! {
     [lio_listio lio_listio64] (mode: c_int, list: *const *mut aio::Block, count: c_int, event: *mut libc::sigevent) -> c_int => aio::lio_listio;
 
     // The rest
+    [backtrace_symbols_fd __backtrace_symbols_fd] (frames: *const *mut c_void, count: c_int, fd: c_int) -> () => misc::backtrace_symbols_fd;
     [sigaction __sigaction] (signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int => misc::sigaction;
     [signal bsd_signal ssignal] (signal: c_int, handler: usize) -> usize => misc::signal;
     [sysv_signal __sysv_signal] (signal: c_int, handler: usize) -> usize => misc::sysv_signal;

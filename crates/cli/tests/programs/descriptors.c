@@ -1,5 +1,6 @@
 /* Descriptors: their numbers, duplicates, inheritance, passing on, limits, and threads. */
 #include "case.h"
+#include <execinfo.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -603,6 +604,17 @@ static void many_append(void) {
     MUST(unlink("log"));
 }
 
+static void described_calls(void) {
+    void *frames[16];
+    int count = backtrace(frames, 16), fd = MUST(open("f", O_RDWR | O_CREAT, 0644)), lines = 0;
+    backtrace_symbols_fd(frames, count, fd);
+    char text[4096];
+    ssize_t length = pread(fd, text, sizeof text, 0);
+    for (ssize_t i = 0; i < length; i++) lines += text[i] == '\n';
+    say("lines for %d of %d calls", lines, count);
+    MUST(ftruncate(fd, 0));
+}
+
 static const struct test tests[] = {
     {"duplicates", duplicates_share_the_offset},
     {"status-flags", duplicates_share_status_flags},
@@ -625,6 +637,7 @@ static const struct test tests[] = {
     {"handlers", handlers_use_files},
     {"errno", errno_stays},
     {"append", many_append},
+    {"described-calls", described_calls},
     {NULL, NULL},
 };
 

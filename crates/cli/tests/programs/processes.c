@@ -125,7 +125,7 @@ static void spawned(void) {
     posix_spawn_file_actions_addopen(&actions, 7, "made", O_WRONLY | O_CREAT | O_TRUNC, 0640);
     posix_spawn_file_actions_addclose(&actions, 5);
     posix_spawn_file_actions_adddup2(&actions, 6, 8);
-    char *list[] = {"sh", "-c", "head -c 3 <&6 >&7; head -c 2 <&8 >&7; echo >&7; cat <&5 2>&7 || echo closed >&7", NULL};
+    char *list[] = {"sh", "-c", "head -c 3 <&6 >&7; head -c 2 <&8 >&7; echo >&7; { cat <&5; } 2>&7 || echo closed >&7", NULL};
     pid_t pid = 0;
     say("%d", posix_spawn(&pid, "/bin/sh", &actions, NULL, list, environ));
     reap(pid);

@@ -2,6 +2,7 @@
 #include "pattern.h"
 #include <pthread.h>
 #include <setjmp.h>
+#include <sys/syscall.h>
 
 static unsigned char *map(const char *path, long length, int protection, long offset) {
     int fd = MUST(open(path, O_RDWR));
@@ -242,6 +243,20 @@ static void other_calls_and_stores(void) {
     MUST(close(fd));
 }
 
+/* Mapped to be read, made to be stored to by other calls than mprotect of libc. */
+static void made_writable_otherwise(void) {
+    pattern("f", LENGTH);
+    unsigned char *at = map("f", LENGTH, PROT_READ, 0);
+    SAY(pkey_mprotect(at, PAGE, BOTH, -1));
+    memcpy(at, "by a key", 8);
+    SAY(syscall(SYS_mprotect, at + 9 * PAGE, PAGE, BOTH));
+    memcpy(at + 9 * PAGE, "by number", 9);
+    SAY(munmap(at, LENGTH));
+    at_page("f", 0);
+    at_page("f", 9);
+    other_pages("f", 2, (long[]){0, 9});
+}
+
 static sigjmp_buf back;
 static void hit(int signal) { siglongjmp(back, signal); }
 static void store(const char *what, volatile unsigned char *at) {
@@ -306,6 +321,10 @@ static void pieces_and_sizes(void) {
     store("what may not be", at + 105 * PAGE);
     store("beside it", at + 110 * PAGE);
     SAY(mprotect(at + 103 * PAGE, PAGE, PROT_NONE));
+    SAY(pkey_mprotect(at + 120 * PAGE, PAGE, PROT_READ, -1));
+    store("what a key forbids", at + 120 * PAGE);
+    SAY(syscall(SYS_mprotect, at + 120 * PAGE, PAGE, BOTH));
+    store("allowed", at + 120 * PAGE);
     SAY(msync(at + 90 * PAGE, 30 * PAGE, MS_SYNC));
     IN_CHILD({
         store("in a child: what may not be", at + 105 * PAGE);
@@ -316,9 +335,9 @@ static void pieces_and_sizes(void) {
     SAY(madvise(at + 300 * PAGE, 50 * PAGE, MADV_DONTNEED));
     say("%.6s %.6s", at + 300 * PAGE, at + 340 * PAGE);
     SAY(munmap(at, 350 * PAGE));
-    static const long pages[] = {30, 310, 409, 359, 120, 121, 350};
-    for (int i = 0; i < 7; i++) at_page("f", pages[i]);
-    other_pages("f", 7, pages);
+    static const long pages[] = {30, 310, 409, 359, 120, 121, 350, 130};
+    for (int i = 0; i < 8; i++) at_page("f", pages[i]);
+    other_pages("f", 8, pages);
 }
 
 static unsigned char *all;
@@ -379,6 +398,7 @@ int main(int count, char **arguments) {
         {"children-outlive-their-parent", children_outlive_their_parent},
         {"processes-share", processes_share},
         {"other-calls-and-stores", other_calls_and_stores},
+        {"made-writable-otherwise", made_writable_otherwise},
         {"ends-move-and-stores", ends_move_and_stores},
         {"pieces-and-sizes", pieces_and_sizes},
         {"threads-store", threads_store},

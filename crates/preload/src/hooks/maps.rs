@@ -301,7 +301,7 @@ impl Map {
 
 /// Runs `work` with the mappings, if there are any.
 fn with_maps<T>(empty: T, work: impl FnOnce(&mut Vec<Map>) -> Result<T, i32>) -> Result<T, i32> {
-    if COUNT.load(Ordering::Acquire) == 0 {
+    if !is_any_here() {
         return Ok(empty);
     }
     inside(|| work(&mut *MAPS.lock().map_err(|_| libc::EIO)?))
@@ -319,9 +319,9 @@ pub(crate) unsafe fn munmap(at: *mut c_void, length: size_t) -> c_int {
 
 /// What a shared mapping may become is decided by how its file was opened; what is written then is
 /// written back from there on.
-pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int) -> c_int {
+fn will_protect(at: *mut c_void, length: size_t, protection: c_int) -> Result<(), i32> {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
-    let allowed = with_maps((), |maps| {
+    with_maps((), |maps| {
         // So that each has one protection, for a child to take over.
         touched::cut(maps, from, to);
         for map in maps.iter_mut().filter(|map| map.is_in(from, to)) {
@@ -331,16 +331,64 @@ pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int
             map.protection = protection;
         }
         Ok(())
-    });
-    let arguments = [from, length, protection as usize, 0, 0, 0];
+    })
+}
+
+pub(crate) unsafe fn mprotect(at: *mut c_void, length: size_t, protection: c_int) -> c_int {
+    let arguments = [at as usize, length, protection as usize, 0, 0, 0];
+    let allowed = will_protect(at, length, protection);
     // SAFETY: as the program says.
     let done = allowed.and_then(|()| unsafe { checked(libc::SYS_mprotect, arguments) });
     finish(done.map(|_| 0))
 }
 
-/// Of a private mapping the kernel would forget what was read, as it takes it for memory of no file.
+pub(crate) unsafe fn pkey_mprotect(
+    at: *mut c_void,
+    length: size_t,
+    protection: c_int,
+    key: c_int,
+) -> c_int {
+    if key == -1 {
+        // SAFETY: as the program says.
+        return unsafe { mprotect(at, length, protection) };
+    }
+    let arguments = [at as usize, length, protection as usize, key as usize, 0, 0];
+    let allowed = will_protect(at, length, protection);
+    // SAFETY: as the program says.
+    let done = allowed.and_then(|()| unsafe { checked(libc::SYS_pkey_mprotect, arguments) });
+    finish(done.map(|_| 0))
+}
+
+/// Mappings of remote files show their pages in order: the kernel would take the place in the file for
+/// one in our memory. Programs have `mmap` for this since Linux 4.0.
+pub(crate) unsafe fn remap_file_pages(
+    at: *mut c_void,
+    length: size_t,
+    protection: c_int,
+    page: size_t,
+    flags: c_int,
+) -> c_int {
+    let (from, to) = (at as usize, (at as usize).saturating_add(length.max(1)));
+    match with_maps(false, |maps| Ok(maps.iter().any(|map| map.is_in(from, to)))) {
+        Ok(false) => {}
+        ours => return finish(ours.and(Err(libc::EINVAL))),
+    }
+    let arguments = [from, length, protection as usize, page, flags as usize, 0];
+    // SAFETY: as the program says.
+    finish(unsafe { checked(libc::SYS_remap_file_pages, arguments) }.map(|_| 0))
+}
+
+/// Of a private mapping the kernel would forget what was read, as it takes it for memory of no file. Of a
+/// shared one it would make a hole in our memory, not in the file.
 pub(crate) unsafe fn madvise(at: *mut c_void, length: size_t, advice: c_int) -> c_int {
     let (from, to) = (at as usize, (at as usize).saturating_add(length));
+    if advice == libc::MADV_REMOVE {
+        let is_ours = |maps: &mut Vec<Map>| Ok(maps.iter().any(|map| map.is_in(from, to)));
+        match with_maps(false, is_ours) {
+            Ok(false) => {}
+            ours => return finish(ours.and(Err(libc::EOPNOTSUPP))),
+        }
+    }
     let forgets = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE);
     let is_private = |map: &Map| map.is_in(from, to) && map.shared.is_none() && !map.is_touched;
     let keeps = forgets && with_maps(false, |maps| Ok(maps.iter().any(is_private))) == Ok(true);
@@ -528,7 +576,12 @@ pub(crate) fn write_back_part(open: Open, offset: u64, length: usize) {
 
 /// True when this process has a mapping, or any of the run a shared one.
 pub(crate) fn is_any() -> bool {
-    COUNT.load(Ordering::Acquire) > 0 || shared::is_any()
+    is_any_here() || shared::is_any()
+}
+
+/// True when this process has a mapping.
+pub(crate) fn is_any_here() -> bool {
+    COUNT.load(Ordering::Acquire) > 0
 }
 
 /// Bytes were written to a file.
@@ -581,7 +634,7 @@ pub(crate) fn changing<T>(open: Open, call: impl FnOnce() -> Result<T, i32>) -> 
 
 /// A descriptor is about to be closed.
 pub(crate) fn closing(fd: c_int) {
-    if COUNT.load(Ordering::Acquire) > 0
+    if is_any_here()
         && let Some(open) = descriptors::find(fd)
     {
         write_back_file(open);

@@ -5,7 +5,7 @@ use crate::guard::{self, Disposition, finish, inside};
 use crate::handlers;
 use crate::table::real;
 use crate::trap;
-use libc::{c_int, c_uint, c_ulong, mmsghdr, msghdr, ssize_t, timespec};
+use libc::{c_int, c_uint, c_ulong, c_void, mmsghdr, msghdr, ssize_t, timespec};
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     const FICLONE: c_ulong = 0x4004_9409;
@@ -32,6 +32,34 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_
     }
     // SAFETY: as the program says.
     unsafe { real::ioctl(fd, request, argument) }
+}
+
+/// libc writes the lines itself: to a file of ours first. Nothing is allocated, as in libc's own: handlers
+/// of crashes call it.
+pub(crate) unsafe fn backtrace_symbols_fd(frames: *const *mut c_void, count: c_int, fd: c_int) {
+    let Some(open) = descriptors::find(fd) else {
+        // SAFETY: as the program says.
+        return unsafe { real::backtrace_symbols_fd(frames, count, fd) };
+    };
+    let name = c"backtrace".as_ptr() as usize;
+    let create = [name, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
+    // SAFETY: the name ends with a zero byte; the new file is closed again, and used by nobody else.
+    unsafe {
+        let Ok(lines) = guard::checked(libc::SYS_memfd_create, create) else { return };
+        real::backtrace_symbols_fd(frames, count, lines as c_int);
+        let mut text = [0u8; 512];
+        let mut at = 0;
+        while let Ok(read @ 1..) = guard::checked(
+            libc::SYS_pread64,
+            [lines, text.as_mut_ptr() as usize, text.len(), at, 0, 0],
+        ) {
+            at += read;
+            if inside(|| crate::remote::write(open, &text[..read])).is_err() {
+                break;
+            }
+        }
+        let _ = guard::checked(libc::SYS_close, [lines, 0, 0, 0, 0, 0]);
+    }
 }
 
 /// Calls `each` with the descriptors in the control part of a message.

@@ -128,6 +128,10 @@ calls! {
     SYS_flock => Subject::Fd(a), locks::flock(a as _, b as _);
     SYS_mmap => mapped(d, e), maps::mmap(a as _, b, c as _, d as _, e as _, f as _);
     SYS_mremap => Subject::Always, maps::mremap(a as _, b, c, d as _, e as _);
+    SYS_mprotect => of_mappings(), maps::mprotect(a as _, b, c as _);
+    SYS_pkey_mprotect => of_mappings(), maps::pkey_mprotect(a as _, b, c as _, d as _);
+    SYS_remap_file_pages => of_mappings(), maps::remap_file_pages(a as _, b, c as _, d, e as _);
+    SYS_madvise => of_mappings(), maps::madvise(a as _, b, c as _);
     SYS_munmap => Subject::Always, maps::munmap(a as _, b);
     SYS_msync => Subject::Always, maps::msync(a as _, b, c as _);
 
@@ -222,6 +226,11 @@ calls! {
 /// A mapping of a file is decided by its descriptor.
 fn mapped(flags: usize, fd: usize) -> Subject {
     if flags as c_int & libc::MAP_ANONYMOUS == 0 { Subject::Fd(fd) } else { Subject::Never }
+}
+
+/// Memory is ours only where something remote is mapped.
+fn of_mappings() -> Subject {
+    if maps::is_any_here() { Subject::Always } else { Subject::Never }
 }
 
 fn working_directory() -> Subject {
