@@ -225,12 +225,12 @@ impl SendQueue {
     pub(crate) fn advance(&mut self, mut count: u64, counters: &Counters) {
         self.bytes -= count;
         while let Some(front) = self.messages.front_mut() {
-            let here = count.min(front.rest.len());
-            front.rest.advance(here);
-            count -= here;
-            if !front.rest.is_empty() {
+            let whole = front.rest.len();
+            if count < whole {
+                front.rest.advance(count);
                 break;
             }
+            count -= whole;
             self.messages.pop_front();
             Counters::add(&counters.messages_sent, 1);
         }

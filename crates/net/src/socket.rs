@@ -60,17 +60,17 @@ impl Piece {
 /// Sends the pieces without waiting; with `more` the kernel may hold them back for what follows.
 pub(crate) fn send_pieces(fd: BorrowedFd<'_>, pieces: &[Piece], more: bool) -> io::Result<usize> {
     const PIECES_MAX: usize = 64;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
+    if let [piece] = pieces {
+        let address = piece.address.cast();
+        // SAFETY: the piece's memory is alive as `Piece` demands; the kernel only reads it.
+        let sent = unsafe { libc::send(fd.as_raw_fd(), address, piece.length, flags) };
+        return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
+    }
     let mut vectors = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PIECES_MAX];
     let count = pieces.len().min(PIECES_MAX);
     for (vector, piece) in vectors.iter_mut().zip(pieces) {
         *vector = libc::iovec { iov_base: piece.address.cast_mut().cast(), iov_len: piece.length };
-    }
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | if more { libc::MSG_MORE } else { 0 };
-    if count == 1 {
-        // SAFETY: the piece's memory is alive as `Piece` demands; the kernel only reads it.
-        let sent =
-            unsafe { libc::send(fd.as_raw_fd(), vectors[0].iov_base, vectors[0].iov_len, flags) };
-        return usize::try_from(sent).map_err(|_| io::Error::last_os_error());
     }
     // SAFETY: all zero is a valid msghdr: no name, no control data.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };

@@ -4,6 +4,7 @@ use crate::Event;
 use crate::disk::{Finished, Transfer};
 use crate::registered::Registered;
 use crate::send::{Gathered, Sent};
+use foldhash::fast::RandomState;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::collections::HashMap;
 use std::io;
@@ -26,8 +27,8 @@ struct Poll {
 pub(crate) struct Uring {
     ring: IoUring,
     /// Polls by a number of their own: a token may be used again while its old poll is ending.
-    polls: HashMap<u64, Poll>,
-    numbers: HashMap<u64, u64>,
+    polls: HashMap<u64, Poll, RandomState>,
+    numbers: HashMap<u64, u64, RandomState>,
     next: u64,
     /// Polls that the kernel ended by itself and that have to be armed again.
     rearm: Vec<u64>,
@@ -84,8 +85,8 @@ impl Uring {
         let sends_zero_copy = probed && probe.is_supported(opcode::SendMsgZc::CODE);
         Ok(Self {
             ring,
-            polls: HashMap::new(),
-            numbers: HashMap::new(),
+            polls: HashMap::default(),
+            numbers: HashMap::default(),
             next: 0,
             rearm: Vec::new(),
             remove: Vec::new(),

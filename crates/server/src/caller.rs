@@ -1,6 +1,7 @@
 //! On whose behalf a request runs.
 
 use crate::offload::own_caller;
+use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,12 +16,12 @@ pub(crate) struct Callers {
     identity: bool,
     squash_root: bool,
     own: Caller,
-    known: HashMap<(u32, u32), Caller>,
+    known: HashMap<(u32, u32), Caller, RandomState>,
 }
 
 impl Callers {
     pub(crate) fn new(identity: bool, squash_root: bool) -> Self {
-        Self { identity, squash_root, own: own_caller(), known: HashMap::new() }
+        Self { identity, squash_root, own: own_caller(), known: HashMap::default() }
     }
 
     /// The caller for a request that names `uid` and `gid`, on a lane whose peer is `peer`.

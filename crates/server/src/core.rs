@@ -14,6 +14,7 @@ use crate::nbd::{self, Nbd};
 use crate::pools::Pools;
 use crate::serving::Serving;
 use crate::stats::CoreStatistics;
+use foldhash::fast::RandomState;
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io;
@@ -139,7 +140,8 @@ pub(crate) struct Core {
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) free_lanes: Vec<usize>,
     pub(crate) shm_lanes: Vec<usize>,
-    pub(crate) sessions: HashMap<u64, Served>,
+    /// Looked into several times for each request.
+    pub(crate) sessions: HashMap<u64, Served, RandomState>,
     pub(crate) callers: Callers,
     pub(crate) nbd: Nbd,
     /// Moves the bytes of disks, for all fronts.
@@ -202,7 +204,7 @@ impl Core {
             lanes: Vec::new(),
             free_lanes: Vec::new(),
             shm_lanes: Vec::new(),
-            sessions: HashMap::new(),
+            sessions: HashMap::default(),
             callers,
             nbd: Nbd::new(),
             engine: Engine::new(disk_limits),
@@ -345,7 +347,7 @@ impl Core {
             BELL_TOKEN => {
                 self.mailbox.bell.clear();
                 // What waited goes on, and others may have changed things meanwhile.
-                requests_arrived();
+                requests_arrived(Instant::now());
                 for mail in self.mailbox.take() {
                     self.mail(mail, scratch);
                 }
@@ -389,7 +391,7 @@ impl Core {
                 running.stages.disk += took;
                 self.forget_expected(session, &mut running);
                 running.compound.unblocked(result);
-                self.drive(session, slot, running);
+                self.drive(session, slot, running, Instant::now());
             }
             Mail::Returned(back) => self.returned(back),
             Mail::Granted(waiter) => {
@@ -399,7 +401,7 @@ impl Core {
                     return;
                 };
                 running.compound.locked(Ok(()));
-                self.drive(session, waiter.slot, running);
+                self.drive(session, waiter.slot, running, Instant::now());
             }
             Mail::NbdLane(link, over) => self.add_nbd_lane(link, over, scratch),
             Mail::Transferred { token, result, buffer } => {
@@ -409,7 +411,7 @@ impl Core {
             Mail::AskAgain(waiter) => {
                 let session = waiter.session;
                 if let Some(running) = self.take_running(session, waiter.slot, waiter.sequence) {
-                    self.drive(session, waiter.slot, running);
+                    self.drive(session, waiter.slot, running, Instant::now());
                 }
             }
             Mail::Shutdown => self.begin_shutdown(),
@@ -550,7 +552,11 @@ impl Core {
 }
 
 pub(crate) fn elapsed_ns(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    nanoseconds(since.elapsed())
+}
+
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn shm_link(lanes: &[Option<Lane>], index: usize) -> Option<&ShmLink> {

@@ -134,8 +134,9 @@ impl Core {
         }
         match outcome {
             Outcome::Stopped(step) => {
-                if let Some(running) = self.follow(session, slot, running, step) {
-                    self.drive(session, slot, running);
+                let now = Instant::now();
+                if let Some(running) = self.follow(session, slot, running, step, now) {
+                    self.drive(session, slot, running, now);
                 }
             }
             Outcome::Wrote(last) => self.wrote(session, slot, running, last),

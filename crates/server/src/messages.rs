@@ -3,7 +3,7 @@
 use crate::lane::Lane;
 use std::sync::Arc;
 use towline_mem::{Aggregate, Segment};
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, LISTING_BYTES_MAX};
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES, LISTING_BYTES_MAX};
 use towline_wire::{Header, Kind};
 
 /// Largest piece of data that rides in the reply itself. Listings always do.
@@ -18,7 +18,7 @@ fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
 pub(crate) fn send_reply(
     lane: Option<&mut Lane>,
     mut header: Header,
-    results: &[u8],
+    mut results: Vec<u8>,
     mut data: Aggregate,
     is_read: bool,
 ) -> Arc<Vec<u8>> {
@@ -36,7 +36,12 @@ pub(crate) fn send_reply(
         header.offset = offset;
     }
     header.payload_bytes = data.len() as u32;
-    let bytes = Arc::new([&header.to_bytes()[..], results].concat());
+    // In front of them in their own memory, which has room.
+    let length = results.len();
+    results.resize(length + HEADER_BYTES, 0);
+    results.copy_within(..length, HEADER_BYTES);
+    results[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+    let bytes = Arc::new(results);
     let Some(lane) = lane else { return bytes };
     for (head, mut fragment) in fragments {
         let head = head.to_bytes().to_vec();
@@ -45,7 +50,9 @@ pub(crate) fn send_reply(
         lane.out.push(fragment, header.slot, header.sequence);
     }
     let mut message = Aggregate::from_shared(bytes.clone());
-    message.concatenate(data);
+    if !data.is_empty() {
+        message.concatenate(data);
+    }
     lane.out.push(message, header.slot, header.sequence);
     bytes
 }

@@ -1,6 +1,6 @@
 //! Requests under way: driven until they are answered, wait for a lock or a thread, or for data.
 
-use crate::core::{Core, elapsed_ns};
+use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
 use crate::grants::{Grant, Running};
 use crate::lane::Lane;
@@ -27,11 +27,17 @@ impl Core {
         place.take_if(|running| running.sequence == sequence)
     }
 
-    /// Goes on with a request until it is answered or waits.
-    pub(crate) fn drive(&mut self, session: u64, slot: u16, mut running: Box<Running>) {
+    /// Goes on with a request until it is answered or waits. The clock is looked at as seldom as can
+    /// be: `now` is the time of the call.
+    pub(crate) fn drive(
+        &mut self,
+        session: u64,
+        slot: u16,
+        mut running: Box<Running>,
+        mut now: Instant,
+    ) {
         loop {
             let Some(served) = self.sessions.get_mut(&session) else { return };
-            let start = Instant::now();
             let mut files = served.session.files.lock();
             let mut context = Context {
                 files: Table::Held(&mut files),
@@ -41,8 +47,9 @@ impl Core {
             };
             let step = running.compound.run(&mut context);
             drop(files);
-            running.stages.storage += elapsed_ns(start);
-            match self.follow(session, slot, running, step) {
+            let start = std::mem::replace(&mut now, Instant::now());
+            running.stages.storage += nanoseconds(now - start);
+            match self.follow(session, slot, running, step, now) {
                 Some(again) => running = again,
                 None => return,
             }
@@ -57,15 +64,16 @@ impl Core {
         slot: u16,
         mut running: Box<Running>,
         step: Step,
+        now: Instant,
     ) -> Option<Box<Running>> {
         let served = self.sessions.get_mut(&session)?;
         match step {
             Step::Finished => {
-                self.reply(session, slot, running);
+                self.reply(session, slot, &mut running, now);
                 return None;
             }
             Step::NeedsData => {
-                running.data_since = Some(Instant::now());
+                running.data_since = Some(now);
                 self.grant_queue.push_back((session, slot));
             }
             Step::Elsewhere(store) => {
@@ -136,7 +144,7 @@ impl Core {
             // A write that stopped early leaves grants whose data will find no place.
             let unused = std::mem::take(&mut running.grants).len();
             self.expect(session, |lane| lane.granted = lane.granted.saturating_sub(unused));
-            return self.drive(session, slot, running);
+            return self.drive(session, slot, running, Instant::now());
         }
         self.grant_queue.push_back((session, slot));
         if let Some(served) = self.sessions.get_mut(&session) {
@@ -158,14 +166,14 @@ impl Core {
         }
     }
 
-    fn reply(&mut self, session: u64, slot: u16, running: Box<Running>) {
-        let Running { compound, sequence, borrows, arrived, mut stages, .. } = *running;
-        stages.server = elapsed_ns(arrived);
-        self.statistics.record(compound.first_tag(), stages);
+    fn reply(&mut self, session: u64, slot: u16, running: &mut Running, now: Instant) {
+        running.stages.server = nanoseconds(now - running.arrived);
+        let Running { compound, sequence, borrows, stages, .. } = running;
+        self.statistics.record(compound.first_tag(), *stages);
         let is_undecided = compound.is_undecided();
-        let (mut results, mut data, modifies, is_read) = compound.into_reply();
+        let (mut results, mut data, modifies, is_read) = compound.take_reply();
         let Some(served) = self.sessions.get_mut(&session) else { return };
-        let mut header = Header::new(Kind::Reply, slot, sequence);
+        let mut header = Header::new(Kind::Reply, slot, *sequence);
         header.body_bytes = results.len() as u32;
         if is_undecided {
             header.flags |= reply_flag::UNKNOWN;
@@ -175,7 +183,7 @@ impl Core {
         // The request of a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);
         let mut lane = index.and_then(|index| self.lanes.get_mut(index)?.as_mut());
-        if borrows
+        if *borrows
             && is_read
             && !modifies
             && let Some(loans) = lane.as_mut().and_then(|lane| lane.loans.as_mut())
@@ -183,7 +191,7 @@ impl Core {
         {
             data = Aggregate::new();
         }
-        let bytes = send_reply(lane, header, &results, data, is_read);
+        let bytes = send_reply(lane, header, results, data, is_read);
         served.session.slots.answer(slot, remember.then_some(bytes));
         self.dirty.extend(index);
     }

@@ -54,7 +54,7 @@ impl Serving<'_> {
     ) -> Result<(), ProtocolError> {
         let arrived = Instant::now();
         if !std::mem::replace(&mut self.news, true) {
-            requests_arrived();
+            requests_arrived(arrived);
         }
         let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
         let peer = lane.peer;
@@ -97,7 +97,7 @@ impl Serving<'_> {
                 {
                     self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
                 }
-                let running = Running {
+                let running = Box::new(Running {
                     compound,
                     caller: self.core.callers.find(header.word_a, header.word_b, peer),
                     sequence: header.sequence,
@@ -108,8 +108,8 @@ impl Serving<'_> {
                     granted: 0,
                     data_since: None,
                     expected: 0,
-                };
-                self.core.drive(session, header.slot, Box::new(running));
+                });
+                self.core.drive(session, header.slot, running, arrived);
             }
         }
         Ok(())
@@ -154,7 +154,7 @@ impl Serving<'_> {
             && let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
         {
             running.compound.locked(Err(Errno::EINTR));
-            self.core.drive(session, header.slot, running);
+            self.core.drive(session, header.slot, running, Instant::now());
         }
     }
 }

@@ -14,11 +14,14 @@ use once::Pen;
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_store::{Caller, FileStore};
-use towline_wire::codec::Field;
+use towline_wire::codec::{Field, Reader};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
-use towline_wire::request::{CURRENT, parse_compound};
+use towline_wire::request::{CURRENT, Operations};
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 use writing::Writing;
+
+/// Room for the results of most requests, and for a header before them.
+const RESULTS_BYTES: usize = 192;
 
 /// Work for a thread that may block.
 pub type Blocking = Box<dyn FnOnce() -> BlockingResult + Send>;
@@ -39,7 +42,7 @@ enum Value {
 
 /// What a compound needs before it can go on.
 pub enum Step {
-    /// It is finished: [`Compound::into_reply`].
+    /// It is finished: [`Compound::take_reply`].
     Finished,
     /// All bytes of the offered transfer, each fragment by [`Compound::write_fragment`].
     NeedsData,
@@ -77,14 +80,18 @@ pub struct Compound {
     payload: Vec<u8>,
     /// Bytes offered but not sent with the request.
     offered: u64,
+    /// The operation that comes next.
     index: usize,
+    /// Where it begins in the body, and where it ends if it was looked at.
+    at: usize,
+    after: usize,
     results: Vec<u8>,
     data: Aggregate,
     data_of_file: bool,
     current: Option<u64>,
     modifies: bool,
     failed: bool,
-    write: Option<Writing>,
+    write: Option<Box<Writing>>,
     slot: u16,
     sequence: u32,
     /// Operations it consists of.
@@ -92,7 +99,7 @@ pub struct Compound {
     /// Files that it opened and did not close.
     left_open: usize,
     /// Records what it does, where the session is kept.
-    pen: Option<Pen>,
+    pen: Option<Box<Pen>>,
     /// It failed because nobody can know whether it was done before the server was killed.
     undecided: bool,
     /// Store that its next operation needs a thread for that may wait.
@@ -113,38 +120,43 @@ impl Compound {
         payload: &[u8],
         offered: u64,
     ) -> Result<Self, ProtocolError> {
-        let requests = parse_compound(body)?;
         let wrong = |what| Err(ProtocolError { what, at: 0 });
-        let writes: Vec<u32> = requests
-            .iter()
-            .filter_map(|r| match r {
-                Request::Write { length, .. } => Some(*length),
+        let (mut operations, mut modifies) = (0, false);
+        let (mut written, mut read) = (None, None);
+        for request in Operations::of(body) {
+            let request = request?;
+            operations += 1;
+            modifies |= request.modifies();
+            let transfer = match request {
+                Request::Write { length, .. } => written.replace(length),
+                Request::Read { length, .. } | Request::ReadDir { length, .. } => {
+                    read.replace(length)
+                }
+                Request::Inquire { .. } => read.replace(0),
                 _ => None,
-            })
-            .collect();
-        let mut reads = requests.iter().filter_map(|r| match r {
-            Request::Read { length, .. } | Request::ReadDir { length, .. } => Some(*length),
-            Request::Inquire { .. } => Some(0),
-            _ => None,
-        });
-        let read = reads.next().unwrap_or(0);
-        if writes.len() > 1 || reads.next().is_some() {
-            return wrong("more than one transfer in a request");
+            };
+            if transfer.is_some() {
+                return wrong("more than one transfer in a request");
+            }
         }
-        let length = u64::from(writes.first().copied().unwrap_or(0));
+        if operations == 0 {
+            return wrong("request without operations");
+        }
+        let length = u64::from(written.unwrap_or(0));
         if length > TRANSFER_BYTES_MAX as u64 {
             return wrong("write longer than the limit");
         }
         if (offered > 0 && !payload.is_empty()) || length != offered + payload.len() as u64 {
             return wrong("write does not match the bytes sent or offered");
         }
-        let modifies = requests.iter().any(Request::modifies);
         Ok(Self {
             body: body.to_vec(),
             payload: payload.to_vec(),
             offered,
             index: 0,
-            results: Vec::with_capacity(256),
+            at: 0,
+            after: 0,
+            results: Vec::with_capacity(RESULTS_BYTES),
             data: Aggregate::new(),
             data_of_file: false,
             current: None,
@@ -153,12 +165,12 @@ impl Compound {
             write: None,
             slot,
             sequence,
-            operations: requests.len(),
+            operations,
             left_open: 0,
             pen: None,
             undecided: false,
             elsewhere: None,
-            reads: read.into(),
+            reads: read.unwrap_or(0).into(),
         })
     }
 
@@ -189,13 +201,15 @@ impl Compound {
     /// What the client gets: encoded results and data; whether the reply has to be remembered, and
     /// whether the data are a file's (which come in fragments, unlike listings).
     #[must_use]
-    pub fn into_reply(self) -> (Vec<u8>, Aggregate, bool, bool) {
-        (self.results, self.data, self.modifies, self.data_of_file)
+    pub fn take_reply(&mut self) -> (Vec<u8>, Aggregate, bool, bool) {
+        let results = std::mem::take(&mut self.results);
+        (results, std::mem::take(&mut self.data), self.modifies, self.data_of_file)
     }
 
     fn result(&mut self, reply: &Reply<'_>) {
         reply.encode(&mut self.results);
         self.index += 1;
+        self.at = self.after;
     }
 
     fn fail(&mut self, errno: Errno) {
@@ -206,16 +220,19 @@ impl Compound {
     /// Executes operations until the compound is finished or has to wait.
     pub fn run(&mut self, context: &mut Context<'_>) -> Step {
         let body = std::mem::take(&mut self.body);
-        // Parsed once when it came; the same bytes parse again.
-        let requests = parse_compound(&body).unwrap_or_default();
         let step = loop {
-            let Some(request) = requests.get(self.index).filter(|_| !self.failed) else {
+            let mut reader = Reader::new(&body).from(self.at);
+            let is_over = self.failed || self.index == self.operations;
+            // Looked through when it came; the same bytes parse again.
+            let next = if is_over { None } else { Request::decode(&mut reader).ok() };
+            let Some(request) = next else {
                 self.record();
                 break Step::Finished;
             };
+            self.after = reader.at();
             let step = match self.recalled() {
-                Some(known) => self.repeat(request, &known, context),
-                None => self.execute(request, context),
+                Some(known) => self.repeat(&request, &known, context),
+                None => self.execute(&request, context),
             };
             if let Some(store) = self.elsewhere.take() {
                 break Step::Elsewhere(store);
@@ -226,7 +243,6 @@ impl Compound {
                 Err(errno) => self.fail(errno),
             }
         };
-        drop(requests);
         self.body = body;
         step
     }

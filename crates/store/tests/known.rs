@@ -10,6 +10,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 use towline_store::directory::{DirectoryStore, requests_arrived};
 use towline_store::{Caller, FileStore, OpenHow};
 use towline_wire::Errno;
@@ -20,7 +21,7 @@ fn caller() -> Caller {
 
 /// Inode and size that a request for `path` finds, as a server would execute it.
 fn look(store: &DirectoryStore, path: &str) -> Result<u64, Errno> {
-    requests_arrived();
+    requests_arrived(Instant::now());
     let root = store.root()?;
     store.stat(&caller(), (&*root, path.as_bytes()), true).map(|attr| attr.inode)
 }
@@ -77,7 +78,7 @@ proptest! {
                 }
                 Step::Open(d, n) => {
                     let path = format!("{}/{}", DIRECTORIES[d], NAMES[n]);
-                    requests_arrived();
+                    requests_arrived(Instant::now());
                     let top = store.root().unwrap();
                     let how = OpenHow { flags: 0, mode: 0 };
                     let found = store.open(&caller(), (&*top, path.as_bytes()), how);

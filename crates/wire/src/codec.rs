@@ -36,6 +36,18 @@ impl<'a> Reader<'a> {
         Self { bytes, at: 0 }
     }
 
+    /// The same bytes, from this one on.
+    #[must_use]
+    pub fn from(self, at: usize) -> Self {
+        Self { at: at.min(self.bytes.len()), ..self }
+    }
+
+    /// Bytes read so far.
+    #[must_use]
+    pub fn at(&self) -> usize {
+        self.at
+    }
+
     /// True when every byte has been read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -49,6 +61,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `count` bytes.
+    #[inline]
     pub fn take(&mut self, count: usize) -> Result<&'a [u8], ProtocolError> {
         let rest = &self.bytes[self.at..];
         if rest.len() < count {
@@ -70,10 +83,12 @@ pub trait Field<'a>: Sized {
 macro_rules! number_fields {
     ($($number:ty),*) => {$(
         impl<'a> Field<'a> for $number {
+            #[inline]
             fn encode(&self, out: &mut Vec<u8>) {
                 out.extend_from_slice(&self.to_le_bytes());
             }
 
+            #[inline]
             fn decode(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
                 let mut bytes = [0; size_of::<$number>()];
                 bytes.copy_from_slice(reader.take(size_of::<$number>())?);
@@ -92,6 +107,7 @@ impl<'a> Field<'a> for &'a [u8] {
         out.extend_from_slice(self);
     }
 
+    #[inline]
     fn decode(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
         let length = u32::decode(reader)? as usize;
         reader.take(length)

@@ -12,7 +12,7 @@
 //! | 24 | 4 | word a |
 //! | 28 | 4 | word b |
 
-use crate::codec::{Field, ProtocolError, Reader};
+use crate::codec::ProtocolError;
 use crate::limits::{
     BODY_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES, INLINE_BYTES_MAX, LISTING_BYTES_MAX,
     SLOTS_MAX,
@@ -148,8 +148,7 @@ impl Header {
     /// # Errors
     /// An unknown kind, a slot or a length beyond [`crate::limits`].
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ProtocolError> {
-        let mut reader = Reader::new(bytes);
-        let kind = match u8::decode(&mut reader)? {
+        let kind = match bytes[0] {
             1 => Kind::Hello,
             2 => Kind::Welcome,
             3 => Kind::Request,
@@ -162,16 +161,20 @@ impl Header {
             10 => Kind::Goodbye,
             _ => return Err(ProtocolError { what: "unknown kind of message", at: 0 }),
         };
+        // Not field by field with a reader: both sides do this for every message.
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
         let header = Self {
             kind,
-            flags: Field::decode(&mut reader)?,
-            slot: Field::decode(&mut reader)?,
-            sequence: Field::decode(&mut reader)?,
-            body_bytes: Field::decode(&mut reader)?,
-            payload_bytes: Field::decode(&mut reader)?,
-            offset: Field::decode(&mut reader)?,
-            word_a: Field::decode(&mut reader)?,
-            word_b: Field::decode(&mut reader)?,
+            flags: bytes[1],
+            slot: u16::from_le_bytes([bytes[2], bytes[3]]),
+            sequence: word(4),
+            body_bytes: word(8),
+            payload_bytes: word(12),
+            offset: u64::from(word(16)) | u64::from(word(20)) << 32,
+            word_a: word(24),
+            word_b: word(28),
         };
         if usize::from(header.slot) >= SLOTS_MAX {
             return Err(ProtocolError { what: "slot beyond the limit", at: 2 });

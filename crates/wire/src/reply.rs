@@ -104,22 +104,55 @@ messages! {
     }
 }
 
-/// Reads the results of a reply's body.
+/// The results of a reply's body, one after the other. Ends after the first error, which is an unknown
+/// tag, a cut field, more results than a compound has operations, or a result after a failure.
+#[derive(Clone, Debug)]
+pub struct Results<'a> {
+    reader: Reader<'a>,
+    count: usize,
+    failed: bool,
+}
+
+impl<'a> Results<'a> {
+    /// All results of a body.
+    #[must_use]
+    pub fn of(body: &'a [u8]) -> Self {
+        Self { reader: Reader::new(body), count: 0, failed: false }
+    }
+
+    fn read(&mut self) -> Result<Reply<'a>, ProtocolError> {
+        if self.count == COMPOUND_OPS_MAX {
+            return Err(self.reader.error("too many results in one reply"));
+        }
+        if self.failed {
+            return Err(self.reader.error("result after a failure"));
+        }
+        self.count += 1;
+        let reply = Reply::decode(&mut self.reader)?;
+        self.failed = matches!(reply, Reply::Failed { .. });
+        Ok(reply)
+    }
+}
+
+impl<'a> Iterator for Results<'a> {
+    type Item = Result<Reply<'a>, ProtocolError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.reader.is_empty() {
+            return None;
+        }
+        let read = self.read();
+        if read.is_err() {
+            self.reader = Reader::new(&[]);
+        }
+        Some(read)
+    }
+}
+
+/// Reads all results of a reply's body.
 ///
 /// # Errors
-/// An unknown tag, a cut field, more results than a compound has operations, or a result after
-/// a failure.
+/// As [`Results`].
 pub fn parse_results(body: &[u8]) -> Result<SmallVec<[Reply<'_>; 4]>, ProtocolError> {
-    let mut reader = Reader::new(body);
-    let mut replies: SmallVec<[Reply<'_>; 4]> = SmallVec::new();
-    while !reader.is_empty() {
-        if replies.len() == COMPOUND_OPS_MAX {
-            return Err(reader.error("too many results in one reply"));
-        }
-        if matches!(replies.last(), Some(Reply::Failed { .. })) {
-            return Err(reader.error("result after a failure"));
-        }
-        replies.push(Reply::decode(&mut reader)?);
-    }
-    Ok(replies)
+    Results::of(body).collect()
 }

@@ -586,31 +586,63 @@ impl Request<'_> {
     }
 }
 
-/// Reads the operations of a request's body.
-///
-/// # Errors
-/// A tag that is unknown, a field that is cut, a path longer than [`PATH_BYTES_MAX`] or with a
-/// zero byte, more operations than [`COMPOUND_OPS_MAX`], or none.
-pub fn parse_compound(body: &[u8]) -> Result<SmallVec<[Request<'_>; 4]>, ProtocolError> {
-    let mut reader = Reader::new(body);
-    let mut requests = SmallVec::new();
-    while !reader.is_empty() {
-        if requests.len() == COMPOUND_OPS_MAX {
-            return Err(reader.error("too many operations in one request"));
+/// The operations of a request's body, one after the other. Ends after the first error, which is an
+/// unknown tag, a cut field, a path longer than [`PATH_BYTES_MAX`] or with a zero byte, or one
+/// operation more than [`COMPOUND_OPS_MAX`].
+#[derive(Clone, Debug)]
+pub struct Operations<'a> {
+    reader: Reader<'a>,
+    count: usize,
+}
+
+impl<'a> Operations<'a> {
+    /// All operations of a body.
+    #[must_use]
+    pub fn of(body: &'a [u8]) -> Self {
+        Self { reader: Reader::new(body), count: 0 }
+    }
+
+    fn read(&mut self) -> Result<Request<'a>, ProtocolError> {
+        if self.count == COMPOUND_OPS_MAX {
+            return Err(self.reader.error("too many operations in one request"));
         }
-        let request = Request::decode(&mut reader)?;
+        self.count += 1;
+        let request = Request::decode(&mut self.reader)?;
         for path in request.paths() {
             if path.len() > PATH_BYTES_MAX {
-                return Err(reader.error("path longer than the limit"));
+                return Err(self.reader.error("path longer than the limit"));
             }
             if path.contains(&0) {
-                return Err(reader.error("zero byte in a path"));
+                return Err(self.reader.error("zero byte in a path"));
             }
         }
-        requests.push(request);
+        Ok(request)
     }
+}
+
+impl<'a> Iterator for Operations<'a> {
+    type Item = Result<Request<'a>, ProtocolError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.reader.is_empty() {
+            return None;
+        }
+        let read = self.read();
+        if read.is_err() {
+            self.reader = Reader::new(&[]);
+        }
+        Some(read)
+    }
+}
+
+/// Reads all operations of a request's body.
+///
+/// # Errors
+/// As [`Operations`]; or there are none.
+pub fn parse_compound(body: &[u8]) -> Result<SmallVec<[Request<'_>; 4]>, ProtocolError> {
+    let requests = Operations::of(body).collect::<Result<SmallVec<_>, _>>()?;
     if requests.is_empty() {
-        return Err(reader.error("request without operations"));
+        return Err(Reader::new(body).error("request without operations"));
     }
     Ok(requests)
 }

@@ -84,8 +84,9 @@ impl Core {
 
     /// Begins what has waited long enough.
     pub(crate) fn resume_throttled(&mut self) {
+        let Some(wake) = self.throttled.next_wake() else { return };
         let now = Instant::now();
-        if self.throttled.next_wake().is_none_or(|at| at > now) {
+        if wake > now {
             return;
         }
         for waiting in std::mem::take(&mut self.throttled.waiting) {

@@ -93,7 +93,8 @@ impl Compound {
         };
         let changes = known.is_some();
         let known = known.map(Arc::new);
-        self.pen = Some(Pen { journal: journal.clone(), draft, changes, written: None, known });
+        let journal = journal.clone();
+        self.pen = Some(Box::new(Pen { journal, draft, changes, written: None, known }));
         false
     }
 

@@ -94,7 +94,7 @@ impl Compound {
         let is_append = flags & write_flag::APPEND != 0;
         let sync = flags & write_flag::DATA_SYNC != 0;
         if self.offered > 0 {
-            self.write = Some(Writing {
+            self.write = Some(Box::new(Writing {
                 opened,
                 offset,
                 append: is_append,
@@ -104,7 +104,7 @@ impl Compound {
                 done: 0,
                 started_at: None,
                 stopped: None,
-            });
+            }));
             return Ok(Some(Step::NeedsData));
         }
         const WAITS: u32 = open_flag::DIRECT | open_flag::DATA_SYNC | open_flag::FULL_SYNC;
@@ -150,10 +150,8 @@ impl Compound {
 
     /// Writes the next fragment. True: it was the last, run again.
     pub fn write_fragment(&mut self, bytes: &[u8]) -> bool {
-        let draft = match &self.write {
-            Some(Writing { append: true, .. }) => self.draft(),
-            _ => None,
-        };
+        let is_append = self.write.as_ref().is_some_and(|writing| writing.append);
+        let draft = if is_append { self.draft() } else { None };
         let Some(writing) = &mut self.write else { return true };
         if writing.stopped.is_none() && !(writing.append && writing.take_place(bytes, draft)) {
             writing.write(bytes);

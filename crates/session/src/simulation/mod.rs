@@ -217,7 +217,7 @@ impl Server {
             }
         }
         self.undecided += u64::from(compound.is_undecided());
-        let (results, data, modifies, _) = compound.into_reply();
+        let (results, data, modifies, _) = compound.take_reply();
         let kept = modifies && data.is_empty();
         session.slots.answer(slot, kept.then(|| Arc::new(results.clone())));
         Some(results)

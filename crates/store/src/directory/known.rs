@@ -15,6 +15,7 @@
 
 use super::attributes::identity_of;
 use super::resolve::{PARENT, Tree, proc_path};
+use foldhash::fast::RandomState;
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, ResolveFlags};
@@ -65,8 +66,9 @@ static WATCHING: LazyLock<Watching> = LazyLock::new(|| Watching {
 });
 
 /// Has to be called after requests arrived and before they are executed, also when one goes on that
-/// had waited for another. A process that never calls it knows no directories.
-pub fn requests_arrived() {
+/// had waited for another. `now` is the time of the call. A process that never calls it knows no
+/// directories.
+pub fn requests_arrived(now: Instant) {
     let watching = &*WATCHING;
     if !watching.busy.load(Ordering::Acquire) {
         watching.looked_at.store(true, Ordering::Relaxed);
@@ -76,7 +78,7 @@ pub fn requests_arrived() {
     let Some(inotify) = &queue.inotify else { return };
     let quiet =
         matches!(rustix::io::read(inotify, &mut [0; 256][..]), Err(rustix::io::Errno::AGAIN));
-    if !quiet || queue.since.is_none_or(|since| since.elapsed() >= FORGET) {
+    if !quiet || queue.since.is_none_or(|since| now.duration_since(since) >= FORGET) {
         watching.generation.fetch_add(1, Ordering::Release);
         watching.busy.store(false, Ordering::Release);
         // All watches end with their queue.
@@ -109,8 +111,8 @@ pub(super) struct Known {
 #[derive(Debug, Default)]
 struct Inner {
     generation: u64,
-    directories: HashMap<Vec<u8>, Arc<OwnedFd>>,
-    uses: HashMap<Vec<u8>, u8>,
+    directories: HashMap<Vec<u8>, Arc<OwnedFd>, RandomState>,
+    uses: HashMap<Vec<u8>, u8, RandomState>,
 }
 
 impl Known {
