@@ -48,9 +48,8 @@ pub(crate) fn check(path: &[u8]) -> Result<&[u8], Error> {
     if path.contains(&0) {
         return Err(Errno::EINVAL.into());
     }
-    if path.len() > PATH_BYTES_MAX
-        || path.split(|b| *b == b'/').any(|name| name.len() > NAME_BYTES_MAX)
-    {
+    let too_long = |name: &[u8]| name.len() > NAME_BYTES_MAX;
+    if path.len() > PATH_BYTES_MAX || too_long(path) && path.split(|b| *b == b'/').any(too_long) {
         return Err(Errno::ENAMETOOLONG.into());
     }
     Ok(path)

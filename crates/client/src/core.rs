@@ -29,7 +29,7 @@ use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
 use towline_wire::limits::{HEADER_BYTES, SLOTS_MAX, TRANSFER_BYTES_MAX};
-use towline_wire::reply::parse_results;
+use towline_wire::reply::{self as encoded, parse_results};
 use towline_wire::{Errno, Header, Kind, ProtocolError, Reply, Request};
 
 /// Parts of messages that one system call sends.
@@ -71,11 +71,28 @@ impl Outcome {
 
     /// The last result of a compound, or its failure.
     pub(crate) fn last(&self) -> Result<Reply<'_>, Error> {
-        match self.replies()?.pop() {
+        let mut last = None;
+        for reply in encoded::Results::of(&self.results) {
+            last = Some(reply?);
+        }
+        match last {
             Some(Reply::Failed { errno }) => Err(Errno(errno).into()),
             Some(reply) => Ok(reply),
             None => Err(ProtocolError { what: "reply without results", at: 0 }.into()),
         }
+    }
+
+    /// Moves it to another place. Large as it is, it is moved once, and only what is used of it.
+    fn move_to(&mut self, place: &mut Self) {
+        place.results.clear();
+        if self.results.spilled() {
+            std::mem::swap(&mut place.results, &mut self.results);
+        } else {
+            place.results.extend_from_slice(&self.results);
+        }
+        (place.payload, place.landed) = (self.payload, self.landed);
+        place.checksums = std::mem::take(&mut self.checksums);
+        place.borrowed = self.borrowed.take();
     }
 
     /// The result of a request of one operation, or its failure.
@@ -91,12 +108,11 @@ pub(crate) struct SlotRef {
     sequence: u32,
 }
 
-// What it holds is there anyhow, and a reply needs no memory of its own.
-#[allow(clippy::large_enum_variant)]
 enum Status {
     Free,
     Waiting,
-    Done(Result<Outcome, Error>),
+    /// Its outcome is there, or there will be none.
+    Done(Result<(), Error>),
     /// Done, and its lent data is being copied.
     Copying,
 }
@@ -106,6 +122,8 @@ struct Slot {
     /// Later requests have larger ones: sent again, they keep their order.
     order: u64,
     status: Status,
+    /// The memory of its outcomes, one after the other.
+    outcome: Outcome,
     /// Header, body and inline payload, to be sent again when the lane is lost.
     message: Arc<Vec<u8>>,
     /// Granted parts of the source that wait to be sent: it must stay until they are.
@@ -276,6 +294,7 @@ fn fresh_slot() -> Slot {
         sequence: 0,
         order: 0,
         status: Status::Free,
+        outcome: Outcome::default(),
         message: Arc::default(),
         sending: 0,
         source: Buffer::none(),
@@ -382,18 +401,31 @@ impl Core {
     }
 
     /// Sends a request and waits for its reply; data move from `source` and into `target`.
-    #[allow(unsafe_code)]
     pub(crate) fn call(
         self: &Arc<Self>,
         requests: &[Request<'_>],
         source: &[u8],
         target: &mut [u8],
     ) -> Result<Outcome, Error> {
+        let mut outcome = Outcome::default();
+        self.call_into(requests, source, target, &mut outcome)?;
+        Ok(outcome)
+    }
+
+    /// [`Core::call`] for calls that are made often: the reply comes to its place at once.
+    #[allow(unsafe_code)]
+    pub(crate) fn call_into(
+        self: &Arc<Self>,
+        requests: &[Request<'_>],
+        source: &[u8],
+        target: &mut [u8],
+        outcome: &mut Outcome,
+    ) -> Result<(), Error> {
         // SAFETY: this function waits below until the request is over, also when it fails, and
         // uses neither buffer meanwhile.
         let (source, target) = unsafe { (Buffer::source(source), Buffer::target(target)) };
         let slot = self.submit(requests, source, target, 0)?;
-        self.wait(&slot).map(|(outcome, _)| outcome)
+        self.wait(&slot, outcome).map(|_| ())
     }
 
     /// Sends a request to be completed later.
@@ -417,12 +449,14 @@ impl Core {
         offset: u64,
     ) -> Result<usize, Error> {
         let mut done = 0;
+        let mut outcome = Outcome::default();
         loop {
             let length = (target.len() - done).min(TRANSFER_BYTES_MAX);
             let request =
                 Request::Read { handle, offset: offset + done as u64, length: length as u32 };
-            let outcome = match self.call(&[request], &[], &mut target[done..done + length]) {
-                Ok(outcome) => outcome,
+            let place = &mut target[done..done + length];
+            match self.call_into(&[request], &[], place, &mut outcome) {
+                Ok(()) => {}
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
             };
@@ -444,6 +478,7 @@ impl Core {
         flags: u32,
     ) -> Result<usize, Error> {
         let mut done = 0;
+        let mut outcome = Outcome::default();
         loop {
             let length = (data.len() - done).min(TRANSFER_BYTES_MAX);
             let request = Request::Write {
@@ -452,8 +487,9 @@ impl Core {
                 length: length as u32,
                 flags,
             };
-            let outcome = self.call(&[request], &data[done..done + length], &mut []);
-            let written = match outcome.as_ref().map(Outcome::single) {
+            let part = &data[done..done + length];
+            let called = self.call_into(&[request], part, &mut [], &mut outcome);
+            let written = match called.map(|()| outcome.single()) {
                 Ok(Ok(Reply::Wrote { length, .. })) => length as usize,
                 Ok(Ok(_)) => {
                     return Err(ProtocolError {
@@ -463,7 +499,7 @@ impl Core {
                     .into());
                 }
                 Ok(Err(error)) if done == 0 => return Err(error),
-                Err(error) if done == 0 => return Err(error.clone()),
+                Err(error) if done == 0 => return Err(error),
                 _ => return Ok(done),
             };
             done += written;

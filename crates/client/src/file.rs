@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::client::Client;
 use crate::convert::{attributes, check, done, number, unexpected, write_flags};
-use crate::core::Core;
+use crate::core::{Core, Outcome};
 use crate::operation::Operation;
 use std::sync::Arc;
 use towline_wire::request::{CURRENT, write_flag};
@@ -36,7 +36,8 @@ impl File {
         request: Request<'_>,
         convert: impl FnOnce(Reply<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let outcome = self.core.call(&[request], &[], &mut [])?;
+        let mut outcome = Outcome::default();
+        self.core.call_into(&[request], &[], &mut [], &mut outcome)?;
         convert(outcome.single()?)
     }
 
@@ -102,7 +103,8 @@ impl File {
             Request::Open { base: self.handle, flags, mode, path: check(path)? },
             Request::Read { handle: CURRENT, offset: 0, length: target.len() as u32 },
         ];
-        let outcome = self.core.call(&requests, &[], target)?;
+        let mut outcome = Outcome::default();
+        self.core.call_into(&requests, &[], target, &mut outcome)?;
         let mut replies = outcome.replies()?.into_iter();
         let file = self.first_opened(&mut replies, path, flags)?;
         let whole = matches!(replies.next(), Some(Reply::Read { errno: 0, .. }));
@@ -130,7 +132,8 @@ impl File {
     /// As `open` and `read`.
     pub fn read_path(&self, path: &[u8], target: &mut [u8]) -> Result<usize, Error> {
         let requests = self.read_path_requests(path, target.len())?;
-        let outcome = self.core.call(&requests, &[], target)?;
+        let mut outcome = Outcome::default();
+        self.core.call_into(&requests, &[], target, &mut outcome)?;
         outcome.last()?;
         Ok(outcome.payload)
     }

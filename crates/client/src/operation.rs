@@ -37,8 +37,9 @@ impl<T> Operation<T> {
     /// As the call it stands for.
     pub fn wait(mut self) -> Result<T, Error> {
         let slot = self.slot.as_ref().expect("not finished before").clone();
-        let finished = self.core.wait(&slot);
-        self.convert(finished)
+        let mut outcome = Outcome::default();
+        let finished = self.core.wait(&slot, &mut outcome);
+        self.convert(finished.map(|bytes| (outcome, bytes)))
     }
 
     /// Asks the server to give up a lock that is waited for. The operation then ends with `EINTR`,

@@ -80,7 +80,8 @@ impl<'a> UnderWay<'a> {
     /// Waits for the oldest one; yields what it read, too.
     pub(crate) fn wait(&mut self) -> Option<(Result<Outcome, Error>, &'a mut [u8])> {
         let Lent { slot, target } = self.requests.pop_front()?;
-        let result = self.core.wait(&slot).map(|(outcome, _)| outcome);
+        let mut outcome = Outcome::default();
+        let result = self.core.wait(&slot, &mut outcome).map(|_| outcome);
         // SAFETY: it is over, so that nobody else uses the memory, which was borrowed for `'a`.
         let target = unsafe { &mut *target };
         Some((result, target))

@@ -1,6 +1,6 @@
 //! What the leader receives completes requests.
 
-use super::{Checked, Core, Out, Outcome, Slot, State, Status};
+use super::{Checked, Core, Out, Slot, State, Status};
 use crate::Error;
 use crate::borrow::{Borrowed, Refusal};
 use crate::lent::{exclusive, shared};
@@ -93,24 +93,37 @@ impl Sink for Completing<'_> {
                 Ok(())
             }
             Kind::Reply => {
-                let (failed, received) = (slot.failed, slot.received);
-                let lent = header.flags & reply_flag::LENT != 0;
-                let mut outcome = if lent && matches!(slot.status, Status::Waiting) {
-                    let Some(borrowed) = self.borrow(&mut state, header, body)? else {
+                if !matches!(slot.status, Status::Waiting) {
+                    return Ok(()); // Answered before: that may be in use by now.
+                }
+                let mut results = body;
+                let mut borrowed = None;
+                if header.flags & reply_flag::LENT != 0 {
+                    borrowed = self.borrow(&mut state, header, body)?;
+                    if borrowed.is_none() {
                         return Ok(());
-                    };
-                    let results = body[..header.offset as usize].into();
-                    let payload = borrowed.len();
-                    let (landed, checksums) = (payload as u64, Vec::new());
-                    Outcome { results, payload, landed, checksums, borrowed: Some(borrowed) }
+                    }
+                    results = &body[..header.offset as usize];
                 } else {
                     slot.land(header, u64::from(header.payload_bytes));
-                    let (landed, checksums) = (slot.landed, std::mem::take(&mut slot.checksums));
-                    let (results, payload) = (body.into(), received);
-                    Outcome { results, payload, landed, checksums, borrowed: None }
-                };
+                }
                 let slot = &mut state.slots[number];
-                if let Some((at, errno)) = failed {
+                let outcome = &mut slot.outcome;
+                outcome.results.clear();
+                outcome.results.extend_from_slice(results);
+                match &borrowed {
+                    Some(borrowed) => {
+                        outcome.payload = borrowed.len();
+                        outcome.landed = borrowed.len() as u64;
+                        outcome.checksums.clear();
+                    }
+                    None => {
+                        (outcome.payload, outcome.landed) = (slot.received, slot.landed);
+                        outcome.checksums = std::mem::take(&mut slot.checksums);
+                    }
+                }
+                outcome.borrowed = borrowed;
+                if let Some((at, errno)) = slot.failed {
                     if at == 0 {
                         self.core.complete(&mut state, number, Err(errno.into()));
                         return Ok(());
@@ -120,7 +133,7 @@ impl Sink for Completing<'_> {
                 if let Some(stamps) = &mut slot.stamps {
                     stamps.answered(header.word_b);
                 }
-                self.core.complete(&mut state, number, Ok(outcome));
+                self.core.complete(&mut state, number, Ok(()));
                 self.finished += 1;
                 Ok(())
             }

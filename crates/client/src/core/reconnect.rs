@@ -147,7 +147,8 @@ impl Core {
                 continue;
             }
             if welcome.resumed != resumed::JOINED
-                && let Some(result) = after_restart(&state.files, &state.disks, &slot.message)
+                && let Some(result) =
+                    after_restart(&state.files, &state.disks, &slot.message, &mut slot.outcome)
             {
                 self.complete(state, number, result);
                 continue;
@@ -168,14 +169,16 @@ fn after_restart(
     files: &OpenFiles,
     disks: &OpenDisks,
     message: &[u8],
-) -> Option<Result<Outcome, Error>> {
+    outcome: &mut Outcome,
+) -> Option<Result<(), Error>> {
     let header = message.first_chunk().and_then(|head| Header::parse(head).ok())?;
     let body = message.get(HEADER_BYTES..)?.get(..header.body_bytes as usize)?;
     let requests = parse_compound(body).ok()?;
     if let [Request::Close { .. } | Request::DiskClose { .. }] = requests[..] {
         let mut results = Vec::new();
         Reply::Done {}.encode(&mut results);
-        return Some(Ok(Outcome { results: results.into(), ..Outcome::default() }));
+        *outcome = Outcome { results: results.into(), ..Outcome::default() };
+        return Some(Ok(()));
     }
     if let Some(error) = requests.first().and_then(|request| disks.failure(request)) {
         return Some(Err(error));

@@ -240,10 +240,13 @@ impl Core {
         // would be lost on one that was replaced meanwhile.
         let link = self.link();
         while !out.is_empty() {
-            let sent = {
-                let parts: SmallVec<[&[u8]; 8]> =
-                    out.iter().take(GATHER / 2).flat_map(Out::rest).collect();
-                link.send(&parts, &self.counters)
+            let sent = match (out.len(), out.front()) {
+                (1, Some(only)) => link.send(&only.rest(), &self.counters),
+                _ => {
+                    let parts: SmallVec<[&[u8]; 8]> =
+                        out.iter().take(GATHER / 2).flat_map(Out::rest).collect();
+                    link.send(&parts, &self.counters)
+                }
             };
             match sent {
                 Ok(count) => self.sent(&mut out, count),

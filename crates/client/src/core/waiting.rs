@@ -33,11 +33,15 @@ impl Core {
         self.slot_free.notify_one();
     }
 
-    /// Waits for one request.
-    pub(crate) fn wait(self: &Arc<Self>, slot: &SlotRef) -> Finished {
+    /// Waits for one request, whose outcome comes to its place; yields its buffer.
+    pub(crate) fn wait(
+        self: &Arc<Self>,
+        slot: &SlotRef,
+        outcome: &mut Outcome,
+    ) -> Result<Vec<u8>, Error> {
         let mut state = self.state.lock();
         loop {
-            if let Some(finished) = self.take(&mut state, slot) {
+            if let Some(finished) = self.take(&mut state, slot, outcome) {
                 self.hand_over(&state);
                 drop(state);
                 self.close_pending();
@@ -53,12 +57,13 @@ impl Core {
         slots: impl Iterator<Item = &'a SlotRef>,
     ) -> (usize, Finished) {
         let slots: Vec<SlotRef> = slots.cloned().collect();
+        let mut outcome = Outcome::default();
         let mut state = self.state.lock();
         loop {
             for (index, slot) in slots.iter().enumerate() {
-                if let Some(finished) = self.take(&mut state, slot) {
+                if let Some(finished) = self.take(&mut state, slot, &mut outcome) {
                     self.hand_over(&state);
-                    return (index, finished);
+                    return (index, finished.map(|buffer| (outcome, buffer)));
                 }
             }
             state = self.advance(state, Some(&slots));
@@ -74,12 +79,13 @@ impl Core {
         } else {
             state = self.lead(state, Wait::No);
         }
-        let finished = self.take(&mut state, slot);
+        let mut outcome = Outcome::default();
+        let finished = self.take(&mut state, slot, &mut outcome);
         if finished.is_none() {
             state.slots[usize::from(slot.slot)].waker = Some(waker.clone());
         }
         self.hand_over(&state);
-        finished
+        finished.map(|finished| finished.map(|buffer| (outcome, buffer)))
     }
 
     /// Receives what is there without waiting, for those who wait for [`Core::fd`] elsewhere.
@@ -112,23 +118,28 @@ impl Core {
         found.status = Status::Free;
         found.source = Buffer::none();
         found.target = Buffer::none();
+        found.outcome.borrowed = None;
         state.debts += usize::from(found.indebted);
         state.free.push(slot);
         self.slot_free.notify_one();
     }
 
-    /// Takes the outcome of a request that is over. Lent data is copied to its place here, by the
+    /// Takes the outcome of a request that is over, to its place; yields its buffer. Lent data is copied to its place here, by the
     /// thread that wants it, and the state is unlocked meanwhile.
     pub(super) fn take(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
         slot: &SlotRef,
-    ) -> Option<Finished> {
+        place: &mut Outcome,
+    ) -> Option<Result<Vec<u8>, Error>> {
         // Looked up only when there is something: this is asked for each request of a group.
         if !state.parked.is_empty()
             && let Some(finished) = state.parked.remove(slot)
         {
-            return Some(finished);
+            return Some(finished.map(|(outcome, buffer)| {
+                *place = outcome;
+                buffer
+            }));
         }
         let number = usize::from(slot.slot);
         let found = &mut state.slots[number];
@@ -141,8 +152,8 @@ impl Core {
         let Status::Done(mut result) = std::mem::replace(&mut found.status, Status::Copying) else {
             return None;
         };
-        if let Ok(outcome) = &mut result
-            && let Some(borrowed) = outcome.borrowed.take()
+        if result.is_ok()
+            && let Some(borrowed) = found.outcome.borrowed.take()
         {
             let mut target = std::mem::replace(&mut found.target, Buffer::none());
             let place = target.part_mut(0, borrowed.len());
@@ -161,7 +172,7 @@ impl Core {
                 }
             }
         }
-        Some(self.take_result(state, number, result))
+        Some(self.take_result(state, number, result, place))
     }
 
     /// Ends a request with this result, and gives its slot back.
@@ -169,9 +180,11 @@ impl Core {
         &self,
         state: &mut State,
         number: usize,
-        result: Result<Outcome, Error>,
-    ) -> Finished {
+        result: Result<(), Error>,
+        place: &mut Outcome,
+    ) -> Result<Vec<u8>, Error> {
         let found = &mut state.slots[number];
+        found.outcome.move_to(place);
         // An operation gets its buffer back: that of a read, else that of a write.
         let target = std::mem::replace(&mut found.target, Buffer::none()).into_owned();
         let source = std::mem::replace(&mut found.source, Buffer::none()).into_owned();
@@ -180,20 +193,20 @@ impl Core {
             state.times.finish(&stamps);
         }
         self.release(state, number as u16);
-        result.map(|outcome| (outcome, buffer))
+        result.map(|()| buffer)
     }
 
     /// Frees the slot of an operation that is over and was not taken yet, for those who start more
     /// operations than there are slots before they take any. False: there is none.
     pub(super) fn park(&self, state: &mut State) -> bool {
         let over = |slot: &Slot| {
-            let whole = |outcome: &Outcome| outcome.borrowed.is_none();
             // Whoever waits in a call takes its result itself, into the buffer that it lent.
             let owned =
                 matches!((&slot.source, &slot.target), (Buffer::Owned(_), Buffer::Owned(_)));
             owned
                 && slot.sending == 0
-                && matches!(&slot.status, Status::Done(result) if result.as_ref().is_ok_and(whole))
+                && matches!(slot.status, Status::Done(Ok(())))
+                && slot.outcome.borrowed.is_none()
         };
         let Some(number) = state.slots.iter().position(over) else { return false };
         let slot = &mut state.slots[number];
@@ -201,8 +214,9 @@ impl Core {
         let Status::Done(result) = std::mem::replace(&mut slot.status, Status::Free) else {
             return false;
         };
-        let finished = self.take_result(state, number, result);
-        state.parked.insert(reference, finished);
+        let mut outcome = Outcome::default();
+        let finished = self.take_result(state, number, result, &mut outcome);
+        state.parked.insert(reference, finished.map(|buffer| (outcome, buffer)));
         true
     }
 
@@ -335,7 +349,7 @@ impl Core {
         }
     }
 
-    pub(super) fn complete(&self, state: &mut State, slot: usize, result: Result<Outcome, Error>) {
+    pub(super) fn complete(&self, state: &mut State, slot: usize, result: Result<(), Error>) {
         if matches!(state.slots[slot].status, Status::Waiting) {
             state.bulk -= usize::from(state.slots[slot].bulk);
             if state.slots[slot].alters {
