@@ -16,6 +16,9 @@ mod detach;
 mod df;
 mod disk;
 mod doctor;
+// Tests of this program have arguments of their own.
+#[cfg(not(test))]
+mod early;
 mod ls;
 mod progress;
 mod remote;
@@ -107,10 +110,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let command = match std::env::args_os().nth(1) {
         Some(name) if name == "run" => Command::Run(parse_run(std::env::args_os().skip(1))),
-        _ => Cli::parse().command,
+        _ => {
+            log_to_standard_error();
+            Cli::parse().command
+        }
     };
     match command {
         Command::Serve(args) => serve::run(args),
@@ -130,18 +135,28 @@ fn main() -> ExitCode {
         Command::Attach(args) => attach::run(&args),
         Command::Detach(args) => detach::run(&args),
         Command::Disk(args) => disk::run(&args),
-        Command::Run(args) => run::run(&args),
+        Command::Run(args) => {
+            run::signals::take_pipe_signal();
+            ExitCode::from(run::run(&args))
+        }
         Command::Check(args) => check::run(&args),
         Command::Bench(args) => bench::run(args),
     }
 }
 
-/// Describes this one command and reads its arguments, as `Cli::parse` would: describing all commands
-/// takes longer than starting a program.
+/// Warnings and worse, unless the environment says otherwise (`RUST_LOG`).
+fn log_to_standard_error() {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+}
+
+/// Reads the arguments of this one command, as `Cli::parse` would: describing all commands takes longer
+/// than starting a program.
 fn parse_run(arguments: impl Iterator<Item = OsString>) -> run::Args {
-    let read =
-        |command: clap::Command| run::Args::from_arg_matches(&command.get_matches_from(arguments));
-    read(run_alone()).unwrap_or_else(|error| error.exit())
+    read_run(arguments).unwrap_or_else(|error| error.exit())
+}
+
+fn read_run(arguments: impl Iterator<Item = OsString>) -> Result<run::Args, clap::Error> {
+    run::Args::from_arg_matches(&run_alone().try_get_matches_from(arguments)?)
 }
 
 fn run_alone() -> clap::Command {

@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use support::{TOWLINE, World};
@@ -304,13 +305,25 @@ fn wrong_use_is_explained_and_statuses_passed_on() {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     assert_eq!(status(&["--at", &at, "--", "sh", "-c", "exit 7"]), (Some(7), String::new()));
-    assert_eq!(status(&["--at", &at, "--", "sh", "-c", "kill -9 $$"]).0, Some(137));
+    let killed = |more: &[&str]| {
+        let mut command = Command::new(TOWLINE);
+        command.arg("run").args(more).args(["--at", &at, "--", "sh", "-c", "kill -9 $$"]);
+        command.output().unwrap().status
+    };
+    assert_eq!(killed(&[]).signal(), Some(9));
+    assert_eq!(killed(&["--report"]).code(), Some(137));
     assert_eq!(status(&["--at", &at, "--", "/no/such/program"]).0, Some(127));
     let (code, complaint) = status(&["--at", "relative=towline://h/x", "--", "true"]);
     assert!(code == Some(125) && complaint.contains("absolute"), "{complaint}");
     let gone = format!("{PREFIX}={}", world.url("none"));
-    let (code, complaint) = status(&["--at", &gone, "--", "true"]);
-    assert!(code == Some(125) && complaint.contains("none"), "{complaint}");
+    let marked = world.local("marked");
+    for report in [&[][..], &["--report"]] {
+        let touch = ["--at", &gone, "--", "touch", marked.to_str().unwrap()];
+        let (code, complaint) = status(&[report, &touch].concat());
+        assert!(code == Some(125) && complaint.contains("none"), "{code:?}: {complaint}");
+        assert_eq!(complaint.lines().count(), 1, "{complaint}");
+        assert!(!marked.exists(), "the program ran");
+    }
     let (code, complaint) = status(&["--at", PREFIX, "--", "true"]);
     assert!(code == Some(125) && complaint.contains("--serve"), "{complaint}");
 }
@@ -340,6 +353,12 @@ fn libraries_of_other_versions_go_unless_a_run_uses_them() {
     let (unused, used) = (home.join("preload-0-1.so"), home.join("preload-0-2.so"));
     fs::write(&unused, "").unwrap();
     fs::write(&used, "").unwrap();
+    let recent = home.join("preload-0-3.so");
+    fs::write(&recent, "").unwrap();
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7200);
+    for library in [&unused, &used] {
+        fs::File::options().write(true).open(library).unwrap().set_modified(long_ago).unwrap();
+    }
     let lock = fs::File::open(&used).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockShared).unwrap();
     let run = || {
@@ -350,14 +369,18 @@ fn libraries_of_other_versions_go_unless_a_run_uses_them() {
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     };
     run();
-    assert!(!unused.exists() && used.exists());
+    assert!(!unused.exists() && used.exists() && recent.exists());
     let names = || {
         let mut names: Vec<_> = fs::read_dir(&home).unwrap().map(|e| e.unwrap().path()).collect();
         names.sort();
         names
     };
     let before = names();
-    assert_eq!(before.len(), 2, "the one in use and our own, and nothing of the run: {before:?}");
+    assert_eq!(
+        before.len(),
+        3,
+        "the one in use, the recent one and our own, and nothing of the run: {before:?}"
+    );
     run();
     assert_eq!(names(), before);
 }

@@ -261,6 +261,94 @@ fn background_programs_keep_their_files() {
     assert_eq!(fs::read_to_string(world.local("served/done")).unwrap(), "one two\n");
 }
 
+/// Those who find nothing of the run in memory: static programs, and such as have just been executed.
+#[test]
+fn background_programs_without_the_library_keep_the_run() {
+    let world = World::new();
+    fs::write(world.local("served/f"), "one\n").unwrap();
+    let source = "#include <stdio.h>\n#include <unistd.h>\nint main(int n, char **a) { (void)n; char c; \
+        FILE *go = fopen(a[1], \"r\"); if (!go || fread(&c, 1, 1, go) != 1) return 1; \
+        execl(\"/bin/sh\", \"sh\", \"-c\", \"cat $AT/f > $HERE/part; mv $HERE/part $HERE/done\", (char *)0); }";
+    fs::write(world.local("wait.c"), source).unwrap();
+    let (output, program) = (world.local("wait.c"), world.local("wait"));
+    let mut compiler = Command::new("cc");
+    compiler.args(["-static", "-o"]).args([&program, &output]).stderr(Stdio::null());
+    if !compiler.status().is_ok_and(|status| status.success()) {
+        println!("SKIPPED: no static programs can be made here");
+        return;
+    }
+    let script = "mkfifo $HERE/go; $HERE/wait $HERE/go > /dev/null 2>&1 &";
+    let output = under_run(&world, script);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    // For both, so that it does not wait for the other side.
+    let mut go = fs::File::options().read(true).write(true).open(world.local("go")).unwrap();
+    std::io::Write::write_all(&mut go, b"\n").unwrap();
+    let start = Instant::now();
+    while !world.local("done").exists() {
+        assert!(start.elapsed() < LIMIT, "the background program did not finish");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(fs::read_to_string(world.local("done")).unwrap(), "one\n");
+}
+
+/// The keeper of the run is a child that nobody sees, and the program is who was started.
+#[test]
+fn programs_have_no_children_but_their_own() {
+    let world = World::new();
+    let source = "#include <errno.h>\n#include <stdio.h>\n#include <stdlib.h>\n#include <sys/wait.h>\n\
+        #include <unistd.h>\nint main(void) { int alone = wait(NULL) < 0 && errno == ECHILD; \
+        if (system(\"exit 3\") != 3 << 8) alone = 0; alone &= wait(NULL) < 0; \
+        printf(\"%d %d\\n\", alone, (int)getpid()); }";
+    fs::write(world.local("alone.c"), source).unwrap();
+    let program = world.local("alone");
+    let compiled = Command::new("cc").arg("-o").args([&program, &world.local("alone.c")]).status();
+    assert!(compiled.unwrap().success());
+    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
+    let child = Command::new(TOWLINE)
+        .args(["run", "--at", &at, "--", program.to_str().unwrap()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = child.id();
+    let said = child.wait_with_output().unwrap().stdout;
+    assert_eq!(String::from_utf8_lossy(&said), format!("1 {pid}\n"));
+}
+
+/// What the shell has closed, ignores or blocks is so for the program, too, and nothing else.
+#[test]
+fn programs_start_as_they_would_alone() {
+    let world = World::new();
+    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
+    let script = "trap '' PIPE USR1; umask 027; exec 7</dev/null; ulimit -n 200
+        $@ sh -c 'grep -E \"^(Sig(Blk|Ign|Cgt)|Umask)\" /proc/self/status; ulimit -n; cd /proc/self/fd; echo *'";
+    let run = format!("{TOWLINE} run --at {at} --");
+    let said = |prefix: &str| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script, "sh"]).args(prefix.split(' ').filter(|word| !word.is_empty()));
+        let output = shell.stdin(Stdio::null()).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let plain = said("");
+    assert!(plain.contains("Umask"), "{plain}");
+    assert_eq!(said(&run), plain);
+}
+
+/// Closed streams stay harmless: what is written to one must not land in a file of the run.
+#[test]
+fn closed_streams_do_no_harm() {
+    let world = World::new();
+    fs::write(world.local("served/f"), "one\n").unwrap();
+    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
+    let script = format!(
+        "{TOWLINE} run --at {at} -- sh -c 'echo to out; echo to err >&2; cat < $AT/f > $AT/g' <&- >&- 2>&-"
+    );
+    let mut shell = Command::new("sh");
+    let status = shell.args(["-c", &script]).env("AT", world.local("at")).status().unwrap();
+    assert!(status.success(), "{status}");
+    assert_eq!(fs::read_to_string(world.local("served/g")).unwrap(), "one\n");
+}
+
 #[test]
 fn libraries_load_from_there() {
     let world = World::new();

@@ -20,10 +20,6 @@ pub struct Mount {
 pub struct Config {
     /// Names the family of sessions; see `towline_client::Options::family`.
     pub family: u64,
-    /// Process of `towline run`.
-    pub parent: u32,
-    /// What `umask` was when it started: a server in the same process changes it.
-    pub umask: u32,
     /// A report is wanted.
     pub report: bool,
     /// The library to preload.
@@ -42,8 +38,6 @@ impl Config {
             out.extend_from_slice(value);
         };
         out.extend_from_slice(&self.family.to_ne_bytes());
-        out.extend_from_slice(&u64::from(self.parent).to_ne_bytes());
-        out.extend_from_slice(&u64::from(self.umask).to_ne_bytes());
         out.extend_from_slice(&u64::from(self.report).to_ne_bytes());
         bytes(&mut out, &self.library);
         out.extend_from_slice(&(self.mounts.len() as u64).to_ne_bytes());
@@ -62,8 +56,6 @@ impl Config {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let family = reader.number()?;
-        let parent = u32::try_from(reader.number()?).ok()?;
-        let umask = u32::try_from(reader.number()?).ok()?;
         let report = reader.number()? != 0;
         let library = reader.bytes()?.to_vec();
         let count = usize::try_from(reader.number()?).ok()?;
@@ -80,7 +72,7 @@ impl Config {
                 device: reader.number()?,
             });
         }
-        Some(Self { family, parent, umask, report, library, mounts })
+        Some(Self { family, report, library, mounts })
     }
 }
 
@@ -114,14 +106,8 @@ mod tests {
             inode: 2,
             device: 3,
         };
-        let config = Config {
-            family: 9,
-            parent: 7,
-            umask: 0o27,
-            report: true,
-            library: b"/l".to_vec(),
-            mounts: vec![mount; 2],
-        };
+        let config =
+            Config { family: 9, report: true, library: b"/l".to_vec(), mounts: vec![mount; 2] };
         let bytes = config.to_bytes();
         assert_eq!(Config::parse(&bytes), Some(config));
         for cut in 0..bytes.len() {

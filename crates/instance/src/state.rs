@@ -3,7 +3,7 @@
 
 use crate::{COUNTED_MAX, Config, ENTRIES, STATE};
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"towlrun1");
@@ -194,6 +194,8 @@ fn leaving(tag: u32) -> u32 {
 struct Head {
     magic: AtomicU64,
     length: AtomicU64,
+    /// Whether the rest is there: a value of [`Ready`]. Programs wait for it by a futex.
+    ready: AtomicU32,
     /// One while `towline run` takes entries back.
     kept: AtomicU32,
     hint: AtomicU32,
@@ -217,6 +219,48 @@ struct Head {
     executing: [AtomicU32; EXECUTING],
 }
 
+/// Values of `Head::ready`.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Ready {
+    NotYet = 0,
+    Begun = 1,
+    Failed = 2,
+}
+
+/// A new file without mapping.
+pub struct Prepared(OwnedFd);
+
+impl Prepared {
+    /// Maps it.
+    ///
+    /// # Errors
+    /// What the system call says.
+    pub fn map(&self) -> io::Result<State> {
+        State::map(&self.0)
+    }
+
+    /// True while a process that [opened](State::open) the file lives. Otherwise none can open it any
+    /// more.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        // SAFETY: a plain system call on our descriptor.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) != 0 }
+    }
+}
+
+/// True when the process that keeps the run, a child of this one that tells nobody of its end, has
+/// ended. False also in processes that have no such child.
+fn keeper_has_ended() -> bool {
+    // SAFETY: all zero is a valid value.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let how = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WCLONE;
+    // SAFETY: the structure outlives the call.
+    let waited = unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, how) };
+    // SAFETY: the call filled it, or left it zero.
+    waited == 0 && unsafe { info.si_pid() } != 0
+}
+
 /// Most processes with locks that execute a program at the same time.
 const EXECUTING: usize = 128;
 
@@ -235,59 +279,111 @@ unsafe impl Send for State {}
 unsafe impl Sync for State {}
 
 impl State {
-    /// Makes the file in `directory`.
+    /// Makes the file in `directory`, with nothing in it.
     ///
     /// # Errors
-    /// What the system calls say; `InvalidInput` when the configuration is too long.
-    pub fn create(directory: &[u8], config: &Config) -> io::Result<Self> {
+    /// What the system calls say.
+    pub fn prepare(directory: &[u8]) -> io::Result<Prepared> {
+        let fd = open(directory, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
+        // SAFETY: a plain system call on our descriptor.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), BYTES as i64) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Prepared(fd))
+    }
+
+    /// Writes the configuration: programs that wait for it go on.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it is too long.
+    pub fn begin(&self, config: &Config) -> io::Result<()> {
         let encoded = config.to_bytes();
         if CONFIG_AT + encoded.len() > HEAD_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let fd = open(directory, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
-        // SAFETY: a plain system call on our descriptor.
-        if unsafe { libc::ftruncate(std::os::fd::AsRawFd::as_raw_fd(&fd), BYTES as i64) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let state = Self::map(&fd)?;
-        // SAFETY: the range was checked to lie in the head, and nobody else has the file yet.
+        // SAFETY: the range was checked to lie in the head, and nobody reads it before it is ready.
         unsafe {
-            let target = state.address.cast_mut().add(CONFIG_AT);
+            let target = self.address.cast_mut().add(CONFIG_AT);
             std::ptr::copy_nonoverlapping(encoded.as_ptr(), target, encoded.len());
         }
-        let head = state.head();
+        let head = self.head();
         head.length.store(encoded.len() as u64, Ordering::Relaxed);
-        head.kept.store(1, Ordering::Relaxed);
-        head.magic.store(MAGIC, Ordering::Release);
-        Ok(state)
+        head.magic.store(MAGIC, Ordering::Relaxed);
+        self.tell(Ready::Begun);
+        Ok(())
     }
 
-    /// Maps the file in `directory`.
+    /// Says that the run cannot begin, unless it has: programs that wait for it end.
+    pub fn fail(&self) {
+        if self.head().ready.load(Ordering::Relaxed) == Ready::NotYet as u32 {
+            self.tell(Ready::Failed);
+        }
+    }
+
+    fn tell(&self, ready: Ready) {
+        let word = &self.head().ready;
+        word.store(ready as u32, Ordering::Release);
+        // SAFETY: the word lives as long as the process; waking reads nothing of it.
+        unsafe {
+            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE as usize, i32::MAX);
+        }
+    }
+
+    /// Waits until the run has begun; false: it cannot, or who should begin it was killed.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        let word = &self.head().ready;
+        loop {
+            match word.load(Ordering::Acquire) {
+                ready if ready == Ready::Begun as u32 => return true,
+                ready if ready == Ready::NotYet as u32 => {}
+                _ => return false,
+            }
+            let limit = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+            let (wait, not_yet) = (libc::FUTEX_WAIT as usize, Ready::NotYet as usize);
+            // SAFETY: both live longer than the call.
+            let waited = unsafe {
+                libc::syscall(libc::SYS_futex, word.as_ptr(), wait, not_yet, &raw const limit)
+            };
+            if waited != 0
+                && io::Error::last_os_error().raw_os_error() == Some(libc::ETIMEDOUT)
+                && keeper_has_ended()
+            {
+                return word.load(Ordering::Acquire) == Ready::Begun as u32;
+            }
+        }
+    }
+
+    /// Maps the file in `directory`, and is one of its [users](Self::is_used) from then on. The run may
+    /// not have [begun](Self::has_begun).
     ///
     /// # Errors
-    /// What the system calls say; `InvalidData` when it is no such file.
+    /// What the system calls say; `WouldBlock` when the run is over; `InvalidData` when it is no such
+    /// file.
     pub fn open(directory: &[u8]) -> io::Result<Self> {
         let fd = open(directory, libc::O_RDWR)?;
+        let number = fd.as_raw_fd() as usize;
+        // The mapping keeps the lock when the descriptor is closed.
+        // SAFETY: a plain system call on our descriptor; the raw one, since a library that hooks
+        // `flock` calls this.
+        if unsafe { libc::syscall(libc::SYS_flock, number, libc::LOCK_SH | libc::LOCK_NB) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
         // SAFETY: all zero is a valid `stat`.
         let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-        let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
         // SAFETY: the structure outlives the call. The raw call: a library that hooks `fstat`
         // calls this.
-        if unsafe { libc::syscall(libc::SYS_fstat, number as usize, &raw mut stat) } != 0 {
+        if unsafe { libc::syscall(libc::SYS_fstat, number, &raw mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
         if stat.st_size != BYTES as i64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let state = Self::map(&fd)?;
-        if state.head().magic.load(Ordering::Acquire) != MAGIC {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        Ok(state)
+        Self::map(&fd)
     }
 
     fn map(fd: &OwnedFd) -> io::Result<Self> {
-        let number = std::os::fd::AsRawFd::as_raw_fd(fd);
+        let number = fd.as_raw_fd();
         // SAFETY: a new shared mapping of a file of BYTES bytes; it is never unmapped. The raw
         // call: a library that hooks `mmap` calls this.
         let address = unsafe {
@@ -313,9 +409,12 @@ impl State {
         unsafe { &*self.address.cast::<Head>() }
     }
 
-    /// The configuration.
+    /// The configuration; `None` before the run has begun, or when there is none in the file.
     #[must_use]
     pub fn config(&self) -> Option<Config> {
+        if self.head().magic.load(Ordering::Acquire) != MAGIC {
+            return None;
+        }
         let length = usize::try_from(self.head().length.load(Ordering::Acquire)).ok()?;
         if length > HEAD_BYTES - CONFIG_AT {
             return None;
@@ -471,9 +570,9 @@ impl State {
         self.head().kept.load(Ordering::Relaxed) == 1
     }
 
-    /// Says that nobody gives entries back any more but who closes them.
-    pub fn unkept(&self) {
-        self.head().kept.store(0, Ordering::Relaxed);
+    /// Says whether it does; otherwise nobody gives entries back but who closes them.
+    pub fn keep(&self, keeps: bool) {
+        self.head().kept.store(u32::from(keeps), Ordering::Relaxed);
     }
 }
 
@@ -511,9 +610,19 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         let bytes = directory.as_os_str().as_bytes();
         let config = Config { family: 5, ..Config::default() };
-        let first = State::create(bytes, &config).unwrap();
+        let prepared = State::prepare(bytes).unwrap();
+        let first = prepared.map().unwrap();
         let second = State::open(bytes).unwrap();
-        std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!(second.config(), None, "not yet");
+        let waits = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| second.has_begun());
+            first.begin(&config).unwrap();
+            waits.join().unwrap()
+        });
+        assert!(waits);
+        first.fail();
+        assert!(second.has_begun(), "too late for that");
+        assert!(prepared.is_used(), "by the mapping, without a descriptor");
         assert_eq!(second.config(), Some(config));
         assert!(second.is_unused());
         let taken: Vec<usize> = (0..100).map(|_| first.take().unwrap()).collect();
@@ -553,5 +662,23 @@ mod tests {
         assert!(second.entry(ENTRIES).is_none());
         assert!(first.executes(77) && first.executes(77) && first.executes(78));
         assert!(second.executed(|| 77) && !first.executed(|| 77) && !first.executed(|| 79));
+        std::fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_run_that_fails_or_is_over_says_so() {
+        let name = format!("towline-instance-over-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        std::fs::create_dir(&directory).unwrap();
+        let bytes = directory.as_os_str().as_bytes();
+        let prepared = State::prepare(bytes).unwrap();
+        assert!(!prepared.is_used());
+        assert_eq!(State::open(bytes).err().map(|e| e.kind()), Some(io::ErrorKind::WouldBlock));
+        std::fs::remove_file(directory.join(STATE)).unwrap();
+        let prepared = State::prepare(bytes).unwrap();
+        let second = State::open(bytes).unwrap();
+        prepared.map().unwrap().fail();
+        assert!(!second.has_begun());
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -87,6 +87,9 @@ pub(crate) fn set_umask(mask: u32) {
     UMASK.store(mask & 0o777, Ordering::Relaxed);
 }
 
+/// Exit status of a program whose run cannot begin.
+const STATUS_FAILED: usize = 125;
+
 fn find_run() -> Option<Run> {
     // SAFETY: nothing else runs yet that could change the environment.
     let value = unsafe { libc::getenv(NAME.as_ptr().cast()) };
@@ -96,6 +99,11 @@ fn find_run() -> Option<Run> {
     // SAFETY: a string of the environment.
     let directory = unsafe { CStr::from_ptr(value) }.to_bytes().to_vec();
     let state = State::open(&directory).ok()?;
+    if !state.has_begun() {
+        // What is wrong was told.
+        // SAFETY: nothing of the program has run yet.
+        unsafe { guard::system_call(libc::SYS_exit_group, [STATUS_FAILED, 0, 0, 0, 0, 0]) };
+    }
     let config = state.config()?;
     let target = |mount: &Mount| Target { mount: mount.clone(), url: AtomicPtr::new(null_mut()) };
     let mounts = config.mounts.iter().map(target).collect();
@@ -105,14 +113,10 @@ fn find_run() -> Option<Run> {
 extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const *const c_char) {
     let _ = guard::inside(|| {
         let Some(run) = find_run() else { return Ok(()) };
-        let (parent, umask) = (run.config.parent, run.config.umask);
         RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
         // SAFETY: no other thread runs yet that could create files meanwhile.
         unsafe {
-            let first = guard::system_call(libc::SYS_getppid, [0; 6]) as u32 == parent;
-            let given = if first { umask as usize } else { 0o077 };
-            let mask = guard::system_call(libc::SYS_umask, [given, 0, 0, 0, 0, 0]);
-            let mask = if first { umask as isize } else { mask };
+            let mask = guard::system_call(libc::SYS_umask, [0o077, 0, 0, 0, 0, 0]);
             guard::system_call(libc::SYS_umask, [mask as usize, 0, 0, 0, 0, 0]);
             set_umask(mask as u32);
             libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child));

@@ -1,11 +1,14 @@
 //! The private directory of a run, and the library as a file.
 
 use crate::report::{Failure, Outcome};
-use rustix::fs::{FlockOperation, flock};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, flock, rmdir, unlink, unlinkat};
+use rustix::io::Errno;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 use towline_instance::{MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
 
 /// The library that is preloaded.
@@ -42,16 +45,22 @@ impl RunDirectory {
 
     /// Removes it when nothing is in it but what was made at the start, without looking.
     fn remove_unused(&self) -> bool {
-        let removed = |name: &str| fs::remove_dir(self.0.join(name)).is_ok();
+        let removed = |name: &str| rmdir(self.0.join(name)).is_ok();
         FOLDERS.iter().all(|name| removed(name))
-            && fs::remove_file(self.0.join(STATE)).is_ok()
-            && fs::remove_file(self.0.join(PAGER)).is_ok()
-            && fs::remove_dir(&self.0).is_ok()
+            && unlink(self.0.join(STATE)).is_ok()
+            // It is not there when servers were not met.
+            && matches!(unlink(self.0.join(PAGER)), Ok(()) | Err(Errno::NOENT))
+            && rmdir(&self.0).is_ok()
     }
 
     /// Where it is.
     pub(super) fn path(&self) -> &Path {
         &self.0
+    }
+
+    /// Leaves it to another process, and says where it is.
+    pub(super) fn leave(self) -> PathBuf {
+        std::mem::ManuallyDrop::new(self).0.clone()
     }
 
     /// A socket in it.
@@ -70,10 +79,29 @@ impl Drop for RunDirectory {
         if self.remove_unused() {
             return;
         }
-        if let Err(error) = fs::remove_dir_all(&self.0) {
+        if let Err(error) = remove_all(CWD, &self.0) {
             log::warn!("{} is left behind: {error}", self.0.display());
         }
     }
+}
+
+/// Removes a directory with all that is in it. By the system's own calls, as all here that comes after
+/// the program: other preloaded libraries (fakeroot) may have lost by then what their functions need.
+fn remove_all(parent: impl AsFd, path: impl rustix::path::Arg + Copy) -> rustix::io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::openat(&parent, path, flags, Mode::empty())?;
+    for entry in rustix::fs::Dir::read_from(&directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        match unlinkat(&directory, name, AtFlags::empty()) {
+            Err(Errno::ISDIR) => remove_all(&directory, name)?,
+            removed => removed?,
+        }
+    }
+    unlinkat(parent, path, AtFlags::REMOVEDIR)
 }
 
 /// This user's folder for runs, in memory where that is possible; nobody else can write there.
@@ -108,8 +136,19 @@ fn home() -> Outcome<PathBuf> {
     Err(last)
 }
 
+/// A library goes when no run has used it for so long: who has two versions of the program uses them in
+/// turns.
+const UNUSED: Duration = Duration::from_secs(3600);
+/// How exactly is noted when it was used.
+const NOTED: Duration = Duration::from_secs(300);
+
+/// How long ago a library was used; zero when the clock was set back since.
+fn age(library: &Metadata) -> Duration {
+    library.modified().ok().and_then(|used| used.elapsed().ok()).unwrap_or_default()
+}
+
 /// The library as a file. It stays for later runs of the same program; those of other programs go
-/// when it is made, unless a run uses them.
+/// when it is made, unless runs use them.
 pub(super) struct Library {
     path: PathBuf,
     /// Locked while the run lasts, so that it is not removed: programs load it by its name.
@@ -129,6 +168,10 @@ impl Library {
                     // It may have been removed before it was locked.
                     let is_same = fs::metadata(&path).is_ok_and(|at| at.ino() == locked.ino());
                     if is_same && locked.len() == LIBRARY.len() as u64 {
+                        if age(&locked) > NOTED {
+                            // Without it the library may be removed between two runs.
+                            let _ = file.set_modified(SystemTime::now());
+                        }
                         return Ok(Self { path, _used: file });
                     }
                 }
@@ -165,6 +208,7 @@ fn remove_unused_libraries(home: &Path, own: &Path) {
     let entries = fs::read_dir(home).into_iter().flatten().flatten();
     for path in entries.map(|entry| entry.path()).filter(is_library) {
         if let Ok(file) = File::open(&path)
+            && file.metadata().is_ok_and(|found| age(&found) > UNUSED)
             && flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
             let _ = fs::remove_file(&path);

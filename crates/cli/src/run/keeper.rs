@@ -51,7 +51,7 @@ impl Keeper {
     /// run.
     pub(super) fn start(
         directory: &RunDirectory,
-        state: State,
+        state: Arc<State>,
         servers: Vec<(Client, Url)>,
     ) -> io::Result<Self> {
         let watch = || {
@@ -61,12 +61,10 @@ impl Keeper {
             inotify::add_watch(&events, directory.placeholders(), closed)?;
             Ok::<_, io::Error>(events)
         };
-        let events = watch().inspect_err(|error| {
-            state.unkept();
-            log::warn!("cannot watch for closed files: {error}");
-        })?;
+        let events =
+            watch().inspect_err(|error| log::warn!("cannot watch for closed files: {error}"))?;
+        state.keep(true);
         let notices = Notices::new(&directory.placeholders());
-        let state = Arc::new(state);
         let clients = servers.iter().map(|(client, _)| client.clone()).collect();
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
@@ -174,7 +172,7 @@ impl Keeper {
     /// Ends it.
     pub(super) fn stop(mut self) {
         self.work();
-        self.state.unkept();
+        self.state.keep(false);
         // Closing it takes the kernel some 10 ms, which nobody has to wait for: it does so when this
         // process has ended.
         let _ = self.events.into_raw_fd();

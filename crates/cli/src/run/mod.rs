@@ -1,32 +1,34 @@
 //! `towline run`: runs a program for which paths below given prefixes are remote.
 //!
 //! The library that does it (crate `preload`) is part of this program. Here a private directory is
-//! made for the run, the servers are met, and the program is started; then `keeper.rs` closes what
-//! the program and its children leave open.
+//! made for the run; then this process becomes the program, while a child of it meets the servers
+//! (the library waits for that before the program begins) and closes what the program and its children
+//! leave open (`keeper.rs`).
 
 mod directory;
 mod faults;
 mod fork;
 mod keeper;
+mod others;
 mod pager;
+mod program;
 mod reach;
-mod signals;
+pub(crate) mod signals;
 mod summary;
 
 use crate::demo::start_server;
 use crate::report::{Failure, Outcome, Report};
 use directory::{Library, RunDirectory};
-use fork::Children;
 use keeper::Keeper;
+use reach::Reach;
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Component, Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::sync::Arc;
 use summary::Format;
 use towline_client::{Client, File, Options, Transport, Url};
-use towline_instance::{Config, MOUNTS_MAX, Mount, State, VARIABLE};
+use towline_instance::{Config, MOUNTS_MAX, Mount, Prepared, State, VARIABLE};
 use towline_net::address::Address;
 use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
 
@@ -44,16 +46,16 @@ Examples:
   towline run --at /d=towline://host/data --report -- make -C /d/project -j2
   towline run --serve ./dir --at /d -- python3 train.py --input /d
 
-Exit status: that of the program (128 and the signal's number when a signal ended it), 125 when
-Towline failed, 126 or 127 when the program cannot be executed or found.";
+Exit status: that of the program, which towline becomes, so also its end by a signal (with --report, 128
+and the signal's number); 125 when Towline failed, 126 or 127 when the program cannot be executed or found.";
 
 /// Exit status for our own failures.
-const STATUS_OURS: u8 = 125;
+pub(crate) const STATUS_OURS: u8 = 125;
 const STATUS_NOT_EXECUTABLE: u8 = 126;
 const STATUS_NOT_FOUND: u8 = 127;
 
 /// Arguments of `run`.
-#[derive(clap::Args)]
+#[derive(clap::Args, Debug, Default, PartialEq, Eq)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Absolute path below which files are remote, and what they are there; without URL, the
@@ -72,103 +74,151 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// Runs the command.
-pub(crate) fn run(args: &Args) -> ExitCode {
-    let report = Report::new("run");
-    match start(args) {
-        Ok(status) => ExitCode::from(status),
-        Err(failure) => {
-            report.check("cannot start", Err::<(), _>(failure));
-            ExitCode::from(STATUS_OURS)
+impl Args {
+    /// Reads plain command lines, as nearly all are, in a hundredth of the time of the general parser;
+    /// `None`: the general one has to look (wrong ones, `--help`).
+    pub(crate) fn plain(arguments: impl Iterator<Item = OsString>) -> Option<Self> {
+        let mut arguments = arguments.peekable();
+        let mut args = Self::default();
+        loop {
+            let argument = arguments.next()?;
+            let text = argument.as_bytes();
+            let (option, inline) = match text.iter().position(|byte| *byte == b'=') {
+                Some(cut) => (&text[..cut], Some(OsString::from_vec(text[cut + 1..].to_vec()))),
+                None => (text, None),
+            };
+            let mut value = || {
+                let value = inline.clone().or_else(|| arguments.next())?;
+                (!value.is_empty() && value.as_bytes()[0] != b'-').then_some(value)
+            };
+            match option {
+                b"--at" => args.at.push(value()?),
+                b"--serve" if args.serve.is_none() => args.serve = Some(value()?.into()),
+                b"--report" if args.report.is_none() => {
+                    args.report = Some(match inline.as_ref().map(|format| format.as_bytes()) {
+                        None | Some(b"text") => Format::Text,
+                        Some(b"json") => Format::Json,
+                        Some(_) => return None,
+                    });
+                }
+                b"--" if inline.is_none() => break,
+                _ => return None,
+            }
         }
+        args.command = arguments.collect();
+        (!args.at.is_empty() && !args.command.is_empty()).then_some(args)
     }
+}
+
+/// Runs the command, and gives the exit status. Where the program needs no more than to be started, this
+/// process becomes it.
+pub(crate) fn run(args: &Args) -> u8 {
+    start(args).unwrap_or_else(|failure| {
+        Report::new("run").check("cannot start", Err::<(), _>(failure));
+        STATUS_OURS
+    })
 }
 
 fn start(args: &Args) -> Outcome<u8> {
+    let directory = RunDirectory::new()?;
+    let own = args.serve.as_ref().map(|_| &directory);
+    let mut prefixes =
+        args.at.iter().map(|at| prefix_and_url(at, own)).collect::<Outcome<Vec<_>>>()?;
+    // Longest first, so that a prefix below another one is found.
+    prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.len()));
+    let mut sorted: Vec<&[u8]> = prefixes.iter().map(|(prefix, _)| prefix.as_slice()).collect();
+    sorted.sort_unstable();
+    if let Some(twice) = sorted.windows(2).find(|two| two[0] == two[1]) {
+        return Err(Failure::new("this prefix is given twice").about(shown(twice[0])));
+    }
+    if prefixes.len() > MOUNTS_MAX {
+        return Err(Failure::new(format!("more than {MOUNTS_MAX} prefixes")));
+    }
+    let reach = reach::may_start(&args.command, &sorted);
+    if reach == Reach::Refused {
+        return Ok(STATUS_NOT_EXECUTABLE);
+    }
+    let library = Library::new()?;
+    let state = State::prepare(directory.path().as_os_str().as_bytes())?;
     match fork::apart()? {
-        fork::Side::Waits(other) => Ok(other.told().unwrap_or(STATUS_OURS)),
-        fork::Side::Runs { tell, children } => {
-            let report = Report::new("run");
-            let status = stay(args, tell, &children).unwrap_or_else(|failure| {
-                report.check("cannot start", Err::<(), _>(failure));
-                STATUS_OURS
-            });
-            std::process::exit(i32::from(status));
+        fork::Side::Program => {
+            // The directory is the keeper's now.
+            let directory = directory.leave();
+            execute(args, library.path(), &directory, reach)
+        }
+        fork::Side::Keeper(program) => {
+            fork::let_go_of_streams();
+            crate::log_to_standard_error();
+            let mapped = state.map()?;
+            let run = Run { args, directory, library, state };
+            run.keep(&program, prefixes, mapped);
+            std::process::exit(0);
         }
     }
 }
 
-/// Runs the command, and stays until nothing of it is left. The exit status is told when the
-/// command has ended; nothing is told when it cannot be run.
-fn stay(args: &Args, tell: std::io::PipeWriter, children: &Children) -> Outcome<u8> {
-    let directory = RunDirectory::new()?;
-    let umask = rustix::process::umask(rustix::fs::Mode::empty());
-    rustix::process::umask(umask);
-    let server = args.serve.as_deref().map(|served| embedded(served, &directory)).transpose()?;
-    let mut random = [0; 8];
-    rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())
-        .map_err(io::Error::from)?;
-    let family = u64::from_le_bytes(random) | 1;
-    let mut met = Vec::new();
-    for at in &args.at {
-        let (prefix, url) = prefix_and_url(at, server.is_some().then_some(&directory))?;
-        if met.iter().any(|one: &Met| one.mount.prefix == prefix) {
-            return Err(Failure::new("this prefix is given twice").about(shown(&prefix)));
-        }
-        met.push(meet(prefix, url, family, &met)?);
-    }
-    // Longest first, so that a prefix below another one is found.
-    met.sort_by_key(|one| std::cmp::Reverse(one.mount.prefix.len()));
-    let library = Library::new()?;
-    let config = Config {
-        family,
-        parent: std::process::id(),
-        umask: umask.bits(),
-        report: args.report.is_some(),
-        library: library.path().as_os_str().as_bytes().to_vec(),
-        mounts: met.iter().map(|one| one.mount.clone()).collect(),
-    };
-    let state = State::create(directory.path().as_os_str().as_bytes(), &config)?;
-    let servers = met.iter().map(|one| (one.client.clone(), one.url.clone())).collect();
-    let mut keeper = Keeper::start(&directory, state, servers).ok();
-    let prefixes: Vec<&[u8]> = met.iter().map(|one| one.mount.prefix.as_slice()).collect();
-    let status = if reach::may_start(&args.command, &prefixes) {
-        execute(&args.command, library.path(), &directory, children, &mut keeper)
-    } else {
-        Ok(STATUS_NOT_EXECUTABLE)
-    };
-    // What programs in the background still do is not in it: nobody reads it then.
-    if let Some(format) = args.report {
-        summary::print(directory.path(), format);
-    }
-    let mut tell = Some(tell);
-    if let Ok(status) = status
-        && fork::has_others()
-        && let Some(mut tell) = tell.take()
-    {
-        fork::to_background()?;
-        // Fails only when nobody waits any more.
-        let _ = tell.write_all(&[status]);
-        drop(tell);
-        children.until_end_of_all(&mut keeper)?;
-    }
-    if let Some(keeper) = keeper {
-        keeper.stop();
-    }
-    for Met { client, root, .. } in met {
-        drop(root);
-        client.close();
-    }
-    if let Some(server) = server {
-        server.stop();
-    }
-    drop(directory);
-    if let (Ok(status), Some(mut tell)) = (&status, tell) {
-        // Fails only when nobody waits any more.
-        let _ = tell.write_all(&[*status]);
-    }
-    status
+/// What the keeper has.
+struct Run<'a> {
+    args: &'a Args,
+    directory: RunDirectory,
+    library: Library,
+    state: Prepared,
 }
+
+impl Run<'_> {
+    /// Meets the servers, lets the program begin, and stays until nothing of it is left.
+    fn keep(self, program: &fork::Program, prefixes: Vec<(Vec<u8>, Url)>, state: State) {
+        let others = program.others(self.directory.path());
+        let state = Arc::new(state);
+        let (server, met, mut keeper) = match self.begin(prefixes, &state) {
+            Ok(begun) => begun,
+            Err(failure) => {
+                // Said first, since the program ends then.
+                Report::new("run").check("cannot start", Err::<(), _>(failure));
+                state.fail();
+                return;
+            }
+        };
+        program.keep_until_end(&mut keeper, &others, &self.state);
+        if let Some(keeper) = keeper {
+            keeper.stop();
+        }
+        for Met { client, root, .. } in met {
+            drop(root);
+            client.close();
+        }
+        if let Some(server) = server {
+            server.stop();
+        }
+    }
+
+    /// Meets the servers, and lets the program begin.
+    fn begin(&self, prefixes: Vec<(Vec<u8>, Url)>, state: &Arc<State>) -> Outcome<Begun> {
+        let served = self.args.serve.as_deref();
+        let server = served.map(|served| embedded(served, &self.directory)).transpose()?;
+        let mut random = [0; 8];
+        rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())
+            .map_err(io::Error::from)?;
+        let family = u64::from_le_bytes(random) | 1;
+        let mut met = Vec::new();
+        for (prefix, url) in prefixes {
+            met.push(meet(prefix, url, family, &met)?);
+        }
+        let config = Config {
+            family,
+            report: self.args.report.is_some(),
+            library: self.library.path().as_os_str().as_bytes().to_vec(),
+            mounts: met.iter().map(|one| one.mount.clone()).collect(),
+        };
+        let servers = met.iter().map(|one| (one.client.clone(), one.url.clone())).collect();
+        let keeper = Keeper::start(&self.directory, Arc::clone(state), servers).ok();
+        state.begin(&config)?;
+        Ok((server, met, keeper))
+    }
+}
+
+/// What a run has that has begun.
+type Begun = (Option<Server>, Vec<Met>, Option<Keeper>);
 
 /// A server of this run's own.
 fn embedded(served: &Path, directory: &RunDirectory) -> Outcome<Server> {
@@ -248,9 +298,6 @@ struct Met {
 const DEVICE_MAJOR: u32 = 240;
 
 fn meet(prefix: Vec<u8>, url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
-    if met.len() == MOUNTS_MAX {
-        return Err(Failure::new(format!("more than {MOUNTS_MAX} prefixes")));
-    }
     let about = |failure: towline_client::Error| Failure::from(failure).about(&url);
     let known = met.iter().find(|one| one.url.transport == url.transport);
     let client = match known {
@@ -281,37 +328,77 @@ fn meet(prefix: Vec<u8>, url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
     Ok(Met { mount, url, client, root })
 }
 
-/// Starts the program, waits for it, and gives the exit status.
-fn execute(
-    command: &[OsString],
-    library: &Path,
-    directory: &RunDirectory,
-    children: &Children,
-    keeper: &mut Option<Keeper>,
-) -> Outcome<u8> {
+/// Becomes the program, or, when there is something to say at its end, starts it and waits for it. Gives
+/// the exit status.
+fn execute(args: &Args, library: &Path, directory: &Path, reach: Reach) -> Outcome<u8> {
     let mut preload = library.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         preload.push(":");
         preload.push(others);
     }
-    let mut program = Command::new(&command[0]);
-    program.args(&command[1..]).env("LD_PRELOAD", preload).env(VARIABLE, directory.path());
-    let child = children.start(|| program.spawn());
-    let child = match child {
-        Ok(child) => child,
-        Err(error) => {
-            let status = match error.kind() {
-                io::ErrorKind::NotFound => STATUS_NOT_FOUND,
-                _ => STATUS_NOT_EXECUTABLE,
-            };
-            let name = command[0].to_string_lossy();
-            Report::new("run").check(&name, Err::<(), Failure>(error.into()));
-            return Ok(status);
-        }
+    let variables = [("LD_PRELOAD", preload.as_os_str()), (VARIABLE, directory.as_os_str())];
+    // The library waits until the run has begun; who has none must not be there before.
+    if (args.report.is_some() || reach == Reach::Unreached)
+        && !State::open(directory.as_os_str().as_bytes())?.has_begun()
+    {
+        return Ok(STATUS_OURS);
+    }
+    let done = match args.report {
+        None => Err(program::become_one(&args.command, variables)),
+        Some(_) => program::wait_for(&args.command, variables),
     };
-    let status = children.until_end_of(child.id(), keeper)?;
-    Ok(match (status.code(), status.signal()) {
-        (Some(code), _) => code as u8,
-        (None, signal) => 128 + signal.unwrap_or(0) as u8,
-    })
+    let status = done.unwrap_or_else(|error| {
+        let name = args.command[0].to_string_lossy();
+        let status = match error.kind() {
+            io::ErrorKind::NotFound => STATUS_NOT_FOUND,
+            _ => STATUS_NOT_EXECUTABLE,
+        };
+        Report::new("run").check(&name, Err::<(), Failure>(error.into()));
+        status
+    });
+    // What programs in the background still do is not in it: nobody reads it then.
+    if let Some(format) = args.report {
+        summary::print(directory, format);
+    }
+    Ok(status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_command_lines_are_read_as_all_are() {
+        let read = |line: &str| {
+            let arguments = || line.split(' ').map(OsString::from);
+            (Args::plain(arguments().skip(1)), crate::read_run(arguments()).ok())
+        };
+        for plain in [
+            "run --at /d=towline://h/x -- true",
+            "run --at=/d --serve dir --report -- sh -c --at=x -- y",
+            "run --report=json --at /d=towline://h/x?a=b --at /e --serve=dir -- env A=b",
+            "run --at /d --report=text -- --help",
+        ] {
+            let (ours, general) = read(plain);
+            assert!(ours.is_some() && ours == general, "{plain}: {ours:?}, {general:?}");
+        }
+        for other in [
+            "run",
+            "run --",
+            "run -- true",
+            "run --at /d=towline://h/x true",
+            "run --at /d=towline://h/x --",
+            "run --at -- true",
+            "run --at -x -- true",
+            "run --at= -- true",
+            "run --at /d --report=xml -- true",
+            "run --at /d --report --report -- true",
+            "run --at /d --serve a --serve b -- true",
+            "run --at /d --other -- true",
+            "run --at /d --=x -- true",
+            "run --help",
+        ] {
+            assert_eq!(read(other).0, None, "{other}");
+        }
+    }
 }

@@ -11,18 +11,28 @@ use towline_instance::notes::Note;
 use towline_instance::program::Obstacle;
 use towline_instance::{NOTICES, mentions};
 
-/// Looks at the command before it is started: false when it must not be, since it cannot be reached
-/// and an argument names one of the prefixes.
-pub(super) fn may_start(command: &[OsString], prefixes: &[&[u8]]) -> bool {
+/// Whether the library reaches the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// It does, or the command cannot be executed.
+    Reached,
+    /// It does not.
+    Unreached,
+    /// It does not, and the command must not be started: an argument names one of the prefixes.
+    Refused,
+}
+
+/// Looks at the command before it is started.
+pub(super) fn may_start(command: &[OsString], prefixes: &[&[u8]]) -> Reach {
     // What is not found fails when it is started, with the right status.
-    let Some(path) = find(&command[0]) else { return true };
+    let Some(path) = find(&command[0]) else { return Reach::Reached };
     let Ok(Verdict { obstacle: Some((obstacle, program)), .. }) = examine(&path) else {
-        return true;
+        return Reach::Reached;
     };
     let names = |argument: &OsString| prefixes.iter().any(|p| mentions(argument.as_bytes(), p));
     let is_named = command[1..].iter().any(names);
     tell(obstacle, &program, is_named);
-    !is_named
+    if is_named { Reach::Refused } else { Reach::Unreached }
 }
 
 fn tell(obstacle: Obstacle, program: &Path, is_refused: bool) {

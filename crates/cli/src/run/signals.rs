@@ -28,6 +28,13 @@ pub(super) fn with_mask<T>(mask: &Mask, work: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Takes back that the runtime of the language ignores SIGPIPE, which programs would inherit.
+#[allow(unsafe_code)]
+pub(crate) fn take_pipe_signal() {
+    // SAFETY: the default action needs no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 #[allow(unsafe_code)]
 fn set_of(signals: &[i32]) -> Mask {
     // SAFETY: all zero is an empty set; numbers that are none are refused and change nothing.

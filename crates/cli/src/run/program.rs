@@ -1,0 +1,76 @@
+//! The program of a run: becoming it, or waiting for it where there is something to say at its end.
+
+use super::signals::{self, Signals};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::{CString, OsStr, OsString};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+/// What others send to us is meant for the program.
+const PASSED_ON: [i32; 4] = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+/// With those that the terminal sends to the program, too, which decides; we wait for what it does.
+const ALL: [i32; 7] = [
+    PASSED_ON[0],
+    PASSED_ON[1],
+    PASSED_ON[2],
+    PASSED_ON[3],
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGCHLD,
+];
+
+/// Variables of the environment that are set for it.
+type Variables<'a> = [(&'a str, &'a OsStr); 2];
+
+/// Becomes the program, which finds all as this process found it; or tells why not. No other thread may
+/// run.
+#[allow(unsafe_code)]
+pub(super) fn become_one(command: &[OsString], variables: Variables) -> io::Error {
+    let text = |text: &OsString| CString::new(text.as_bytes());
+    // Arguments of a process have no zero bytes.
+    let Ok(command) = command.iter().map(text).collect::<Result<Vec<_>, _>>() else {
+        return io::ErrorKind::InvalidInput.into();
+    };
+    let mut arguments: Vec<_> = command.iter().map(|argument| argument.as_ptr()).collect();
+    arguments.push(std::ptr::null());
+    for (name, value) in variables {
+        // SAFETY: no other thread runs that could look at the environment.
+        unsafe { std::env::set_var(name, value) };
+    }
+    // SAFETY: strings that end with zero bytes, in a list that ends with null; both outlive the call.
+    unsafe { libc::execvp(arguments[0], arguments.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Runs the program to its end, and passes signals on. Gives the exit status, or 128 and the number of
+/// the signal that ended it.
+pub(super) fn wait_for(command: &[OsString], variables: Variables) -> io::Result<u8> {
+    let before = signals::hold(&ALL);
+    let signals = Signals::new(&ALL)?;
+    let mut program = Command::new(&command[0]);
+    program.args(&command[1..]).envs(variables);
+    let mut child = signals::with_mask(&before, || program.spawn())?;
+    let pid = Pid::from_child(&child);
+    loop {
+        while let Some(signal) = signals.next() {
+            if PASSED_ON.contains(&signal)
+                && let Some(signal) = Signal::from_named_raw(signal)
+            {
+                // Fails only when it has ended.
+                let _ = kill_process(pid, signal);
+            }
+        }
+        if let Some(status) = child.try_wait()? {
+            return Ok(match (status.code(), status.signal()) {
+                (Some(code), _) => code as u8,
+                (None, signal) => 128 + signal.unwrap_or(0) as u8,
+            });
+        }
+        // Fails only when a signal comes.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)], None);
+    }
+}
