@@ -7,7 +7,7 @@
 use crate::guard::checked;
 use crate::place::{self, At};
 use crate::{descriptors, start, working};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 fn call(number: i64, arguments: [usize; 6]) -> bool {
     // SAFETY: all callers pass paths that end with a zero byte.
@@ -40,11 +40,7 @@ fn make_parents(path: &[u8]) {
 
 /// Takes a stand-in out of its place: its directory is there no more.
 fn set_aside(path: &[u8]) -> bool {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let mut gone = working::folder();
-    gone.extend_from_slice(working::GONE);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    gone.extend_from_slice(format!("/{}-{number}\0", std::process::id()).as_bytes());
+    let gone = working::stand_in_of_removed();
     make_parents(&gone);
     rename(path, &gone, 0)
 }

@@ -15,7 +15,7 @@ static REMOTE: Mutex<Option<(usize, Vec<u8>)>> = Mutex::new(None);
 static MOVES: AtomicU64 = AtomicU64::new(0);
 
 /// Where stand-ins of removed directories are.
-pub(crate) const GONE: &[u8] = b"gone";
+const GONE: &[u8] = b"gone";
 /// Number of no mount: of a removed working directory. Whatever is asked there fails with `ENOENT`.
 pub(crate) const NO_MOUNT: usize = usize::MAX;
 
@@ -79,6 +79,16 @@ pub(crate) fn go(mount: usize, below: &[u8]) -> Result<(), i32> {
     let clean = place::normal(below);
     let below = clean.strip_prefix(b"/").unwrap_or(&clean);
     let stand_in = stand_in(mount, below);
+    enter(&stand_in, (mount, below.to_vec()))
+}
+
+/// Goes to a directory that was removed, which somebody had open.
+pub(crate) fn go_to_removed() -> Result<(), i32> {
+    enter(&stand_in_of_removed(), (NO_MOUNT, Vec::new()))
+}
+
+/// Goes to a stand-in, which is made where it is missing.
+fn enter(stand_in: &[u8], remote: (usize, Vec<u8>)) -> Result<(), i32> {
     // One directory for each name: then every name fits.
     let first = folder().len();
     for (at, _) in
@@ -88,7 +98,7 @@ pub(crate) fn go(mount: usize, below: &[u8]) -> Result<(), i32> {
     }
     // SAFETY: the path ends with a zero byte.
     unsafe { checked(libc::SYS_chdir, [stand_in.as_ptr() as usize, 0, 0, 0, 0, 0]) }?;
-    *REMOTE.lock().map_err(|_| libc::EIO)? = Some((mount, below.to_vec()));
+    *REMOTE.lock().map_err(|_| libc::EIO)? = Some(remote);
     let state = start::state().ok_or(libc::EIO)?;
     MOVES.store(state.moves().load(Ordering::Acquire), Ordering::Relaxed);
     IS_REMOTE.store(true, Ordering::Relaxed);
@@ -130,6 +140,16 @@ pub(crate) fn stand_in(mount: usize, below: &[u8]) -> Vec<u8> {
         path.extend_from_slice(below);
     }
     path.push(0);
+    path
+}
+
+/// A new name for the stand-in of a removed directory, with a zero byte at the end.
+pub(crate) fn stand_in_of_removed() -> Vec<u8> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mut path = folder();
+    path.extend_from_slice(GONE);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    path.extend_from_slice(format!("/{}-{number}\0", std::process::id()).as_bytes());
     path
 }
 

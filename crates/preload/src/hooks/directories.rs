@@ -11,13 +11,15 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use towline_client::DirEntry;
 
-/// Fails where the working directory may not be.
-fn check(at: &At) -> Result<(), i32> {
+/// Fails where the working directory may not be; the number of its links, zero for one that was removed.
+fn check(at: &At) -> Result<u32, i32> {
     at.with(|base, path| {
-        if !base.stat_path(path, true)?.is_directory() {
+        let attr = base.stat_path(path, true)?;
+        if !attr.is_directory() {
             return Err(towline_wire::Errno::ENOTDIR.into());
         }
-        base.access(path, libc::X_OK as u32)
+        base.access(path, libc::X_OK as u32)?;
+        Ok(attr.links)
     })
 }
 
@@ -62,7 +64,10 @@ pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
     };
     ours(|| {
         let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        check(&At { mount, directory: Some(open), path: b".".to_vec() })?;
+        let at = At { mount, directory: Some(open), path: b".".to_vec() };
+        if check(&at)? == 0 {
+            return working::go_to_removed().map(|()| 0);
+        }
         working::go(mount, &without_links(open, mount)).map(|()| 0)
     })
 }

@@ -197,10 +197,13 @@ unsafe fn apart(from: Name, to: Name, kind: Kind) -> c_int {
         }
         // SAFETY: as above.
         let text = unsafe { CStr::from_ptr(to.1) }.to_bytes();
-        match look(to, libc::AT_SYMLINK_NOFOLLOW) {
+        // A slash behind the name does not matter if something has it, whatever that is.
+        let end = text.iter().rposition(|byte| *byte != b'/').map_or(text.len(), |last| last + 1);
+        let bare = [&text[..end], b"\0"].concat();
+        match look((to.0, bare.as_ptr().cast()), libc::AT_SYMLINK_NOFOLLOW) {
             Ok(()) => Err(libc::EEXIST),
             // A directory is made by no link.
-            Err(libc::ENOENT) if text.ends_with(b"/") => Err(libc::ENOENT),
+            Err(libc::ENOENT) if end < text.len() => Err(libc::ENOENT),
             Err(_) => Ok(()),
         }
     };
