@@ -1,4 +1,4 @@
-//! `towline ls`: listings like those of `ls`, of remote directories; of servers their exports.
+//! `towline ls`: listings like those of `ls`, of remote directories; of servers their exports and disks.
 
 use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report};
@@ -13,7 +13,7 @@ use towline_client::{Attr, DirEntry, Errno, Operation, Url};
 
 const EXAMPLES: &str = "\
 Examples:
-  towline ls towline://host                  exports of a server
+  towline ls towline://host                  exports and disks of a server
   towline ls -l towline://host/data/dir
   towline ls -lR --json towline://host/data  one JSON object a line
 
@@ -134,7 +134,8 @@ impl Listing<'_> {
     }
 
     fn exports(&mut self, remotes: &Remotes, url: &Url) -> Outcome<()> {
-        let mut names = remotes.client(url)?.exports()?;
+        let client = remotes.client(url)?;
+        let mut names = client.exports()?;
         names.sort_unstable();
         for name in names {
             let line = if self.args.json {
@@ -143,6 +144,21 @@ impl Listing<'_> {
                 Value::Object(object).to_string().into_bytes()
             } else {
                 shown(&name, self.terminal)
+            };
+            self.line(&line);
+        }
+        let mut disks = client.disks()?;
+        disks.sort_unstable();
+        for (name, description) in disks {
+            let line = if self.args.json {
+                let mut object = Map::new();
+                json_name(&mut object, "disk", name.as_bytes());
+                object.insert("description".into(), description.into());
+                Value::Object(object).to_string().into_bytes()
+            } else {
+                let name = shown(name.as_bytes(), self.terminal);
+                let description = shown(description.as_bytes(), self.terminal);
+                [&name[..], b"\tdisk, ", &description].concat()
             };
             self.line(&line);
         }

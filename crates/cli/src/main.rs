@@ -241,6 +241,31 @@ mod tests {
     }
 
     #[test]
+    fn manual_pages_name_no_flag_that_is_none() {
+        fn collect(command: &clap::Command, flags: &mut Vec<String>) {
+            flags.extend(command.get_arguments().filter_map(|a| a.get_long()).map(str::to_owned));
+            command.get_subcommands().for_each(|below| collect(below, flags));
+        }
+        // The last one is of a program in an example.
+        let mut flags = ["help", "version", "input"].map(str::to_owned).to_vec();
+        collect(&Cli::command(), &mut flags);
+        let mut unknown = Vec::new();
+        for (page, text) in PAGES {
+            let text = text.replace("\\-", "-");
+            for (at, _) in text.match_indices("--") {
+                let rest = &text[at + 2..];
+                let end = rest.find(|c: char| c != '-' && !c.is_ascii_alphanumeric());
+                let flag = &rest[..end.unwrap_or(rest.len())];
+                let begins = flag.starts_with(|c: char| c.is_ascii_lowercase());
+                if begins && !flags.iter().any(|known| known == flag) {
+                    unknown.push(format!("{page}: --{flag}"));
+                }
+            }
+        }
+        assert!(unknown.is_empty(), "no command has them: {unknown:?}");
+    }
+
+    #[test]
     fn manual_pages_name_every_value_and_default() {
         /// As the manual has numbers of bytes.
         fn ways(value: &str) -> Vec<String> {

@@ -34,13 +34,14 @@ Source and target have to be in one export; use `towline cp -r` and `towline rm 
 
 Examples:
   towline mv towline://host/data/old towline://host/data/new
-  towline mv towline://host/data/a towline://host/data/b towline://host/data/dir\n\n{EXIT}"))]
+  towline mv towline://host/data/a towline://host/data/b towline://host/data/dir\n\n{EXIT}"),
+    override_usage = "towline mv [OPTIONS] SOURCE... TARGET")]
 pub(crate) struct MvArgs {
     /// Fail where the target exists instead of replacing it.
     #[arg(short, long)]
     no_clobber: bool,
     /// Sources, then the target; a directory takes them in.
-    #[arg(required = true, num_args = 2.., value_name = "SOURCE... TARGET")]
+    #[arg(required = true, num_args = 2.., value_name = "URL")]
     urls: Vec<String>,
 }
 

@@ -162,6 +162,9 @@ fn disks_are_shown_mapped_copied_and_resized() {
     let all = place.disk(&["info", &place.url("")]).unwrap();
     assert!(all.contains("img:\n  size: 25165824 (24M)") && all.contains("scratch:"), "{all}");
     assert!(all.contains("(cached)") && all.contains("read only: no"), "{all}");
+    let listed = Command::new(TOWLINE).args(["ls", &place.url("")]).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert!(listed.starts_with("img\tdisk, /") && listed.contains("\nscratch\tdisk, memory\n"));
     let nbd = place.disk(&["info", "--json", &place.nbd("img")]).unwrap();
     let nbd: Value = serde_json::from_str(&nbd).unwrap();
     assert!(nbd["size"] == size && nbd["can_multi_conn"] == true, "{nbd}");

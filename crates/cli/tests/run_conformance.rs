@@ -531,7 +531,7 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
         });
         // Or a directory in an export, with other things above it than there are here.
         let (export, served) =
-            if turn % 2 == 0 { ("dir", "") } else { ("dir/deep/data", "deep/data") };
+            if turn.is_multiple_of(2) { ("dir", "") } else { ("dir/deep/data", "deep/data") };
         let served = own.local("served").join(served);
         fs::create_dir_all(&served).unwrap();
         if turn % 2 == 1 {
@@ -678,6 +678,6 @@ fn random_programs_do_the_same() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
     let Some(length) = number("TOWLINE_LONG") else { return random(1..17, 250) };
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let first = number("TOWLINE_SEED").unwrap_or_else(|| now.as_secs() % 1_000_000_000);
+    let first = number("TOWLINE_SEED").unwrap_or(now.as_secs() % 1_000_000_000);
     random(first..first + 100 * length, 1500);
 }

@@ -58,7 +58,7 @@ pub(crate) enum Preserve {
 
 /// Arguments of `cp`.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = "towline cp [OPTIONS] SOURCE... TARGET")]
 pub(crate) struct Args {
     /// Copy directories with all that is in them; symbolic links stay links.
     #[arg(short, long, visible_short_alias = 'R')]
@@ -88,7 +88,7 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
     /// Sources, then the target: URLs or local paths, at least one side remote.
-    #[arg(required = true, num_args = 2.., value_name = "SOURCE... TARGET")]
+    #[arg(required = true, num_args = 2.., value_name = "PATH")]
     paths: Vec<OsString>,
 }
 

@@ -141,7 +141,7 @@ fn parse(text: &str) -> Result<(String, String, bool), String> {
 }
 
 /// A number of requests, not zero.
-pub(crate) fn parse_count(text: &str) -> Result<u64, String> {
+fn parse_count(text: &str) -> Result<u64, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| format!("\"{text}\" is no number of requests a second"))
 }

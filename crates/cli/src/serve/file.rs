@@ -1,9 +1,10 @@
 //! The configuration file of a server.
 
-use super::exports::{parse_bytes, parse_count, parse_disk};
+use super::exports::{parse_bytes, parse_disk};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use towline_net::address::Address;
 use towline_server::{DiskExport, Export, ExportKind};
@@ -70,7 +71,7 @@ struct RawExport {
     mem: Option<String>,
     disk: Option<String>,
     /// Of a disk: how much each client may ask of it in a second.
-    iops: Option<u64>,
+    iops: Option<NonZeroU64>,
     bandwidth: Option<String>,
     #[serde(default)]
     read_only: bool,
@@ -95,7 +96,7 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
                 let mut disk = parse_disk(&format!("{name}={disk}"))?;
                 disk.read_only |= export.read_only;
                 if let Some(operations) = export.iops {
-                    disk.limit.operations = parse_count(&operations.to_string())?;
+                    disk.limit.operations = operations.get();
                 }
                 if let Some(bytes) = &export.bandwidth {
                     disk.limit.bytes = parse_bytes(bytes)?;
