@@ -181,6 +181,44 @@ print('done')
     }
 }
 
+/// As the kernel writes what a process stored that is killed.
+#[test]
+fn what_a_killed_program_stored_is_written() {
+    if !possible() {
+        return;
+    }
+    let world = World::new();
+    let path = world.local("served/big");
+    big(&path);
+    let script = r"
+import mmap, os, signal, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+m = mmap.mmap(fd, 0)
+m[5 << 20:(5 << 20) + 6] = b'stored'
+if os.fork() == 0:
+    m[6 << 20:(6 << 20) + 7] = b'by both'
+    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.pause()
+";
+    let (status, _, complaint) = ended(python(&world.through("unix", "dir"), script));
+    assert_eq!(status.signal(), Some(libc::SIGKILL), "{status}: {complaint}");
+    // Who writes it goes on behind the program.
+    let file = fs::File::open(&path).unwrap();
+    let read = |at| {
+        let mut bytes = [0; 7];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        bytes
+    };
+    for _ in 0..1200 {
+        if (read(5 << 20), read(6 << 20)) == (*b"stored\0", *b"by both") {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    panic!("{:?} {:?}", read(5 << 20), read(6 << 20));
+}
+
 /// Maps the file, touches a page, says so, waits for a line, and touches another.
 const TOUCHES_TWICE: &str = r"
 import mmap, os, sys

@@ -42,6 +42,95 @@ pub fn changed<'a>(now: &'a [u8], was: &'a [u8]) -> impl Iterator<Item = Range<u
     })
 }
 
+/// The memory's file, as a process reads and writes it.
+pub trait Access {
+    /// Why that failed.
+    type Error;
+
+    /// Bytes from this place on; what is beyond the end is zero.
+    ///
+    /// # Errors
+    /// Those of the file.
+    fn get(&self, at: u64, to: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// Changes bytes.
+    ///
+    /// # Errors
+    /// Those of the file.
+    fn put(&self, at: u64, bytes: &[u8]) -> Result<(), Self::Error>;
+}
+
+/// The remote file that the memory stands for.
+pub trait Remote {
+    /// Why something failed.
+    type Error;
+
+    /// Its length in bytes.
+    ///
+    /// # Errors
+    /// Those of the server.
+    fn size(&self) -> Result<u64, Self::Error>;
+
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// Those of the server.
+    fn write(&self, data: &[u8], at: u64) -> Result<(), Self::Error>;
+}
+
+/// Pages that are read or compared at once.
+pub const AT_ONCE: usize = 256;
+
+/// The runs of pages of a kind, at most [`AT_ONCE`] in each.
+pub fn runs(known: &[u8], kind: impl Fn(u8) -> bool + Copy) -> impl Iterator<Item = Range<usize>> {
+    let mut next = 0;
+    std::iter::from_fn(move || {
+        let start = next + known[next..].iter().position(|known| kind(*known))?;
+        let length = known[start..].iter().take(AT_ONCE).take_while(|known| kind(**known)).count();
+        next = start + length;
+        Some(start..next)
+    })
+}
+
+/// Writes the pages among these that were stored to, as far as the file reaches. To be done in the
+/// file's [`Turn`], so that an older page does not overtake a newer one, and only where originals are
+/// kept.
+///
+/// # Errors
+/// Those of both files; what was not written is still to be.
+pub fn write_back<E>(
+    memory: &impl Access<Error = E>,
+    file: &impl Remote<Error = E>,
+    pages: Range<usize>,
+) -> Result<(), E> {
+    let mut known = vec![0; pages.len()];
+    memory.get(pages.start as u64, &mut known)?;
+    let room = AT_ONCE.min(known.len()) * PAGE;
+    let (mut now, mut was) = (vec![0; room], vec![0; room]);
+    let mut size = None;
+    for run in runs(&known, |known| known != 0) {
+        let (length, at) = (run.len() * PAGE, ((pages.start + run.start) * PAGE) as u64);
+        let (now, was) = (&mut now[..length], &mut was[..length]);
+        memory.get(PAGES_AT + at, now)?;
+        memory.get(ORIGINALS_AT + at, was)?;
+        if now == was {
+            continue;
+        }
+        let size = match size {
+            Some(size) => size,
+            None => *size.insert(file.size()?),
+        };
+        let end = size.saturating_sub(at).min(length as u64) as usize;
+        for changed in changed(&now[..end], &was[..end]) {
+            let at = at + changed.start as u64;
+            let data = &now[changed];
+            file.write(data, at)?;
+            memory.put(ORIGINALS_AT + at, data)?;
+        }
+    }
+    Ok(())
+}
+
 /// Held while pages are read in or written back. One for each opening of the file; the kernel takes it
 /// back when a process dies.
 pub struct Turn<'a>(BorrowedFd<'a>);
@@ -84,6 +173,7 @@ fn set(fd: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn runs_of_changed_pages_are_found() {
@@ -97,5 +187,62 @@ mod tests {
         assert_eq!(runs, [PAGE..3 * PAGE, 5 * PAGE..5 * PAGE + 10]);
         assert_eq!(changed(&now[PAGE..2 * PAGE], &was[..PAGE]).next(), Some(0..PAGE));
         assert_eq!(changed(&[], &[]).next(), None);
+    }
+
+    impl Access for std::fs::File {
+        type Error = io::Error;
+
+        fn get(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
+            self.read_exact_at(to, at)
+        }
+
+        fn put(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+            self.write_all_at(bytes, at)
+        }
+    }
+
+    /// A file of some bytes, and what was written to it.
+    struct Written(u64, std::cell::RefCell<Vec<(u64, usize)>>);
+
+    impl Remote for Written {
+        type Error = io::Error;
+
+        fn size(&self) -> io::Result<u64> {
+            Ok(self.0)
+        }
+
+        fn write(&self, data: &[u8], at: u64) -> io::Result<()> {
+            self.1.borrow_mut().push((at, data.len()));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_was_stored_is_written_once_and_only_within_the_file() {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let memory = std::fs::File::from(rustix::fs::memfd_create("memory", flags).unwrap());
+        let pages = 600;
+        memory.set_len(PAGES_AT + pages * PAGE as u64).unwrap();
+        // All were read but one; stored to are two that are neighbours, the one, and the last.
+        memory.put(0, &vec![1; pages as usize]).unwrap();
+        memory.put(400, &[0]).unwrap();
+        for page in [7u64, 8, 400, 599] {
+            memory.put(PAGES_AT + page * PAGE as u64 + 100, b"stored").unwrap();
+        }
+        let size = pages * PAGE as u64 - 1000;
+        let file = Written(size, Default::default());
+        write_back(&memory, &file, 0..pages as usize).unwrap();
+        let page = PAGE as u64;
+        let wanted = [(7 * page, 2 * PAGE), (599 * page, PAGE - 1000)];
+        assert_eq!(file.1.take(), wanted);
+        write_back(&memory, &file, 0..pages as usize).unwrap();
+        assert_eq!(file.1.take(), [], "nothing has changed since");
+        memory.put(PAGES_AT + 8 * page, b"again").unwrap();
+        // What lies behind the end stays where it is.
+        memory.put(PAGES_AT + size + 10, b"behind").unwrap();
+        write_back(&memory, &file, 0..8).unwrap();
+        assert_eq!(file.1.take(), []);
+        write_back(&memory, &file, 8..pages as usize).unwrap();
+        assert_eq!(file.1.take(), [(8 * page, PAGE)]);
     }
 }

@@ -2,7 +2,9 @@
 
 use super::pager::Run;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use rustix::process::PidfdFlags;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use towline_client::Client;
-use towline_instance::memory::Turn;
+use towline_instance::memory::{Access, Turn};
 use towline_instance::pager::{MESSAGE_BYTES, Message};
 use towline_instance::userfault::{self, PAGE};
 use towline_instance::{Taken, memory};
@@ -24,6 +26,9 @@ const PAGE_BYTES: u64 = PAGE as u64;
 /// How often a process is looked for that has closed its connection, and may live all the same.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
+/// How long the end of a process is waited for; it may have become another program instead.
+const ENDING: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
 /// An open file, which stays open as long as this lives.
 struct Source {
     /// Of its placeholder, as the kernel keeps a mapped file open.
@@ -31,6 +36,36 @@ struct Source {
     client: Client,
     handle: u64,
     flags: u32,
+}
+
+impl Source {
+    fn with<T>(
+        &self,
+        work: impl FnOnce(&towline_client::File) -> Result<T, towline_client::Error>,
+    ) -> io::Result<T> {
+        self.client
+            .with_handle(self.handle, self.flags, work)
+            .map_err(|error| io::Error::from_raw_os_error(i32::from(error.errno().0)))
+    }
+
+    fn is_writable(&self) -> bool {
+        self.flags & libc::O_ACCMODE as u32 == libc::O_RDWR as u32
+    }
+}
+
+impl memory::Remote for Source {
+    type Error = io::Error;
+
+    fn size(&self) -> io::Result<u64> {
+        self.with(towline_client::File::stat).map(|attr| attr.size)
+    }
+
+    fn write(&self, data: &[u8], at: u64) -> io::Result<()> {
+        match self.with(|file| file.write_at(data, at))? {
+            count if count < data.len() => Err(io::ErrorKind::StorageFull.into()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The memory that all processes of the run share for a file, opened here.
@@ -45,20 +80,61 @@ impl Memory {
         Ok(Self { path, file })
     }
 
+    /// Writes what was stored to it, when no process maps it any more: those who do write themselves.
+    fn write_back(&self, source: &Source) -> io::Result<()> {
+        // Of its own, as the lock is that of an opening.
+        let file = File::options().read(true).write(true).open(&self.path)?;
+        if rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(());
+        }
+        let memory = Self { path: self.path.clone(), file };
+        if !memory.keeps_originals()? {
+            return Ok(());
+        }
+        let _turn = Turn::take(memory.file.as_fd())?;
+        let length = memory.file.metadata()?.len().saturating_sub(memory::PAGES_AT);
+        memory::write_back(&memory, source, 0..(length / PAGE_BYTES) as usize)
+    }
+
+    fn keeps_originals(&self) -> io::Result<bool> {
+        let mut keeps = [0];
+        self.get(memory::KEEPS_AT, &mut keeps)?;
+        Ok(keeps[0] != 0)
+    }
+
     /// Notes that pages are there, which were read as `data`. To be done in the turn of their filling.
     fn read_in(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        let mut keeps = [0];
-        self.file.read_exact_at(&mut keeps, memory::KEEPS_AT)?;
-        if keeps[0] != 0 {
+        if self.keeps_originals()? {
             let mut known = vec![0; data.len()];
-            self.file.read_exact_at(&mut known, memory::ORIGINALS_AT + offset)?;
+            self.get(memory::ORIGINALS_AT + offset, &mut known)?;
             // Holes stay holes.
             for run in memory::changed(data, &known) {
-                let at = memory::ORIGINALS_AT + offset + run.start as u64;
-                self.file.write_all_at(&data[run], at)?;
+                self.put(memory::ORIGINALS_AT + offset + run.start as u64, &data[run])?;
             }
         }
-        self.file.write_all_at(&vec![1; data.len() / PAGE], offset / PAGE_BYTES)
+        self.put(offset / PAGE_BYTES, &vec![1; data.len() / PAGE])
+    }
+}
+
+impl memory::Access for Memory {
+    type Error = io::Error;
+
+    fn get(&self, at: u64, to: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < to.len() {
+            match self.file.read_at(&mut to[done..], at + done as u64)? {
+                0 => {
+                    to[done..].fill(0);
+                    break;
+                }
+                read => done += read,
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, at)
     }
 }
 
@@ -140,6 +216,8 @@ pub(super) struct Process<'a> {
     /// `None` once it is closed at the other end.
     socket: Option<OwnedFd>,
     userfault: OwnedFd,
+    /// Readable when it has ended.
+    ended: Option<OwnedFd>,
     /// Closing it ends the process by `SIGBUS`: nobody would answer its touches.
     _lifeline: OwnedFd,
     ranges: Vec<Range>,
@@ -150,11 +228,13 @@ impl<'a> Process<'a> {
     /// Serves the process at the other end of a connection until it ends.
     pub(super) fn serve(run: &'a Run, socket: OwnedFd) {
         let ended = Self::meet(run, socket).map(|mut process| {
-            loop {
+            let end = loop {
                 if let Err(end) = process.turn() {
                     break end;
                 }
-            }
+            };
+            process.write_back();
+            end
         });
         if let Ok(End::Failed(error)) | Err(End::Failed(error)) = ended {
             log::warn!("mappings of a process are filled no longer: {error}");
@@ -174,7 +254,11 @@ impl<'a> Process<'a> {
             token => run.announced(token).ok_or_else(|| strange("a child of nobody"))?,
         };
         let buffer = vec![0; AHEAD_MAX as usize];
-        Ok(Self { run, socket: Some(socket), userfault, _lifeline: lifeline, ranges, buffer })
+        let ended = rustix::net::sockopt::socket_peercred(&socket)
+            .and_then(|peer| rustix::process::pidfd_open(peer.pid, PidfdFlags::empty()))
+            .ok();
+        let socket = Some(socket);
+        Ok(Self { run, socket, userfault, ended, _lifeline: lifeline, ranges, buffer })
     }
 
     /// Waits for something to do, and does it.
@@ -202,6 +286,22 @@ impl<'a> Process<'a> {
             }
         }
         Ok(())
+    }
+
+    /// After its end: what it could not write itself, as when it was killed.
+    fn write_back(&self) {
+        let is_shared = |range: &&Range| range.memory.is_some() && range.source.is_writable();
+        let mut ranges = self.ranges.iter().filter(is_shared).peekable();
+        if let (Some(_), Some(ended)) = (ranges.peek(), &self.ended) {
+            // Its memory goes first; then what locks the memory of its mappings is closed.
+            let _ = poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&ENDING));
+        }
+        for range in ranges {
+            let Some(memory) = &range.memory else { continue };
+            if let Err(error) = memory.write_back(&range.source) {
+                log::warn!("what a program stored to a mapped file is not all written: {error}");
+            }
+        }
     }
 
     /// Whether the process still is what it was, though its connection is closed: it may have closed
@@ -376,10 +476,7 @@ fn fill(
     let offset = range.offset + (start - range.at);
     let buffer = &mut buffer[..length as usize];
     let _turn = range.memory.as_ref().map(|m| Turn::take(m.file.as_fd())).transpose()?;
-    let Source { client, handle, flags, .. } = &*range.source;
-    let read = client
-        .with_handle(*handle, *flags, |file| file.read_at(buffer, offset))
-        .map_err(|error| io::Error::from_raw_os_error(i32::from(error.errno().0)))?;
+    let read = range.source.with(|file| file.read_at(buffer, offset))?;
     let end = read.next_multiple_of(PAGE);
     buffer[read..end].fill(0);
     if start + end as u64 <= page {

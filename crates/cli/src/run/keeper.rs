@@ -171,6 +171,9 @@ impl Keeper {
 
     /// Ends it.
     pub(super) fn stop(mut self) {
+        if let Some(pager) = &self.pager {
+            pager.finish();
+        }
         self.work();
         self.state.keep(false);
         // Closing it takes the kernel some 10 ms, which nobody has to wait for: it does so when this

@@ -23,6 +23,8 @@ const BACKLOG: i32 = 128;
 const STACK_BYTES: usize = 256 << 10;
 /// How long the announcement of a child is waited for: its parent's thread may wait for a server.
 const ANNOUNCED: Duration = Duration::from_secs(120);
+/// How long the end of a run waits for what is written after the end of programs.
+const WRITTEN: Duration = Duration::from_secs(60);
 /// Most children that were announced and did not come.
 const FORKS_MAX: usize = 4096;
 
@@ -42,6 +44,9 @@ pub(super) struct Run {
     /// Mappings of children that were announced.
     forks: Mutex<HashMap<u64, Vec<super::faults::Range>>>,
     announced: Condvar,
+    /// Processes that are served.
+    served: Mutex<usize>,
+    ended: Condvar,
 }
 
 impl Pager {
@@ -63,6 +68,8 @@ impl Pager {
             servers,
             forks: Mutex::default(),
             announced: Condvar::new(),
+            served: Mutex::default(),
+            ended: Condvar::new(),
         };
         Ok(Self { listener, run: Arc::new(run) })
     }
@@ -75,15 +82,29 @@ impl Pager {
                     more_descriptors();
                     let run = Arc::clone(&self.run);
                     let thread = std::thread::Builder::new().name("pager".to_owned());
-                    let serve = move || Process::serve(&run, socket);
+                    run.serve(1);
+                    let serve = move || {
+                        Process::serve(&run, socket);
+                        run.serve(-1);
+                    };
                     // Whom nobody serves reads whole files when they are mapped.
                     if let Err(error) = thread.stack_size(STACK_BYTES).spawn(serve) {
+                        self.run.serve(-1);
                         log::warn!("mappings of a process are not filled on demand: {error}");
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(_) => return,
             }
+        }
+    }
+
+    /// When all processes have ended: waits until what they stored is written.
+    pub(super) fn finish(&self) {
+        let served = self.run.served.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.run.ended.wait_timeout_while(served, WRITTEN, |served| *served > 0);
+        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+            log::warn!("what programs stored to mapped files is not all written");
         }
     }
 }
@@ -95,6 +116,13 @@ impl AsFd for Pager {
 }
 
 impl Run {
+    /// One more that is served, or one less.
+    fn serve(&self, change: isize) {
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        *served = served.saturating_add_signed(change);
+        self.ended.notify_all();
+    }
+
     /// Notes what a child will have.
     pub(super) fn announce(&self, token: u64, ranges: Vec<super::faults::Range>) {
         let mut forks = self.forks.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,12 +7,11 @@ use crate::descriptors::{self, Open};
 use crate::guard::checked;
 use crate::remote;
 use libc::{c_int, c_void, off64_t, size_t};
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 use towline_client::File;
-use towline_instance::memory::{self, Turn};
+use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
 
 /// True once a process of the run has made a shared mapping.
 pub(crate) fn is_any() -> bool {
@@ -29,23 +28,10 @@ pub(crate) struct Shared {
     mine: Mutex<()>,
 }
 
-const PAGES_AT: i64 = memory::PAGES_AT as i64;
-const ORIGINALS_AT: i64 = memory::ORIGINALS_AT as i64;
+const PAGES_AT: usize = memory::PAGES_AT as usize;
+const ORIGINALS_AT: usize = memory::ORIGINALS_AT as usize;
 /// Bytes of the longest file that has room.
 const LENGTH_MAX: usize = memory::PAGES_MAX as usize * PAGE;
-/// Pages that are read or compared at once.
-const AT_ONCE: usize = 256;
-
-/// The runs of pages of a kind, at most [`AT_ONCE`] in each.
-fn runs(known: &[u8], kind: impl Fn(u8) -> bool + Copy) -> impl Iterator<Item = Range<usize>> {
-    let mut next = 0;
-    std::iter::from_fn(move || {
-        let start = next + known[next..].iter().position(|known| kind(*known))?;
-        let length = known[start..].iter().take(AT_ONCE).take_while(|known| kind(**known)).count();
-        next = start + length;
-        Some(start..next)
-    })
-}
 
 /// An open file by which mappings are written back: the program may close its descriptor at once.
 pub(super) struct Handle {
@@ -68,6 +54,10 @@ impl Handle {
     pub(super) fn lent(mount: usize, number: u64) -> Self {
         Self { mount, number, is_lent: true }
     }
+}
+
+impl memory::Remote for Handle {
+    type Error = i32;
 
     fn size(&self) -> Result<u64, i32> {
         remote::with_handle(self.mount, self.number, File::stat).map(|attr| attr.size)
@@ -146,32 +136,6 @@ impl Shared {
         unsafe { checked(number, [self.fd as usize, a, b, c, 0, 0]) }
     }
 
-    /// Bytes of a part; what is beyond the end is zero.
-    fn get(&self, part: i64, at: usize, to: &mut [u8]) -> Result<(), i32> {
-        let mut done = 0;
-        while done < to.len() {
-            let (rest, from) = (&mut to[done..], part as usize + at + done);
-            let count =
-                self.call(libc::SYS_pread64, rest.as_mut_ptr() as usize, rest.len(), from)?;
-            if count == 0 {
-                rest.fill(0);
-                break;
-            }
-            done += count;
-        }
-        Ok(())
-    }
-
-    /// Changes bytes of a part.
-    fn put(&self, part: i64, at: usize, bytes: &[u8]) -> Result<(), i32> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let (rest, to) = (&bytes[done..], part as usize + at + done);
-            done += self.call(libc::SYS_pwrite64, rest.as_ptr() as usize, rest.len(), to)?;
-        }
-        Ok(())
-    }
-
     /// Waits until nobody else reads it in or writes it back.
     fn turn(&self) -> Result<(MutexGuard<'_, ()>, Turn<'_>), i32> {
         // The turn is that of the opening, which threads share.
@@ -200,11 +164,11 @@ impl Shared {
             let (bytes, at) = (&mut bytes[..run.len() * PAGE], (first + run.start) * PAGE);
             let read = remote::with(open, |file| file.read_at(bytes, at as u64))?;
             bytes[read..].fill(0);
-            self.put(PAGES_AT, at, bytes)?;
+            self.put((PAGES_AT + at) as u64, bytes)?;
             if keeps {
-                self.put(ORIGINALS_AT, at, bytes)?;
+                self.put((ORIGINALS_AT + at) as u64, bytes)?;
             }
-            self.put(0, first + run.start, &vec![1; run.len()])?;
+            self.put((first + run.start) as u64, &vec![1; run.len()])?;
         }
         Ok(())
     }
@@ -223,7 +187,7 @@ impl Shared {
             self.call(libc::SYS_fallocate, mode as usize, 0, i64::MAX as usize)?;
         }
         self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
-        let end = PAGES_AT as usize + end;
+        let end = PAGES_AT + end;
         if self.length()? < end {
             self.call(libc::SYS_ftruncate, end, 0, 0)?;
         }
@@ -251,19 +215,19 @@ impl Shared {
         offset: off64_t,
     ) -> *mut c_void {
         // SAFETY: as the program says.
-        unsafe { plain(at, length, protection, flags, self.fd, PAGES_AT + offset) }
+        unsafe { plain(at, length, protection, flags, self.fd, PAGES_AT as i64 + offset) }
     }
 
     /// Which of so many pages from this one on were read: a byte for each.
     fn known(&self, first: usize, pages: usize) -> Result<Vec<u8>, i32> {
         let mut known = vec![0u8; pages.min((memory::PAGES_MAX as usize).saturating_sub(first))];
-        self.get(0, first, &mut known)?;
+        self.get(first as u64, &mut known)?;
         Ok(known)
     }
 
     fn keeps_originals(&self) -> Result<bool, i32> {
         let mut keeps = [0];
-        self.get(0, memory::KEEPS_AT as usize, &mut keeps)?;
+        self.get(memory::KEEPS_AT, &mut keeps)?;
         Ok(keeps[0] != 0)
     }
 
@@ -277,10 +241,10 @@ impl Shared {
         let mut bytes = vec![0; AT_ONCE.min(known.len()) * PAGE];
         for run in runs(&known, |known| known != 0) {
             let (bytes, at) = (&mut bytes[..run.len() * PAGE], run.start * PAGE);
-            self.get(PAGES_AT, at, bytes)?;
-            self.put(ORIGINALS_AT, at, bytes)?;
+            self.get((PAGES_AT + at) as u64, bytes)?;
+            self.put((ORIGINALS_AT + at) as u64, bytes)?;
         }
-        self.put(0, memory::KEEPS_AT as usize, &[1])
+        self.put(memory::KEEPS_AT, &[1])
     }
 
     /// Writes what was stored to so many bytes from this offset on, as far as the file reaches.
@@ -289,34 +253,9 @@ impl Shared {
         file: &Handle,
         (offset, length): (i64, usize),
     ) -> Result<(), i32> {
-        // So that an older page of one process does not overtake a newer one of another.
         let _turn = self.turn()?;
         let first = offset as usize / PAGE;
-        let known = self.known(first, length.div_ceil(PAGE))?;
-        let room = AT_ONCE.min(known.len()) * PAGE;
-        let (mut now, mut was) = (vec![0; room], vec![0; room]);
-        let mut size = None;
-        for run in runs(&known, |known| known != 0) {
-            let (length, at) = (run.len() * PAGE, (first + run.start) * PAGE);
-            let (now, was) = (&mut now[..length], &mut was[..length]);
-            self.get(PAGES_AT, at, now)?;
-            self.get(ORIGINALS_AT, at, was)?;
-            if now == was {
-                continue;
-            }
-            let size = match size {
-                Some(size) => size,
-                None => *size.insert(file.size()?),
-            };
-            let end = size.saturating_sub(at as u64).min(length as u64) as usize;
-            for changed in memory::changed(&now[..end], &was[..end]) {
-                let at = at + changed.start;
-                let data = &now[changed];
-                file.write(data, at as u64)?;
-                self.put(ORIGINALS_AT, at, data)?;
-            }
-        }
-        Ok(())
+        memory::write_back(self, file, first..first + length.div_ceil(PAGE))
     }
 
     /// Bytes of the file are these now.
@@ -330,9 +269,9 @@ impl Shared {
             let from = start.max((first + run.start) * PAGE);
             let to = end.min((first + run.end) * PAGE);
             let part = &data[from - start..to - start];
-            self.put(PAGES_AT, from, part)?;
+            self.put((PAGES_AT + from) as u64, part)?;
             if keeps {
-                self.put(ORIGINALS_AT, from, part)?;
+                self.put((ORIGINALS_AT + from) as u64, part)?;
             }
         }
         Ok(())
@@ -346,7 +285,7 @@ impl Shared {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             let rest = LENGTH_MAX - from;
             if rest > 0 {
-                self.call(libc::SYS_fallocate, mode as usize, part as usize + from, rest)?;
+                self.call(libc::SYS_fallocate, mode as usize, part + from, rest)?;
             }
         }
         Ok(())
@@ -365,17 +304,17 @@ impl Shared {
             let read = remote::with(open, |file| file.read_at(new, at as u64))?;
             new[read..].fill(0);
             if !keeps {
-                self.put(PAGES_AT, at, new)?;
+                self.put((PAGES_AT + at) as u64, new)?;
                 continue;
             }
-            self.get(PAGES_AT, at, now)?;
-            self.get(ORIGINALS_AT, at, was)?;
+            self.get((PAGES_AT + at) as u64, now)?;
+            self.get((ORIGINALS_AT + at) as u64, was)?;
             for changed in memory::changed(now, was) {
                 new[changed.clone()].copy_from_slice(&now[changed]);
             }
             for changed in memory::changed(new, now) {
-                self.put(PAGES_AT, at + changed.start, &new[changed.clone()])?;
-                self.put(ORIGINALS_AT, at + changed.start, &new[changed])?;
+                self.put((PAGES_AT + at + changed.start) as u64, &new[changed.clone()])?;
+                self.put((ORIGINALS_AT + at + changed.start) as u64, &new[changed])?;
             }
         }
         Ok(())
@@ -383,7 +322,7 @@ impl Shared {
 
     /// Pages that the memory has room for.
     fn pages(&self) -> Result<usize, i32> {
-        Ok(self.length()?.saturating_sub(PAGES_AT as usize) / PAGE)
+        Ok(self.length()?.saturating_sub(PAGES_AT) / PAGE)
     }
 
     /// Bytes of the file that it is.
@@ -392,6 +331,34 @@ impl Shared {
         let mut status: libc::stat = unsafe { std::mem::zeroed() };
         self.call(libc::SYS_fstat, &raw mut status as usize, 0, 0)?;
         Ok(status.st_size as usize)
+    }
+}
+
+impl Access for Shared {
+    type Error = i32;
+
+    fn get(&self, at: u64, to: &mut [u8]) -> Result<(), i32> {
+        let mut done = 0;
+        while done < to.len() {
+            let (rest, from) = (&mut to[done..], at as usize + done);
+            let count =
+                self.call(libc::SYS_pread64, rest.as_mut_ptr() as usize, rest.len(), from)?;
+            if count == 0 {
+                rest.fill(0);
+                break;
+            }
+            done += count;
+        }
+        Ok(())
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) -> Result<(), i32> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let (rest, to) = (&bytes[done..], at as usize + done);
+            done += self.call(libc::SYS_pwrite64, rest.as_ptr() as usize, rest.len(), to)?;
+        }
+        Ok(())
     }
 }
 
