@@ -124,11 +124,13 @@ struct Slot {
     status: Status,
     /// The memory of its outcomes, one after the other.
     outcome: Outcome,
-    /// Header, body and inline payload, to be sent again when the lane is lost.
+    /// Header, body and short inline payload, to be sent again when the lane is lost.
     message: Arc<Vec<u8>>,
-    /// Granted parts of the source that wait to be sent: it must stay until they are.
+    /// The source follows the message.
+    rides: bool,
+    /// Parts of the source that wait to be sent: it must stay until they are.
     sending: usize,
-    /// Sent under grants.
+    /// Sent behind the message or under grants.
     source: Buffer,
     target: Buffer,
     /// More may be read than rides inline, and goes straight to its place. Listings are short for
@@ -206,8 +208,7 @@ impl State {
             let slot = &mut self.slots[usize::from(*number)];
             if std::mem::take(&mut slot.indebted) {
                 let header = Header::new(Kind::Release, *number, slot.sequence);
-                let bytes = Arc::new(header.to_bytes().to_vec());
-                releases.push(Out::Message { bytes, done: 0 });
+                releases.push(Out::header(&header));
             }
         }
         releases
@@ -237,34 +238,50 @@ impl State {
     }
 }
 
-/// A message, or a part of a request's data, that waits to be sent.
-enum Out {
-    Message {
-        bytes: Arc<Vec<u8>>,
-        done: usize,
-    },
-    /// `source` stays valid until `Core::sent_data`, which the slot's `sending` counts.
-    Data {
-        slot: u16,
-        head: [u8; HEADER_BYTES],
-        source: *const [u8],
-        done: usize,
-    },
+/// A message that waits to be sent.
+struct Out {
+    head: Head,
+    /// A part of the source of this slot, which follows. It stays valid until `Core::sent_data`, which the slot's
+    /// `sending` counts.
+    data: Option<(u16, *const [u8])>,
+    /// Bytes that have left.
+    done: usize,
+}
+
+enum Head {
+    /// Of a request, which keeps it.
+    Kept(Arc<Vec<u8>>),
+    /// Of anything else.
+    Bare([u8; HEADER_BYTES]),
 }
 
 impl Out {
+    fn header(header: &Header) -> Self {
+        Self { head: Head::Bare(header.to_bytes()), data: None, done: 0 }
+    }
+
     /// What is still to be sent, in order.
     fn rest(&self) -> [&[u8]; 2] {
-        let (parts, done): ([&[u8]; 2], usize) = match self {
-            Self::Message { bytes, done } => ([bytes, &[]], *done),
-            Self::Data { source, head, done, .. } => ([head, shared(*source)], *done),
+        let head: &[u8] = match &self.head {
+            Head::Kept(message) => message,
+            Head::Bare(header) => header,
         };
-        let first = done.min(parts[0].len());
-        [&parts[0][first..], &parts[1][done - first..]]
+        let data = self.data.map_or(&[][..], |(_, data)| shared(data));
+        let first = self.done.min(head.len());
+        [&head[first..], &data[self.done - first..]]
     }
 }
 
-// SAFETY: the pointer is to a buffer that is `Send` and outlives the message, see `Out::Data`.
+impl Slot {
+    /// The message of this slot, which has that number, to be sent.
+    fn out(&mut self, number: u16) -> Out {
+        let data = self.rides.then(|| (number, self.source.bytes()));
+        self.sending += usize::from(self.rides);
+        Out { head: Head::Kept(self.message.clone()), data, done: 0 }
+    }
+}
+
+// SAFETY: the pointer is to a buffer that is `Send` and outlives the message, see `Out::data`.
 #[allow(unsafe_code)]
 unsafe impl Send for Out {}
 
@@ -296,6 +313,7 @@ fn fresh_slot() -> Slot {
         status: Status::Free,
         outcome: Outcome::default(),
         message: Arc::default(),
+        rides: false,
         sending: 0,
         source: Buffer::none(),
         target: Buffer::none(),

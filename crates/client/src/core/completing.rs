@@ -66,7 +66,7 @@ impl Completing<'_> {
                 bytes[1] &= !request_flag::BORROWS;
                 slot.message = Arc::new(bytes);
                 slot.indebted = false;
-                self.answers.push(Out::Message { bytes: slot.message.clone(), done: 0 });
+                self.answers.push(slot.out(header.slot));
                 Ok(None)
             }
         }
@@ -160,12 +160,8 @@ impl Sink for Completing<'_> {
                 slot.sending += 1;
                 let source =
                     &raw const shared(slot.source.bytes())[from as usize..(from + length) as usize];
-                self.answers.push(Out::Data {
-                    slot: header.slot,
-                    head: head.to_bytes(),
-                    source,
-                    done: 0,
-                });
+                let data = Some((header.slot, source));
+                self.answers.push(Out { data, ..Out::header(&head) });
                 Ok(())
             }
             _ => Err(ProtocolError { what: "message of a kind that only clients send", at: 0 }),

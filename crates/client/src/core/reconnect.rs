@@ -1,6 +1,6 @@
 //! A lost lane is replaced, and what was not answered is sent again.
 
-use super::{Core, Out, Outcome, Slot, Status, connection_error};
+use super::{Core, Outcome, Slot, Status, connection_error};
 use crate::Error;
 use crate::borrow::Memories;
 use crate::disks::OpenDisks;
@@ -157,7 +157,7 @@ impl Core {
             slot.landed = 0;
             slot.checksums.clear();
             slot.failed = None;
-            out.push_back(Out::Message { bytes: slot.message.clone(), done: 0 });
+            out.push_back(slot.out(number as u16));
         }
         Ok(())
     }

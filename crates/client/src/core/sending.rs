@@ -15,6 +15,9 @@ use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::request::append_compound;
 use towline_wire::{Errno, Header, Kind, Request};
 
+/// Data up to this length is copied behind its request; longer data is sent from where it is.
+const COPIED_BYTES_MAX: usize = 1024;
+
 impl Core {
     pub(crate) fn close_later(self: &Arc<Self>, handle: u64) {
         let mut state = self.state.lock();
@@ -38,18 +41,18 @@ impl Core {
             state.closing.push(Closing::File(handle));
             return;
         }
-        if let Some(bytes) = self.fill_close(&mut state, Closing::File(handle)) {
+        if let Some(out) = self.fill_close(&mut state, Closing::File(handle)) {
             drop(state);
-            self.out.lock().push_back(Out::Message { bytes, done: 0 });
+            self.out.lock().push_back(out);
         }
     }
 
     /// Takes a slot for a close, if there is one; its message.
-    fn fill_close(&self, state: &mut State, closing: Closing) -> Option<Arc<Vec<u8>>> {
+    fn fill_close(&self, state: &mut State, closing: Closing) -> Option<Out> {
         let slot = self.fill(state, &[closing.request()], Buffer::none(), Buffer::none())?;
         let found = &mut state.slots[usize::from(slot.slot)];
         found.abandoned = true;
-        Some(found.message.clone())
+        Some(found.out(slot.slot))
     }
 
     /// Sends the closes that wait, as far as there are slots; nobody waits for their answers.
@@ -60,15 +63,14 @@ impl Core {
                 return;
             }
             let Some(closing) = state.closing.pop() else { return };
-            let Some(bytes) = self.fill_close(&mut state, closing) else { return };
+            let Some(out) = self.fill_close(&mut state, closing) else { return };
             drop(state);
-            self.send(Out::Message { bytes, done: 0 });
+            self.send(out);
         }
     }
 
     pub(crate) fn close(&self) {
-        let bytes = Arc::new(Header::new(Kind::Goodbye, 0, 0).to_bytes().to_vec());
-        self.out.lock().push_back(Out::Message { bytes, done: 0 });
+        self.out.lock().push_back(Out::header(&Header::new(Kind::Goodbye, 0, 0)));
         // The server ends the session by itself some time later if this does not reach it.
         let _ = self.flush();
     }
@@ -90,6 +92,7 @@ impl Core {
         slot.order = state.requested;
         slot.stamps = Stamps::of(slot.sequence);
         let inline = source.len() <= INLINE_BYTES_MAX;
+        slot.rides = inline && source.len() > COPIED_BYTES_MAX;
         let mut header = Header::new(Kind::Request, number, slot.sequence);
         (header.word_a, header.word_b) = self.identity();
         if state.memories.is_some() {
@@ -110,7 +113,7 @@ impl Core {
             append_compound(requests, message);
             header.body_bytes = (message.len() - HEADER_BYTES) as u32;
             message[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
-            if inline {
+            if inline && !slot.rides {
                 message.extend_from_slice(shared(source.bytes()));
             }
         }
@@ -192,19 +195,19 @@ impl Core {
             return Err(Errno::ESTALE.into());
         }
         let slot = self.fill(&mut state, requests, source, target).ok_or(Errno::EAGAIN)?;
-        let found = &state.slots[usize::from(slot.slot)];
-        let (bytes, measured) = (found.message.clone(), found.stamps.is_some());
+        let found = &mut state.slots[usize::from(slot.slot)];
+        let (out, measured) = (found.out(slot.slot), found.stamps.is_some());
         let releases = state.releases();
         drop(state);
         if coalesce > 0 || !releases.is_empty() {
-            let mut out = self.out.lock();
-            out.extend(releases);
-            if out.len() + 1 < coalesce {
-                out.push_back(Out::Message { bytes, done: 0 });
+            let mut queue = self.out.lock();
+            queue.extend(releases);
+            if queue.len() + 1 < coalesce {
+                queue.push_back(out);
                 return Ok(Some(slot));
             }
         }
-        self.send(Out::Message { bytes, done: 0 });
+        self.send(out);
         if measured
             && let Some(stamps) = &mut self.state.lock().slots[usize::from(slot.slot)].stamps
         {
@@ -262,19 +265,18 @@ impl Core {
     pub(super) fn sent(&self, out: &mut VecDeque<Out>, mut count: usize) {
         while let Some(front) = out.front_mut() {
             let rest: usize = front.rest().iter().map(|part| part.len()).sum();
-            let (Out::Message { done, .. } | Out::Data { done, .. }) = &mut *front;
             if count < rest {
-                *done += count;
+                front.done += count;
                 return;
             }
             count -= rest;
-            if let Some(Out::Data { slot, .. }) = out.pop_front() {
+            if let Some(Out { data: Some((slot, _)), .. }) = out.pop_front() {
                 self.sent_data(slot);
             }
         }
     }
 
-    /// A granted part is sent; a request that was answered meanwhile is over now.
+    /// A part of a source is sent; a request that was answered meanwhile is over now.
     pub(super) fn sent_data(&self, slot: u16) {
         let mut state = self.state.lock();
         let found = &mut state.slots[usize::from(slot)];
