@@ -76,11 +76,14 @@ impl<T> Drop for Operation<T> {
 pub struct Group<T> {
     core: Option<Arc<Core>>,
     operations: Vec<(u64, Operation<T>)>,
+    /// Where the next one that has finished is looked for first: behind the last one, since answers come in order for
+    /// the most part.
+    next: usize,
 }
 
 impl<T> Default for Group<T> {
     fn default() -> Self {
-        Self { core: None, operations: Vec::new() }
+        Self { core: None, operations: Vec::new(), next: 0 }
     }
 }
 
@@ -116,8 +119,13 @@ impl<T> Group<T> {
     /// Waits until any operation has finished and takes it; `None` when the group is empty.
     pub fn wait_any(&mut self) -> Option<(u64, Result<T, Error>)> {
         let core = self.core.as_ref().filter(|_| !self.operations.is_empty())?;
-        let slots = self.operations.iter().map(|(_, o)| o.slot.as_ref().expect("still waiting"));
-        let (index, finished) = core.wait_any(slots);
+        let first = self.next % self.operations.len();
+        let (before, behind) = self.operations.split_at(first);
+        let slots = behind.iter().chain(before);
+        let (place, finished) =
+            core.wait_any(slots.map(|(_, o)| o.slot.as_ref().expect("still waiting")));
+        let index = (first + place) % self.operations.len();
+        self.next = index + 1;
         let (tag, mut operation) = self.operations.swap_remove(index);
         Some((tag, operation.convert(finished)))
     }

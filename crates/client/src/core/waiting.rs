@@ -54,19 +54,23 @@ impl Core {
     /// Waits for any of several; returns which one, by its place among them.
     pub(crate) fn wait_any<'a>(
         self: &Arc<Self>,
-        slots: impl Iterator<Item = &'a SlotRef>,
+        slots: impl Iterator<Item = &'a SlotRef> + Clone,
     ) -> (usize, Finished) {
-        let slots: Vec<SlotRef> = slots.cloned().collect();
+        // Only who has to wait needs a list of them.
+        let mut waited_for = Vec::new();
         let mut outcome = Outcome::default();
         let mut state = self.state.lock();
         loop {
-            for (index, slot) in slots.iter().enumerate() {
+            for (index, slot) in slots.clone().enumerate() {
                 if let Some(finished) = self.take(&mut state, slot, &mut outcome) {
                     self.hand_over(&state);
                     return (index, finished.map(|buffer| (outcome, buffer)));
                 }
             }
-            state = self.advance(state, Some(&slots));
+            if waited_for.is_empty() {
+                waited_for = slots.clone().cloned().collect();
+            }
+            state = self.advance(state, Some(&waited_for));
         }
     }
 
@@ -99,7 +103,7 @@ impl Core {
     /// Asks the server to give up a request that waits for a lock.
     pub(crate) fn cancel(&self, slot: &SlotRef) {
         let header = Header::new(Kind::Cancel, slot.slot, slot.sequence);
-        self.send(Out::Message { bytes: Arc::new(header.to_bytes().to_vec()), done: 0 });
+        self.send(Out::header(&header));
     }
 
     pub(crate) fn abandon(&self, slot: &SlotRef) {
@@ -231,11 +235,11 @@ impl Core {
         slot.status = Status::Waiting;
         slot.received = 0;
         slot.failed = None;
-        let (bulk, bytes) = (usize::from(slot.bulk), slot.message.clone());
-        state.bulk += bulk;
+        let out = slot.out(number as u16);
+        state.bulk += usize::from(slot.bulk);
         // Else it is sent again when whoever leads notices that the lane is lost.
         if !borrowed.is_of(&state.link) {
-            MutexGuard::unlocked(state, || self.send(Out::Message { bytes, done: 0 }));
+            MutexGuard::unlocked(state, || self.send(out));
         }
     }
 
