@@ -107,6 +107,13 @@ fn a_load_on_every_kind_of_server() {
             assert!(found["secs"].as_f64().unwrap() >= 0.05, "{found}");
         }
     }
+    let shared = ["--nbd", &format!("unix://{nbd}"), "--clients", "5", "--threads", "2"];
+    for (more, size) in [(&["--size", "64K", "--write"][..], 64 << 10), (&["--random"], 4096)] {
+        let found = load(&[&shared, more, &["--secs", "0.05"]].concat());
+        let (ops, moved) = (found["ops"].as_u64().unwrap(), found["bytes"].as_u64().unwrap());
+        assert!(ops >= 5 * 4 && moved == ops * size, "{more:?}: {found}");
+        assert!(found["slowest"].as_f64().unwrap() > 0.0, "each was at work: {found}");
+    }
     // A disk that is known to be slow is measured to be slow.
     let slow =
         load(&["--server", &format!("towline+shm:///slow?socket={socket}"), "--secs", "0.5"]);

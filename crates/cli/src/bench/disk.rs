@@ -3,7 +3,7 @@
 
 use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
-use super::{paper, processor};
+use super::{paper, processor, several};
 use crate::serve::parse_bytes;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
@@ -43,6 +43,9 @@ struct LoadArgs {
     /// With --nbd: agree on structured replies, which may come in pieces and in any order.
     #[arg(long)]
     structured: bool,
+    /// With --nbd: threads that share the connections; default: one for each.
+    #[arg(long, value_name = "N", conflicts_with = "server")]
+    threads: Option<usize>,
     /// Of a load: run on this processor.
     #[arg(long, value_name = "N")]
     pin: Option<usize>,
@@ -64,7 +67,7 @@ pub(crate) struct Requests {
     /// Of a load: requests of each connection under way.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) depth: usize,
-    /// Of a load: connections, each with a thread of its own.
+    /// Of a load: connections, each with a thread of its own unless told otherwise.
     #[arg(long, value_name = "N", default_value_t = 1)]
     clients: usize,
 }
@@ -80,6 +83,8 @@ pub(crate) enum On<'a> {
 /// What is asked of a disk.
 pub(crate) struct Asked<'a> {
     pub(crate) requests: &'a Requests,
+    /// Threads that share the connections to an NBD server; `None`: one for each.
+    pub(crate) threads: Option<usize>,
     /// Bytes of the disk that are used.
     pub(crate) span: u64,
     pub(crate) secs: f64,
@@ -87,7 +92,7 @@ pub(crate) struct Asked<'a> {
 
 /// Runs the command.
 pub(super) fn run(args: &Args) -> Result<(), String> {
-    let LoadArgs { export, requests, structured, coalesce, pin } = &args.load;
+    let LoadArgs { export, requests, structured, coalesce, threads, pin } = &args.load;
     let url;
     let on = match (&args.nbd, &args.server) {
         (Some(place), _) => {
@@ -100,7 +105,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
         (None, None) => return paper::run(&args.experiments),
     };
     let paper::Args { span, secs, .. } = args.experiments;
-    let asked = Asked { requests, span, secs };
+    let asked = Asked { requests, threads: *threads, span, secs };
     let _pinned = pin.map(processor::Pinned::to).transpose()?;
     let found = put(&on, &asked, |mark| println!("#{mark}"))?;
     println!("{found}");
@@ -122,7 +127,7 @@ pub(crate) fn put(
                 32 << 20,
                 mark,
                 || Client::connect(place, export, *order).map_err(failed),
-                |client, load| client.run(load).map_err(failed),
+                |clients, load| several::run(clients, load).map_err(failed),
             )
         }
         On::Towline(url, coalesce) => {
@@ -132,7 +137,9 @@ pub(crate) fn put(
                 8 << 20,
                 mark,
                 || DiskClient::connect(url, *coalesce).map_err(failed),
-                |client, load| client.run(load).map_err(failed),
+                |clients, load| {
+                    clients.iter_mut().map(|client| client.run(load).map_err(failed)).collect()
+                },
             )
         }
     }
@@ -144,9 +151,9 @@ fn load<C: Send>(
     most: u64,
     mark: impl Fn(&str),
     connect: impl Fn() -> Result<C, String>,
-    run: impl Fn(&mut C, Load) -> Result<Outcome, String> + Sync,
+    run: impl Fn(&mut [C], Load) -> Result<Vec<Outcome>, String> + Sync,
 ) -> Result<serde_json::Value, String> {
-    let &Asked { requests, span, secs } = asked;
+    let &Asked { requests, threads, span, secs } = asked;
     let Requests { write, random, size, depth, clients } = requests;
     if !(1..=most).contains(size) || *size > span {
         return Err(format!("--size: expected at most {}M here, and at most --span", most >> 20));
@@ -157,6 +164,11 @@ fn load<C: Send>(
     {
         return Err("--secs: expected 0.001 to 600; --depth and --clients: 1 to 1024".into());
     }
+    let threads = threads.unwrap_or(*clients);
+    if !(1..=*clients).contains(&threads) {
+        return Err("--threads: expected at least 1, and at most --clients".into());
+    }
+    let each = clients.div_ceil(threads);
     let load = Load {
         writes: *write,
         random: *random,
@@ -169,27 +181,30 @@ fn load<C: Send>(
     let mut connected: Vec<C> = (0..*clients).map(|_| connect()).collect::<Result<_, _>>()?;
     // Where processors are short, threads start one after the other: all wait for the last one, end at the
     // same time, and what counts is the time from the first request to the last answer of any of them.
-    let (run, all, end) = (&run, &Barrier::new(*clients), &OnceLock::new());
+    let (run, all, end) = (&run, &Barrier::new(clients.div_ceil(each)), &OnceLock::new());
     mark("start");
-    let results: Vec<(Instant, Result<Outcome, String>, Instant)> = std::thread::scope(|scope| {
-        let begin = move |client| {
-            all.wait();
-            let began = Instant::now();
-            let limit = end.get_or_init(|| began + load.limit).saturating_duration_since(began);
-            (began, run(client, Load { limit, ..load }), Instant::now())
-        };
-        let threads: Vec<_> =
-            connected.iter_mut().map(|client| scope.spawn(move || begin(client))).collect();
-        let lost = |_| (Instant::now(), Err("a thread failed".to_owned()), Instant::now());
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
-    });
+    let results: Vec<(Instant, Result<Vec<Outcome>, String>, Instant)> =
+        std::thread::scope(|scope| {
+            let begin = move |clients| {
+                all.wait();
+                let began = Instant::now();
+                let limit = end.get_or_init(|| began + load.limit).saturating_duration_since(began);
+                (began, run(clients, Load { limit, ..load }), Instant::now())
+            };
+            let threads: Vec<_> = connected
+                .chunks_mut(each)
+                .map(|clients| scope.spawn(move || begin(clients)))
+                .collect();
+            let lost = |_| (Instant::now(), Err("a thread failed".to_owned()), Instant::now());
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+        });
     mark("end");
     let began = results.iter().map(|(began, ..)| *began).min();
     let ended = results.iter().map(|(.., ended)| *ended).max();
     let seconds = began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());
-    let outcomes: Vec<Outcome> =
-        results.into_iter().map(|(_, outcome, _)| outcome).collect::<Result<_, _>>()?;
-    Ok(summary(&outcomes, seconds))
+    let outcomes: Vec<Vec<Outcome>> =
+        results.into_iter().map(|(_, outcomes, _)| outcomes).collect::<Result<_, _>>()?;
+    Ok(summary(&outcomes.concat(), seconds))
 }
 
 /// Rates of all clients together, who were at work for that many seconds, latencies of all requests,

@@ -13,6 +13,7 @@ mod paper;
 mod processor;
 mod raw;
 mod result;
+mod several;
 mod shared;
 mod tree;
 mod workload;

@@ -45,7 +45,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
         return Err(Failure::new("a local file or device: use fio(1)"));
     };
     let span = args.span.unwrap_or(size).min(size);
-    let asked = Asked { requests: &args.requests, span, secs: args.secs };
+    let asked = Asked { requests: &args.requests, threads: None, span, secs: args.secs };
     let found = put(&on, &asked, |_| ()).map_err(Failure::new)?;
     Ok(if args.json { format!("{found}\n") } else { text(&found, args.requests.write) })
 }
