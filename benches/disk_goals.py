@@ -352,7 +352,9 @@ def local_rate(bench, processes):
 def clients(bench):
     many, fewer = bench.medians(lambda: local_rate(bench, 184), lambda: local_rate(bench, 8))
     local = many / fewer
-    for what, more in (("read", []), ("write", ["--write"])):
+    kinds = [(f"{what}{by}", more + threads) for by, threads in (("", []), (", in two threads", ["--threads", 2]))
+             for what, more in (("read", []), ("write", ["--write"]))]
+    for what, more in kinds:
         systems = [System(bench, "towline", "tcp", f"mem:{SIZE}")] + bench.peers("nbdkit memory", "nbd-server", "qemu-nbd")
         few = bench.beside(systems[:1], lambda r: r["bytes_per_s"] / 1e9, "--size", "64K", "--clients", 8, *more)["towline"]
         fair = []
