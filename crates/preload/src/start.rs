@@ -148,6 +148,7 @@ extern "C" fn finish() {
 
 /// What has to be done before a fork, and after it in the parent and in the child.
 pub(crate) extern "C" fn before_fork() {
+    crate::table::look_up_for_children();
     descriptors::share();
     guard::before_fork();
     crate::hooks::touched::before_fork();

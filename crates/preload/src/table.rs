@@ -32,10 +32,8 @@ macro_rules! real_function {
     ($name:ident ($($argument:ident: $kind:ty),*) $result:ty) => {
         #[allow(non_snake_case)] // `_Fork`
         pub(crate) unsafe fn $name($($argument: $kind),*) -> $result {
-            static AT: std::sync::atomic::AtomicPtr<c_void> =
-                std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
             let name = concat!(stringify!($name), "\0");
-            let found = super::look_up(&AT, name);
+            let found = super::look_up(&super::found::$name, name);
             // SAFETY: libc's function of this name has this signature.
             let function: unsafe extern "C" fn($($kind),*) -> $result =
                 // SAFETY: as the program says.
@@ -63,6 +61,17 @@ macro_rules! hooks {
             $(
                 exported!($first $first $arguments $result, $handler);
                 $(exported!($first $alias $arguments $result, $handler);)*
+            )*
+        }
+
+        /// Where libc's functions are, as far as they were called: side by side, so that few pages are
+        /// touched.
+        #[allow(non_upper_case_globals, dead_code)] // names of C, as below
+        mod found {
+            use super::c_void;
+            use std::sync::atomic::AtomicPtr;
+            $(
+                pub(super) static $first: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             )*
         }
 
@@ -96,6 +105,11 @@ fn look_up(at: &std::sync::atomic::AtomicPtr<c_void>, name: &str) -> *mut c_void
     }
     at.store(found, Ordering::Relaxed);
     found
+}
+
+/// Looks up what nearly every child of a fork calls: once here, and not in each child.
+pub(crate) fn look_up_for_children() {
+    look_up(&found::execve, "execve\0");
 }
 
 /// libc's `dlopen`, which `variadic.rs` jumps to.

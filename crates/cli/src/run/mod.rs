@@ -140,6 +140,8 @@ fn start(args: &Args) -> Outcome<u8> {
     }
     let library = Library::new()?;
     let state = State::prepare(directory.path().as_os_str().as_bytes())?;
+    // Here, where it can be told that it fails; the keeper inherits it.
+    let mapped = state.map()?;
     match fork::apart()? {
         fork::Side::Program => {
             // The directory is the keeper's now.
@@ -149,7 +151,6 @@ fn start(args: &Args) -> Outcome<u8> {
         fork::Side::Keeper(program) => {
             fork::let_go_of_streams();
             crate::log_to_standard_error();
-            let mapped = state.map()?;
             let run = Run { args, directory, library, state };
             run.keep(&program, prefixes, mapped);
             std::process::exit(0);
@@ -176,6 +177,8 @@ impl Run<'_> {
                 // Said first, since the program ends then.
                 Report::new("run").check("cannot start", Err::<(), _>(failure));
                 state.fail();
+                // A program that comes later than this has to find it, too.
+                program.keep_until_end(&mut None, &others, &self.state);
                 return;
             }
         };
