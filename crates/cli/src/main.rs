@@ -32,6 +32,7 @@ mod stats;
 mod sum;
 mod text;
 mod time;
+mod workers;
 
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;

@@ -339,3 +339,25 @@ fn progress_is_told_in_lines_where_there_is_no_terminal() {
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(told.starts_with("1 files, 4.9K bytes in "), "{told}");
 }
+
+/// Stacks of such a size make every start of a thread fail, as it does where memory or threads are limited.
+#[test]
+fn a_copy_needs_no_threads() {
+    let world = World::new();
+    let source = world.local("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("large"), noise(LARGE, 3)).unwrap();
+    fs::write(source.join("small"), b"small").unwrap();
+    let copy = |from: &OsStr, to: &OsStr| {
+        let mut command = Command::new("timeout");
+        command.args(["60", TOWLINE, "cp", "-r"]).args([from, to]);
+        let output = command.env("RUST_MIN_STACK", (1_u64 << 46).to_string()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let (there, back) = (world.url("dir/there"), world.local("back"));
+    copy(source.as_os_str(), OsStr::new(&there));
+    copy(OsStr::new(&there), back.as_os_str());
+    for name in ["large", "small"] {
+        assert!(fs::read(source.join(name)).unwrap() == fs::read(back.join(name)).unwrap());
+    }
+}

@@ -282,3 +282,36 @@ fn prometheus_is_answered() {
     assert!(ask("\r\n\r\n").starts_with("HTTP/1.1 405 "));
     server.end();
 }
+
+/// Many clients at once on a server with few descriptors: each is served, or is told why not. Those that are
+/// served do not keep what they have while they wait for more.
+#[test]
+fn clients_of_a_server_without_descriptors_come_to_an_end() {
+    let directory = TempDir::new().unwrap();
+    fs::write(directory.path().join("file"), vec![1; 4 << 20]).unwrap();
+    let script = "ulimit -n 64; exec \"$0\" serve --dir \"$1\" --listen tcp://127.0.0.1:0";
+    let export = format!("d={}", directory.path().display());
+    let mut server = Serving::new(
+        Command::new("sh").args(["-c", script, TOWLINE, &export]).stdin(Stdio::null()),
+    );
+    let line = server.says("listening on tcp://");
+    let address = line.split("tcp://").nth(1).unwrap().split(' ').next().unwrap();
+    let url = format!("towline://{address}/d/file");
+    let clients: Vec<Child> = (0..80)
+        .map(|_| {
+            let mut command = Command::new("timeout");
+            command.args(["90", TOWLINE, "cp", &url, "/dev/null"]).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        })
+        .collect();
+    let mut served = 0;
+    for client in clients {
+        let output = client.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let told = output.status.code() == Some(1) && said.contains("too many open files");
+        assert!(output.status.success() || told, "{:?}: {said}", output.status);
+        served += usize::from(output.status.success());
+    }
+    assert!(served > 0);
+    server.end();
+}

@@ -17,6 +17,10 @@ use towline_wire::{Errno, Header, Hello, Kind, ProtocolError, Welcome};
 /// Time for a connection to come about.
 const CONNECT: Duration = Duration::from_secs(10);
 
+/// Time for a server to answer on this machine where it has answered over TCP already. One that has no descriptors
+/// left does not: should its clients wait for that, none of them would ever give back those that they have.
+const NEARER: Duration = Duration::from_secs(1);
+
 /// A greeted lane.
 pub(crate) struct Greeted {
     pub(crate) link: Link,
@@ -69,15 +73,25 @@ pub(crate) fn greet(
     }
     // The server is on this machine: the session moves there. That the session is known proves that
     // it is the same server; in another network name space there is none of this name.
-    let nearer = connect_abstract(&local_socket_name(local_socket))
-        .map_err(Failure::Io)
-        .and_then(|link| greet_on(link, want::SHARED_MEMORY, client, session, secret, options));
+    let nearer =
+        connect_abstract(&local_socket_name(local_socket)).map_err(Failure::Io).and_then(|link| {
+            answer_within(&link, Some(NEARER))?;
+            let greeted = greet_on(link, want::SHARED_MEMORY, client, session, secret, options)?;
+            answer_within(&greeted.link, None)?;
+            Ok(greeted)
+        });
     match nearer {
         Ok(Greeted { link, welcome }) if welcome.resumed != resumed::NEW => {
             Ok(Greeted { link, welcome: greeted.welcome })
         }
         _ => Ok(greeted),
     }
+}
+
+/// Bounds how long a receive on a socket waits; `None`: not at all.
+fn answer_within(link: &Link, time: Option<Duration>) -> io::Result<()> {
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+    link.fd().map_or(Ok(()), |fd| Ok(set_socket_timeout(fd, Timeout::Recv, time)?))
 }
 
 fn greet_on(

@@ -134,7 +134,7 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
             });
             (store, format!("{} ({mode}{members})", path.display()))
         }
-        DiskKind::Memory(size) => (MemoryDisk::new(&export.name, *size)?, "memory".into()),
+        DiskKind::Memory(size) => (memory(&export.name, *size)?, "memory".into()),
         DiskKind::Stripe(chunk, paths, mode) => {
             let members: io::Result<Vec<_>> = paths.iter().map(|path| file(path, *mode)).collect();
             let description = format!("stripe of {} ({})", paths.len(), mode_name(*mode));
@@ -142,11 +142,16 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
         }
         DiskKind::Own(store) => (store.0.clone(), String::new()),
         DiskKind::Delay(size, latency, bandwidth) => {
-            let memory = MemoryDisk::new(&export.name, *size)?;
+            let memory = memory(&export.name, *size)?;
             (DelayStore::new(memory, *latency, *bandwidth), "delayed memory".into())
         }
     };
     Ok((if may_hang.get() { ForeignDisk::new(store) } else { store }, description))
+}
+
+fn memory(name: &str, size: u64) -> io::Result<Arc<MemoryDisk>> {
+    let told = |error: io::Error| io::Error::other(format!("{size} bytes of memory: {error}"));
+    MemoryDisk::new(name, size).map_err(told)
 }
 
 fn mode_name(mode: CacheMode) -> &'static str {

@@ -5,6 +5,7 @@ use super::part;
 use super::stamp::Stamp;
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
+use crate::workers::together;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -114,12 +115,7 @@ impl Transfer<'_> {
         });
         let inside = AtomicBool::new(self.inside);
         let lanes = self.size.saturating_sub(self.from).div_ceil(piece).min(LANES);
-        std::thread::scope(|scope| {
-            for _ in 1..lanes {
-                scope.spawn(|| self.lane(&state, &inside, piece));
-            }
-            self.lane(&state, &inside, piece);
-        });
+        together(lanes as usize, || self.lane(&state, &inside, piece));
         let mut state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
         match state.failure.take() {
             None => Ok(()),

@@ -4,6 +4,7 @@ use super::attributes;
 use super::end::{End, Status};
 use super::file::{Existing, Files};
 use crate::report::{Failure, Outcome, Report};
+use crate::workers::together;
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
@@ -81,12 +82,7 @@ impl<'a> Tree<'a> {
             self.files.progress.found(1, bytes(&job.status));
         }
         self.queue.push(jobs);
-        std::thread::scope(|scope| {
-            for _ in 1..workers {
-                scope.spawn(|| self.work());
-            }
-            self.work();
-        });
+        together(workers, || self.work());
         for (first, new) in locked(&self.more_names).drain(..) {
             self.report.check(&new, another_name(&first, &new));
         }

@@ -7,6 +7,7 @@ use super::pieces::{PIECE_BYTES, Plan, is_zero, runs};
 use super::stream::{self, Output};
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
+use crate::workers::together;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -141,12 +142,7 @@ impl<'a> Transfer<'a> {
 
     /// Copies with so many threads; yields all pieces, in order.
     pub(super) fn run(&mut self, jobs: usize) -> Outcome<Vec<Piece>> {
-        std::thread::scope(|scope| {
-            for _ in 1..jobs {
-                scope.spawn(|| self.work());
-            }
-            self.work();
-        });
+        together(jobs, || self.work());
         let failure = locked(&self.state).failure.take();
         if let Some(failure) = failure {
             // What is there already is worth keeping; but a target that failed may fail again.

@@ -4,6 +4,7 @@ use super::end::End;
 use super::noted::Piece;
 use super::pieces::{PIECE_BYTES, is_zero};
 use crate::report::{Failure, Outcome};
+use crate::workers::together;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -24,12 +25,7 @@ pub(super) fn run(target: &End, pieces: &[Piece], jobs: usize) -> Outcome<()> {
             }
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..jobs {
-            scope.spawn(work);
-        }
-        work();
-    });
+    together(jobs, work);
     failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 

@@ -191,6 +191,14 @@ impl World {
             {
                 Some("no O_TMPFILE to compare with")
             }
+            // tmpfs makes one, ext4 says EPERM.
+            Op::Open(_, At { base: Some(slot), .. }, flags, _)
+                if flags & temporary == temporary
+                    && self.memory
+                    && local.stat_slot(*slot).links == 0 =>
+            {
+                Some("file systems differ in whether O_TMPFILE goes into a removed directory")
+            }
             Op::Truncate(At { base: Some(slot), path }, _)
             | Op::Chmod(At { base: Some(slot), path }, _)
             | Op::SetXattr(At { base: Some(slot), path }, ..)
