@@ -43,6 +43,8 @@ struct Owner {
     reads: VecDeque<Key>,
     /// In the line of those that want something begun.
     in_line: bool,
+    /// The first of its reads, which others must not overtake, is parked.
+    waits: bool,
     /// Bytes of the buffers that its reads hold, from before the disk fills them until they are
     /// sent: whole buffers, however little is in them. Those of serial reads are not counted, which
     /// could not come to an end.
@@ -216,6 +218,7 @@ impl<T: Copy> Engine<T> {
     fn get_in_line(&mut self, key: Key) {
         if let Some(owner) = self.owners.get_mut(key)
             && !owner.in_line
+            && !owner.waits
             && !owner.reads.is_empty()
             && !owner.is_full(&self.memory.limits)
         {
@@ -417,6 +420,11 @@ const EIO: i32 = 5;
 const EAGAIN: i32 = 11;
 
 impl<T> Request<T> {
+    /// A read whose data is told from its first byte on.
+    fn is_ordered(&self) -> bool {
+        matches!(&self.kind, Kind::Read(read) if read.how == How::Ordered)
+    }
+
     fn times(&self) -> Times {
         let disk = self.disk_since.map_or(0, |since| since.elapsed().as_nanos() as u64);
         Times { arrived: self.arrived, disk }

@@ -1,6 +1,6 @@
 //! Which fragments of reads are begun, and when.
 
-use super::{Engine, Fragment, Kind};
+use super::{Engine, Fragment, Kind, Request};
 use crate::memory::Short;
 use crate::request::{Driver, How, Piece, Waiting, Work};
 use crate::slab::Key;
@@ -33,15 +33,23 @@ impl<T: Copy> Engine<T> {
                     }
                 }
                 Step::No(Short::Disk) => {
-                    if let Some(owner) = self.owners.get_mut(owner_key) {
-                        owner.reads.pop_front();
-                        self.parked.push((owner_key, key));
+                    self.give_up_serial([(owner_key, key)]);
+                    self.parked.push((owner_key, key));
+                    let Some(owner) = self.owners.get_mut(owner_key) else { continue };
+                    if self.requests.get(key).is_some_and(Request::is_ordered) {
+                        // What is answered in order is read in order: data of later ones would wait for this
+                        // one, and could fill what the owner may hold.
+                        (owner.in_line, owner.waits) = (false, true);
+                        continue;
                     }
+                    owner.reads.pop_front();
                 }
                 Step::No(_) => {
                     self.line.push_front(owner_key);
                     self.starved = true;
-                    self.give_up_serial();
+                    let begun = |key: &Key| Some((*key, *self.owners.get(*key)?.reads.front()?));
+                    let begun: Vec<_> = self.line.iter().filter_map(begun).collect();
+                    self.give_up_serial(begun);
                     return;
                 }
             }
@@ -55,7 +63,9 @@ impl<T: Copy> Engine<T> {
             if !self.may_go_on(read) {
                 self.parked.push((owner, read));
             } else if let Some(found) = self.owners.get_mut(owner) {
-                found.reads.push_back(read);
+                if !std::mem::take(&mut found.waits) {
+                    found.reads.push_back(read);
+                }
                 self.get_in_line(owner);
             }
         }
@@ -135,11 +145,10 @@ impl<T: Copy> Engine<T> {
         if all { Step::AllBegun } else { Step::Goes }
     }
 
-    /// All memory is in use. Reads that keep some until they have all of their bytes give that up,
-    /// or each would wait for the others.
-    fn give_up_serial(&mut self) {
-        let begun = |key: &Key| Some((*key, *self.owners.get(*key)?.reads.front()?));
-        for (owner, read) in self.line.iter().filter_map(begun).collect::<Vec<_>>() {
+    /// All memory that these reads may have is in use. Those that keep some until they have all of their
+    /// bytes give that up, or each would wait for the others.
+    fn give_up_serial(&mut self, reads: impl IntoIterator<Item = (Key, Key)>) {
+        for (owner, read) in reads {
             if let Some(request) = self.requests.get_mut(read)
                 && let Kind::Read(found) = &mut request.kind
                 && std::mem::replace(&mut found.serial, false)
