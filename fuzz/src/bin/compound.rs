@@ -72,7 +72,7 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
             Step::Reclaimed => {}
         }
     }
-    let (results, ..) = compound.into_reply();
+    let (results, ..) = compound.take_reply();
     assert!(parse_results(&results).is_ok(), "a reply that no client can read");
 }
 
