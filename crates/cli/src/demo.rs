@@ -7,6 +7,7 @@ mod measure;
 mod sample;
 
 use crate::copy::end::End;
+use crate::copy::local::Local;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
 use crate::text::human;
@@ -141,7 +142,7 @@ fn stations(
     let first = milliseconds(started.elapsed());
     say(format!("Start to first answer: {first:.1} ms; event loop: {}.\n", server.engine()));
     say(format!("The same files under a local path and under URLs such as\n  {root}\n"));
-    listing(&[End::Local(directory.to_owned()), End::Remote(root)], say)?;
+    listing(&[End::Local(Local::new(directory.as_os_str())), End::Remote(root)], say)?;
     writing(&remotes, &routes, say)?;
     let plan = sample::survey(directory)?;
     let mut columns = vec![("local".to_owned(), measure::local(&plan)?)];

@@ -12,6 +12,7 @@ mod cat;
 mod check;
 mod copy;
 mod demo;
+mod descriptors;
 mod detach;
 mod df;
 mod disk;
@@ -58,9 +59,11 @@ Examples:
 
 Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
 
-/// Fast remote files.
+/// Fast remote files and disks.
 #[derive(Parser)]
 #[command(name = "towline", version, about, after_help = EXAMPLES, arg_required_else_help = true)]
+// What is said twice holds once, the last time: so programs and aliases may add flags.
+#[command(args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -68,7 +71,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve directories and memory file systems.
+    /// Serve directories, memory file systems and disks.
     Serve(serve::Args),
     /// List directories, or the exports of a server.
     Ls(ls::Args),
@@ -161,14 +164,14 @@ fn read_run(arguments: impl Iterator<Item = OsString>) -> Result<run::Args, clap
 }
 
 fn run_alone() -> clap::Command {
-    let command = clap::Command::new("run").bin_name("towline run");
+    let command = clap::Command::new("run").bin_name("towline run").args_override_self(true);
     run::Args::augment_args(command).about(run::ABOUT).long_about(None)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cli, run_alone};
-    use clap::CommandFactory;
+    use super::{Cli, read_run, run_alone};
+    use clap::{CommandFactory, Parser};
 
     const PAGES: [(&str, &str); 8] = [
         ("towline", include_str!("../../../man/towline.1")),
@@ -213,6 +216,19 @@ mod tests {
         all.build();
         let among = all.find_subcommand_mut("run").expect("there is one").render_long_help();
         assert_eq!(among.to_string(), run_alone().render_long_help().to_string());
+    }
+
+    #[test]
+    fn what_is_said_twice_holds_once() {
+        for line in ["ls -l -l x", "cp -rR -a -a -j 3 -j 4 a b", "serve --cores 1 --cores 2"] {
+            let words = std::iter::once("towline").chain(line.split(' '));
+            if let Err(error) = Cli::try_parse_from(words) {
+                panic!("{line}: {error}");
+            }
+        }
+        let run = "run --report --report=json --at /a=towline://h/e --at /b=towline://h/e -- ls";
+        let arguments = read_run(run.split(' ').map(Into::into)).unwrap();
+        assert_eq!(format!("{arguments:?}").matches("towline://h/e").count(), 2, "both are kept");
     }
 
     #[test]

@@ -227,7 +227,7 @@ pub(crate) fn last_name(path: &[u8]) -> &[u8] {
 }
 
 /// All before the last name, with the slash.
-fn parent(path: &[u8]) -> &[u8] {
+pub(crate) fn parent(path: &[u8]) -> &[u8] {
     let trimmed = path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
     let name_at = path[..trimmed].iter().rposition(|b| *b == b'/').map_or(0, |slash| slash + 1);
     &path[..name_at]

@@ -3,11 +3,12 @@
 
 mod support;
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -360,4 +361,66 @@ fn a_copy_needs_no_threads() {
     for name in ["large", "small"] {
         assert!(fs::read(source.join(name)).unwrap() == fs::read(back.join(name)).unwrap());
     }
+}
+
+/// Depths below which no path can name a file: the system takes 4095 bytes.
+#[test]
+fn trees_deeper_than_the_longest_path_are_copied() {
+    const DEPTH: usize = 60;
+    let world = World::new();
+    let (tree, back) = (world.local("tree"), world.local("back"));
+    let name = "d".repeat(200);
+    fs::create_dir(&tree).unwrap();
+    let open = |at: &fs::File, name: &str| {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        fs::File::from(rustix::fs::openat(at, name, flags, Mode::empty()).unwrap())
+    };
+    let mut here = fs::File::open(&tree).unwrap();
+    for depth in 0..DEPTH {
+        let create = OFlags::WRONLY | OFlags::CREATE;
+        for (file, size) in [("small", 7), ("part", 40_000), ("large", 2 << 20)] {
+            if depth % 20 == 19 || file == "small" {
+                let made = rustix::fs::openat(&here, file, create, Mode::from_raw_mode(0o640));
+                let mut file = fs::File::from(made.unwrap());
+                file.write_all(&noise(size + depth, depth as u32)).unwrap();
+            }
+        }
+        rustix::fs::symlinkat("small", &here, "link").unwrap();
+        rustix::fs::linkat(&here, "small", &here, "twin", AtFlags::empty()).unwrap();
+        // Not every file system of a test machine has them.
+        let path = format!("/proc/self/fd/{}/small", here.as_raw_fd());
+        let _ = rustix::fs::lsetxattr(path, "user.note", b"kept", XattrFlags::empty());
+        rustix::fs::mkdirat(&here, &*name, Mode::from_raw_mode(0o750)).unwrap();
+        here = open(&here, &name);
+    }
+    let (source, target, back) =
+        (tree.to_str().unwrap(), world.url("dir/tree"), back.to_str().unwrap());
+    let sums = text(&["sum", "-r", source]);
+    assert_eq!(sums.lines().count(), 2 * DEPTH + 2 * (DEPTH / 20));
+    for option in ["--quiet", "--verify", "--resume"] {
+        good(&["cp", "-a", option, &format!("{source}/."), &target]);
+        assert_eq!(text(&["sum", "-r", &target]), sums);
+        good(&["cp", "-a", option, &format!("{target}/."), back]);
+        assert_eq!(text(&["sum", "-r", back]), sums);
+    }
+    let listed = text(&["ls", "-lR", &target]);
+    assert_eq!(listed.lines().filter(|line| line.contains("link -> small")).count(), DEPTH);
+    let mut here = (fs::File::open(source).unwrap(), fs::File::open(back).unwrap());
+    for _ in 0..DEPTH {
+        let facts = |at: &fs::File| {
+            let flags = AtFlags::SYMLINK_NOFOLLOW;
+            let mut note = [0; 4];
+            let path = format!("/proc/self/fd/{}/small", at.as_raw_fd());
+            let note = rustix::fs::lgetxattr(path, "user.note", &mut note).map(|_| note);
+            let link = rustix::fs::statat(at, "link", flags).unwrap();
+            let small = rustix::fs::statat(at, "small", flags).unwrap();
+            let directory = rustix::fs::fstat(at).unwrap();
+            let of = |stat: rustix::fs::Stat| (stat.st_mode, stat.st_mtime, stat.st_mtime_nsec);
+            (of(link), of(small), small.st_nlink, of(directory), note)
+        };
+        assert_eq!(facts(&here.0), facts(&here.1));
+        here = (open(&here.0, &name), open(&here.1, &name));
+    }
+    good(&["rm", "-r", &target]);
+    assert!(names(&world.local("served")).is_empty());
 }

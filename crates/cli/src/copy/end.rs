@@ -1,13 +1,13 @@
 //! One side of a copy: a local path or a remote place, with the operations that a copy needs.
 
 use super::handle::Handle;
-use super::local;
-use crate::remote::{Place, Remotes, flag, last_name};
+use super::local::Local;
+use crate::remote::{Place, Remotes, flag};
 use crate::report::{Failure, Outcome};
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use towline_client::{Attr, Errno, SetAttr, Url};
 
 /// Most symbolic links followed to find where a target really is.
@@ -17,7 +17,7 @@ const LINKS_MAX: u32 = 40;
 #[derive(Clone)]
 pub(crate) enum End {
     /// On this machine.
-    Local(PathBuf),
+    Local(Local),
     /// On a server.
     Remote(Place),
 }
@@ -46,7 +46,7 @@ impl End {
             Some(text) if Url::looks_like(text) => {
                 Ok(Self::Remote(remotes.place(text).map_err(|f| f.about(text))?))
             }
-            _ => Ok(Self::Local(argument.into())),
+            _ => Ok(Self::Local(Local::new(argument))),
         }
     }
 
@@ -58,7 +58,7 @@ impl End {
     /// A name in this directory.
     pub(crate) fn child(&self, name: &[u8]) -> Self {
         match self {
-            Self::Local(path) => Self::Local(path.join(OsStr::from_bytes(name))),
+            Self::Local(local) => Self::Local(local.child(name)),
             Self::Remote(place) => Self::Remote(place.child(name)),
         }
     }
@@ -66,7 +66,7 @@ impl End {
     /// Another name in the directory that holds this one.
     pub(crate) fn sibling(&self, name: &[u8]) -> Outcome<Self> {
         match self {
-            Self::Local(path) => Ok(Self::Local(path.with_file_name(OsStr::from_bytes(name)))),
+            Self::Local(local) => Ok(Self::Local(local.sibling(name))),
             Self::Remote(place) => Ok(Self::Remote(place.sibling(name).ok_or(Errno::EISDIR)?)),
         }
     }
@@ -74,7 +74,7 @@ impl End {
     /// The last name; empty, `.` or `..` where the path ends so.
     pub(crate) fn name(&self) -> &[u8] {
         match self {
-            Self::Local(path) => last_name(path.as_os_str().as_bytes()),
+            Self::Local(local) => local.name(),
             Self::Remote(place) => place.name(),
         }
     }
@@ -82,7 +82,7 @@ impl End {
     /// True when the path ends in a slash, which only directories may.
     pub(crate) fn must_be_directory(&self) -> bool {
         match self {
-            Self::Local(path) => path.as_os_str().as_bytes().ends_with(b"/"),
+            Self::Local(local) => local.full().ends_with(b"/"),
             Self::Remote(place) => place.full().ends_with(b"/"),
         }
     }
@@ -90,7 +90,7 @@ impl End {
     /// Attributes.
     pub(crate) fn status(&self, follow: bool) -> Outcome<Status> {
         match self {
-            Self::Local(path) => local::status(path, follow),
+            Self::Local(local) => local.status(follow),
             Self::Remote(place) => Ok(Status {
                 attr: place.base.stat_path(place.path(), follow)?,
                 device: (true, place.device()),
@@ -110,7 +110,7 @@ impl End {
     /// All names of this directory with their attributes.
     pub(crate) fn list(&self) -> Outcome<Vec<Listed>> {
         match self {
-            Self::Local(path) => local::list(path),
+            Self::Local(local) => local.list(),
             Self::Remote(place) => list_remote(place),
         }
     }
@@ -119,14 +119,14 @@ impl End {
     pub(crate) fn shortened(self) -> Outcome<Self> {
         match self {
             Self::Remote(place) => place.shortened().map(Self::Remote),
-            local @ Self::Local(_) => Ok(local),
+            Self::Local(local) => local.shortened().map(Self::Local),
         }
     }
 
     /// Where a symbolic link points.
     pub(crate) fn read_link(&self) -> Outcome<Vec<u8>> {
         match self {
-            Self::Local(path) => Ok(std::fs::read_link(path)?.into_os_string().into_vec()),
+            Self::Local(local) => local.read_link(),
             Self::Remote(place) => Ok(place.base.read_link(place.path())?),
         }
     }
@@ -135,7 +135,7 @@ impl End {
     pub(crate) fn read_start(&self, length: usize) -> Outcome<Vec<u8>> {
         let mut data = vec![0; length];
         let read = match self {
-            Self::Local(path) => Handle::Local(std::fs::File::open(path)?).read_at(&mut data, 0)?,
+            Self::Local(local) => local.open()?.read_at(&mut data, 0)?,
             Self::Remote(place) => place.base.read_path(place.path(), &mut data)?,
         };
         data.truncate(read);
@@ -145,7 +145,7 @@ impl End {
     /// Creates a file, which must not exist, with all its bytes; remote: one round trip.
     pub(crate) fn write_new(&self, mode: u32, data: &[u8]) -> Outcome<()> {
         match self {
-            Self::Local(path) => local::write_new(path, mode, data),
+            Self::Local(local) => local.write_new(mode, data),
             Self::Remote(place) => {
                 let flags = flag::WRITE | flag::CREATE | flag::EXCLUSIVE;
                 Ok(place.base.write_path(place.path(), flags, mode, data)?)
@@ -156,7 +156,7 @@ impl End {
     /// Opens for reading.
     pub(crate) fn open(&self) -> Outcome<Handle> {
         match self {
-            Self::Local(path) => Ok(Handle::Local(std::fs::File::open(path)?)),
+            Self::Local(local) => local.open(),
             Self::Remote(place) => Ok(Handle::Remote(place.base.open(place.path(), 0, 0)?)),
         }
     }
@@ -164,7 +164,7 @@ impl End {
     /// Creates a file, which must not exist, and opens it for reading and writing.
     pub(crate) fn create(&self, mode: u32) -> Outcome<Handle> {
         match self {
-            Self::Local(path) => local::create(path, mode),
+            Self::Local(local) => local.create(mode),
             Self::Remote(place) => {
                 let flags = flag::READ_WRITE | flag::CREATE | flag::EXCLUSIVE;
                 Ok(Handle::Remote(place.base.open(place.path(), flags, mode)?))
@@ -176,7 +176,7 @@ impl End {
     /// followed.
     pub(crate) fn open_part(&self) -> Outcome<Handle> {
         match self {
-            Self::Local(path) => local::open_part(path),
+            Self::Local(local) => local.open_part(),
             Self::Remote(place) => {
                 let flags = flag::READ_WRITE | flag::NO_FOLLOW;
                 Ok(Handle::Remote(place.base.open(place.path(), flags, 0)?))
@@ -187,9 +187,7 @@ impl End {
     /// Opens an existing fifo or device for writing.
     pub(crate) fn open_write(&self) -> Outcome<Handle> {
         match self {
-            Self::Local(path) => {
-                Ok(Handle::Local(std::fs::OpenOptions::new().write(true).open(path)?))
-            }
+            Self::Local(local) => local.open_write(),
             Self::Remote(place) => {
                 Ok(Handle::Remote(place.base.open(place.path(), flag::WRITE, 0)?))
             }
@@ -199,7 +197,7 @@ impl End {
     /// Makes a directory.
     pub(crate) fn make_directory(&self, mode: u32) -> Outcome<()> {
         match self {
-            Self::Local(path) => local::make_directory(path, mode),
+            Self::Local(local) => local.make_directory(mode),
             Self::Remote(place) => Ok(place.base.make_directory(place.path(), mode).map(drop)?),
         }
     }
@@ -207,7 +205,7 @@ impl End {
     /// Makes a symbolic link here that points to `target`.
     pub(crate) fn symlink(&self, target: &[u8]) -> Outcome<()> {
         match self {
-            Self::Local(path) => Ok(std::os::unix::fs::symlink(OsStr::from_bytes(target), path)?),
+            Self::Local(local) => local.symlink(target),
             Self::Remote(place) => Ok(place.base.symlink(place.path(), target).map(drop)?),
         }
     }
@@ -215,7 +213,7 @@ impl End {
     /// Makes a fifo, socket or device.
     pub(crate) fn make_node(&self, mode: u32, rdev: u64) -> Outcome<()> {
         match self {
-            Self::Local(path) => local::make_node(path, mode, rdev),
+            Self::Local(local) => local.make_node(mode, rdev),
             Self::Remote(place) => Ok(place.base.make_node(place.path(), mode, rdev).map(drop)?),
         }
     }
@@ -223,7 +221,7 @@ impl End {
     /// Gives this file another name, on the same side.
     pub(crate) fn link(&self, new: &Self) -> Outcome<()> {
         match (self, new) {
-            (Self::Local(path), Self::Local(new)) => Ok(std::fs::hard_link(path, new)?),
+            (Self::Local(local), Self::Local(new)) => local.link(new),
             (Self::Remote(place), Self::Remote(new)) => {
                 Ok(place.base.link(place.path(), false, &new.base, new.path()).map(drop)?)
             }
@@ -234,7 +232,7 @@ impl End {
     /// Renames over what is there, on the same side.
     pub(crate) fn rename(&self, new: &Self) -> Outcome<()> {
         match (self, new) {
-            (Self::Local(path), Self::Local(new)) => Ok(std::fs::rename(path, new)?),
+            (Self::Local(local), Self::Local(new)) => local.rename(new),
             (Self::Remote(place), Self::Remote(new)) => {
                 Ok(place.base.rename(place.path(), &new.base, new.path(), 0)?)
             }
@@ -245,7 +243,7 @@ impl End {
     /// Removes a file.
     pub(crate) fn unlink(&self) -> Outcome<()> {
         match self {
-            Self::Local(path) => Ok(std::fs::remove_file(path)?),
+            Self::Local(local) => local.unlink(),
             Self::Remote(place) => Ok(place.base.unlink(place.path(), false)?),
         }
     }
@@ -253,7 +251,7 @@ impl End {
     /// Sets attributes, of a link itself where it is one.
     pub(crate) fn set_attr(&self, set: &SetAttr) -> Outcome<()> {
         match self {
-            Self::Local(path) => local::set_attr(path, set),
+            Self::Local(local) => local.set_attr(set),
             Self::Remote(place) => Ok(place.base.set_attr(place.path(), false, set).map(drop)?),
         }
     }
@@ -261,7 +259,7 @@ impl End {
     /// Names of the extended attributes.
     pub(crate) fn xattrs(&self) -> Outcome<Vec<Vec<u8>>> {
         match self {
-            Self::Local(path) => local::xattrs(path),
+            Self::Local(local) => local.xattrs(),
             Self::Remote(place) => Ok(place.base.list_xattrs(place.path(), false)?),
         }
     }
@@ -269,7 +267,7 @@ impl End {
     /// Value of an extended attribute.
     pub(crate) fn xattr(&self, name: &[u8]) -> Outcome<Vec<u8>> {
         match self {
-            Self::Local(path) => local::xattr(path, name),
+            Self::Local(local) => local.xattr(name),
             Self::Remote(place) => Ok(place.base.xattr(place.path(), false, name)?),
         }
     }
@@ -277,7 +275,7 @@ impl End {
     /// Sets an extended attribute.
     pub(crate) fn set_xattr(&self, name: &[u8], value: &[u8]) -> Outcome<()> {
         match self {
-            Self::Local(path) => local::set_xattr(path, name, value),
+            Self::Local(local) => local.set_xattr(name, value),
             Self::Remote(place) => Ok(place.base.set_xattr(place.path(), false, name, value, 0)?),
         }
     }
@@ -286,7 +284,7 @@ impl End {
     /// link. `root` gives the root of the same export.
     pub(crate) fn resolved(self, root: impl Fn(&Place) -> Outcome<Place>) -> Outcome<Self> {
         let place = match self {
-            Self::Local(path) => return local::resolve(&path).map(Self::Local),
+            Self::Local(local) => return local.resolved().map(Self::Local),
             Self::Remote(place) => place,
         };
         let root = root(&place)?;
@@ -336,7 +334,7 @@ fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Local(path) => f.write_str(&crate::text::escaped(path.as_os_str().as_bytes())),
+            Self::Local(local) => local.fmt(f),
             Self::Remote(place) => place.fmt(f),
         }
     }

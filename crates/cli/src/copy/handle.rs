@@ -19,7 +19,7 @@ impl Handle {
     /// Attributes now.
     pub(crate) fn attr(&self) -> Outcome<Attr> {
         match self {
-            Self::Local(file) => Ok(local::status_of(&file.metadata()?).attr),
+            Self::Local(file) => Ok(local::status_of_file(file)?.attr),
             Self::Remote(file) => Ok(file.stat()?),
         }
     }

@@ -8,7 +8,7 @@ mod attributes;
 pub(crate) mod end;
 mod file;
 pub(crate) mod handle;
-mod local;
+pub(crate) mod local;
 mod part;
 mod pieces;
 mod stamp;
@@ -106,6 +106,7 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
     if args.resume {
         args.preserve.push(Preserve::Times);
     }
+    crate::descriptors::raise_limit();
     let report = Report::new("cp");
     let remotes = Remotes::default();
     let files = Files {

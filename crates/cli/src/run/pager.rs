@@ -7,7 +7,6 @@
 use super::directory::RunDirectory;
 use super::faults::Process;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -79,7 +78,9 @@ impl Pager {
         loop {
             match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
                 Ok(socket) => {
-                    more_descriptors();
+                    // Each mapping holds its file open here. The program has been started already,
+                    // and does not inherit the limit.
+                    crate::descriptors::raise_limit();
                     let run = Arc::clone(&self.run);
                     let thread = std::thread::Builder::new().name("pager".to_owned());
                     run.serve(1);
@@ -138,15 +139,5 @@ impl Run {
         let missing = |forks: &mut HashMap<u64, _>| !forks.contains_key(&token);
         let waited = self.announced.wait_timeout_while(forks, ANNOUNCED, missing);
         waited.unwrap_or_else(PoisonError::into_inner).0.remove(&token)
-    }
-}
-
-/// Each mapping holds its file open here. The program has been started already, and does not inherit
-/// the limit.
-fn more_descriptors() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current != maximum {
-        // Without it fewer mappings are filled on demand.
-        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 }

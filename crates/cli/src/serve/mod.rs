@@ -247,7 +247,7 @@ fn serve(args: &Args) -> Result<(), String> {
     if inherited.is_empty() && config.listen.is_empty() && !config.exports.is_empty() {
         config.listen.push(Address::parse("tcp://127.0.0.1:7440")?);
     }
-    raise_descriptor_limit();
+    crate::descriptors::raise_limit();
     let standard = nbd_standard && inherited.is_empty();
     let server = if inherited.is_empty() {
         Server::start(&config)
@@ -332,15 +332,4 @@ fn inherited_listeners() -> Result<Vec<Listener>, String> {
             .push(Listener::from_fd(fd).map_err(|e| format!("inherited socket {index}: {e}"))?);
     }
     Ok(listeners)
-}
-
-/// A descriptor for each connection and open file: take as many as allowed.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) =
-        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })
-    {
-        log::warn!("cannot raise the limit of open files: {error}");
-    }
 }
