@@ -1,15 +1,19 @@
-//! Which parts of a disk were written: a bit for each 64 KiB.
+//! Which parts of a disk were written: a bit for each 64 KiB of its first 4 TiB, for more behind that.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes for each bit.
+/// Bytes for each bit in the first 4 TiB.
 pub const GRAIN: u64 = 64 * 1024;
 /// Words of the first table: 8 GiB of a disk.
 const FIRST_WORDS: u64 = 2048;
-/// Tables: the first, and others that together with all before double what is covered, up to the
-/// largest disk there can be.
+/// Bytes of a disk in the first table; each other one has as many as all before it and these.
+const FIRST_BYTES: u64 = FIRST_WORDS * 64 * GRAIN;
+/// Tables, up to the last byte that can be named.
 const TABLES: usize = 32;
+/// The first table of most words, 4 MiB. The ones behind it have as many, and bits for more bytes, so
+/// that the largest disk there can be takes 100 MiB, and a look at all of it milliseconds.
+const LONGEST: usize = 9;
 
 /// A bitmap of changes since it was made, which grows with its disk. Any thread may set bits.
 #[derive(Debug, Default)]
@@ -18,45 +22,88 @@ pub struct Changes {
     tables: [OnceLock<Box<[AtomicU64]>>; TABLES],
 }
 
-/// Table and place in it of a word.
-fn place(word: u64) -> (usize, usize) {
-    let doublings = (word / FIRST_WORDS + 1).ilog2();
-    let before = ((1u64 << doublings) - 1) * FIRST_WORDS;
-    (doublings as usize, (word - before) as usize)
+/// Where the bit of a byte of the disk is.
+#[derive(Clone, Copy)]
+struct Place {
+    table: usize,
+    /// Words of that table.
+    words: u64,
+    /// The first byte of the disk in that table.
+    start: u64,
+    /// Bytes for each bit.
+    grain: u64,
+    /// Which bit of the table.
+    bit: u64,
+}
+
+impl Place {
+    fn of(offset: u64) -> Self {
+        let doublings = (offset / FIRST_BYTES + 1).ilog2() as usize;
+        let words = FIRST_WORDS << doublings.min(LONGEST - 1);
+        let start = ((1u64 << doublings) - 1) * FIRST_BYTES;
+        let grain = GRAIN << doublings.saturating_sub(LONGEST - 1);
+        Self { table: doublings, words, start, grain, bit: (offset - start) / grain }
+    }
+
+    /// Where so many bits further are begun.
+    fn after(self, bits: u64) -> u64 {
+        self.start.saturating_add((self.bit + bits).saturating_mul(self.grain))
+    }
+
+    /// Bits from this one to the end of its word.
+    fn left_in_word(self) -> u64 {
+        64 - self.bit % 64
+    }
 }
 
 impl Changes {
-    fn word(&self, grain: u64) -> Option<&AtomicU64> {
-        let (table, at) = place(grain / 64);
-        self.tables.get(table)?.get()?.get(at)
+    /// The bits of a word from a place on, the first one lowest; none if nothing there was written.
+    fn bits(&self, place: Place) -> Option<u64> {
+        let word = self.tables[place.table].get()?.get((place.bit / 64) as usize)?;
+        Some(word.load(Ordering::Relaxed) >> (place.bit % 64))
     }
 
     /// A range is about to be changed.
     pub fn note(&self, offset: u64, length: u64) {
-        for grain in offset / GRAIN..(offset + length).div_ceil(GRAIN) {
-            let (table, at) = place(grain / 64);
-            let words = FIRST_WORDS << table;
-            let table =
-                self.tables[table].get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
-            let (word, bit) = (&table[at], 1 << (grain % 64));
+        let (mut at, end) = (offset, offset + length);
+        while at < end {
+            let place = Place::of(at);
+            let table = self.tables[place.table]
+                .get_or_init(|| (0..place.words).map(|_| AtomicU64::new(0)).collect());
+            let last = (end - 1 - place.start) / place.grain;
+            let count = (last - place.bit + 1).min(place.left_in_word());
+            let bits = u64::MAX >> (64 - count) << (place.bit % 64);
+            let word = &table[(place.bit / 64) as usize];
             // Most are set already: reading does not take the cache line from other cores.
-            if word.load(Ordering::Relaxed) & bit == 0 {
-                word.fetch_or(bit, Ordering::Relaxed);
+            if word.load(Ordering::Relaxed) & bits != bits {
+                word.fetch_or(bits, Ordering::Relaxed);
             }
+            at = place.after(count);
         }
     }
 
     /// Bytes from `offset`, at most `length`, that are alike, and whether they changed.
     #[must_use]
     pub fn run(&self, offset: u64, length: u64) -> (u64, bool) {
-        let changed = |grain: u64| {
-            self.word(grain)
-                .is_some_and(|word| word.load(Ordering::Relaxed) & (1 << (grain % 64)) != 0)
-        };
-        let (first, end) = (changed(offset / GRAIN), offset + length);
-        let mut at = (offset / GRAIN + 1) * GRAIN;
-        while at < end && changed(at / GRAIN) == first {
-            at += GRAIN;
+        let end = offset + length;
+        let place = Place::of(offset);
+        let first = self.bits(place).is_some_and(|bits| bits & 1 != 0);
+        let mut at = place.after(1);
+        while at < end {
+            let place = Place::of(at);
+            let Some(bits) = self.bits(place) else {
+                if first {
+                    break;
+                }
+                at = place.after(place.words * 64 - place.bit);
+                continue;
+            };
+            let alike = if first { bits.trailing_ones() } else { bits.trailing_zeros() };
+            let alike = u64::from(alike).min(place.left_in_word());
+            at = place.after(alike);
+            if alike < place.left_in_word() {
+                break;
+            }
         }
         (at.min(end) - offset, first)
     }
@@ -64,30 +111,78 @@ impl Changes {
 
 #[cfg(test)]
 mod tests {
-    use super::{Changes, FIRST_WORDS, GRAIN, TABLES, place};
+    use super::{Changes, FIRST_BYTES, GRAIN, LONGEST, Place, TABLES};
 
     #[test]
-    fn every_word_has_a_place_of_its_own() {
-        let mut expected = (0, 0);
-        for word in 0..20 * FIRST_WORDS {
-            assert_eq!(place(word), expected, "word {word}");
-            expected.1 += 1;
-            if expected.1 as u64 == FIRST_WORDS << expected.0 {
-                expected = (expected.0 + 1, 0);
-            }
+    fn tables_and_bits_follow_each_other_without_gap() {
+        let (mut at, mut tables) = (0u64, 0);
+        while at < 1 << 63 {
+            let place = Place::of(at);
+            assert_eq!((place.table, place.bit, place.start), (tables, 0, at));
+            assert_eq!(place.grain == GRAIN, tables < LONGEST);
+            let end = place.after(place.words * 64);
+            let last = Place::of(end - 1);
+            assert_eq!((last.table, last.bit), (tables, place.words * 64 - 1));
+            (at, tables) = (end, tables + 1);
         }
-        let last = u64::MAX / GRAIN / 64;
-        assert!(place(last).0 < TABLES, "the last byte that can be named");
+        assert!(Place::of(u64::MAX).table < TABLES, "the last byte that can be named has a place");
     }
 
     #[test]
     fn a_disk_may_grow() {
         let changes = Changes::default();
-        let far = FIRST_WORDS * 64 * GRAIN * 5;
+        let far = FIRST_BYTES * 5;
         assert_eq!(changes.run(far, GRAIN), (GRAIN, false));
         changes.note(far + GRAIN, 1);
         assert_eq!(changes.run(far, 4 * GRAIN), (GRAIN, false));
         assert_eq!(changes.run(far + GRAIN, 4 * GRAIN), (GRAIN, true));
         assert_eq!(changes.run(0, 2 * GRAIN), (2 * GRAIN, false));
+    }
+
+    #[test]
+    fn the_largest_disk_needs_neither_much_memory_nor_time() {
+        let changes = Changes::default();
+        let size = i64::MAX as u64;
+        changes.note(size - 5, 5);
+        let (unchanged, is_changed) = changes.run(0, size);
+        let grain = Place::of(size - 1).grain;
+        assert!(!is_changed && unchanged < size - 4 && unchanged >= size - grain);
+        assert_eq!(changes.run(unchanged, size - unchanged), (size - unchanged, true));
+        changes.note(0, size);
+        assert_eq!(changes.run(0, size), (size, true));
+        assert_eq!(changes.run(GRAIN - 1, 2), (2, true));
+    }
+
+    /// Against a list of bits, with ranges of all lengths on both sides of where tables and units change.
+    #[test]
+    fn what_was_noted_is_told_and_nothing_else() {
+        let border = Place::of(FIRST_BYTES << LONGEST).start;
+        for base in [0, FIRST_BYTES - 300 * GRAIN, border - 300 * GRAIN] {
+            let changes = Changes::default();
+            let grains = 600u64;
+            let mut expected = vec![false; grains as usize];
+            let mut seed = 1u64;
+            for _ in 0..40 {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let offset = seed >> 33 & (512 * GRAIN - 1);
+                let length = 1 + (seed >> 20) % (20 * GRAIN);
+                changes.note(base + offset, length);
+                let from = Place::of(base + offset);
+                let until = Place::of(base + offset + length - 1);
+                let bytes = from.after(0)..until.after(1);
+                for (grain, bit) in expected.iter_mut().enumerate() {
+                    *bit |= bytes.contains(&(base + grain as u64 * GRAIN));
+                }
+                let mut at = 0;
+                while at < grains * GRAIN {
+                    let (run, changed) = changes.run(base + at, grains * GRAIN - at);
+                    let told = at / GRAIN..(at + run) / GRAIN;
+                    assert!(run > 0 && run.is_multiple_of(GRAIN));
+                    assert!(told.clone().all(|grain| expected[grain as usize] == changed));
+                    assert!(at == 0 || expected[told.start as usize - 1] != changed, "joined");
+                    at += run;
+                }
+            }
+        }
     }
 }

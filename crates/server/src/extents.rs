@@ -1,7 +1,7 @@
 //! Extents of a disk, as every front tells them.
 
 use std::io;
-use towline_block::{Disk, GRAIN, Status};
+use towline_block::{Disk, Status};
 
 /// What is allocated: at most `most` extents from `offset` on. Flags: 1 for a hole, 2 for zeroes.
 pub(crate) fn allocation(
@@ -23,8 +23,7 @@ pub(crate) fn written(disk: &Disk, offset: u64, length: u64, most: usize) -> Vec
     let mut list = Vec::new();
     let mut done = 0;
     while done < length {
-        let (run, changed) = disk.changes.run(offset + done, (length - done).max(GRAIN));
-        let run = run.min(length - done);
+        let (run, changed) = disk.changes.run(offset + done, length - done);
         if !append(&mut list, Status { length: run, flags: u32::from(changed) }, most) {
             break;
         }
