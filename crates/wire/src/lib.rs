@@ -4,7 +4,7 @@
 //! bytes). This crate turns bytes into checked values and back. It does no I/O and has no
 //! `unsafe`; every decoder accepts arbitrary bytes and answers with [`ProtocolError`].
 //!
-//! Read in this order: [`header`], [`request`], [`reply`], [`extents`], [`disk`],
+//! Read in this order: [`header`], [`list`], [`request`], [`reply`], [`extents`], [`disk`],
 //! [`hello`].
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ pub mod extents;
 pub mod header;
 pub mod hello;
 pub mod limits;
+pub mod list;
 pub mod reply;
 pub mod request;
 

@@ -4,7 +4,7 @@
 
 use crate::attr::{Attr, StatFs};
 use crate::codec::{Field, ProtocolError, Reader, messages};
-use crate::limits::COMPOUND_OPS_MAX;
+use crate::list::{List, Listed};
 use smallvec::SmallVec;
 
 messages! {
@@ -104,48 +104,19 @@ messages! {
     }
 }
 
-/// The results of a reply's body, one after the other. Ends after the first error, which is an unknown
-/// tag, a cut field, more results than a compound has operations, or a result after a failure.
-#[derive(Clone, Debug)]
-pub struct Results<'a> {
-    reader: Reader<'a>,
-    count: usize,
-    failed: bool,
-}
+/// The results of a reply's body. Errors are an unknown tag, a cut field, more results than a
+/// compound has operations, or a result after a failure.
+pub type Results<'a> = List<'a, Reply<'a>>;
 
-impl<'a> Results<'a> {
-    /// All results of a body.
-    #[must_use]
-    pub fn of(body: &'a [u8]) -> Self {
-        Self { reader: Reader::new(body), count: 0, failed: false }
+impl<'a> Listed<'a> for Reply<'a> {
+    const TOO_MANY: &'static str = "too many results in one reply";
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
+        Self::decode(reader)
     }
 
-    fn read(&mut self) -> Result<Reply<'a>, ProtocolError> {
-        if self.count == COMPOUND_OPS_MAX {
-            return Err(self.reader.error("too many results in one reply"));
-        }
-        if self.failed {
-            return Err(self.reader.error("result after a failure"));
-        }
-        self.count += 1;
-        let reply = Reply::decode(&mut self.reader)?;
-        self.failed = matches!(reply, Reply::Failed { .. });
-        Ok(reply)
-    }
-}
-
-impl<'a> Iterator for Results<'a> {
-    type Item = Result<Reply<'a>, ProtocolError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.reader.is_empty() {
-            return None;
-        }
-        let read = self.read();
-        if read.is_err() {
-            self.reader = Reader::new(&[]);
-        }
-        Some(read)
+    fn last(&self) -> Option<&'static str> {
+        matches!(self, Self::Failed { .. }).then_some("result after a failure")
     }
 }
 

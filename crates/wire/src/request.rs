@@ -8,7 +8,8 @@ mod flags;
 
 use crate::attr::Timestamp;
 use crate::codec::{Field, ProtocolError, Reader, messages};
-use crate::limits::{COMPOUND_OPS_MAX, PATH_BYTES_MAX};
+use crate::limits::PATH_BYTES_MAX;
+use crate::list::{List, Listed};
 pub use flags::*;
 use smallvec::SmallVec;
 
@@ -586,52 +587,28 @@ impl Request<'_> {
     }
 }
 
-/// The operations of a request's body, one after the other. Ends after the first error, which is an
-/// unknown tag, a cut field, a path longer than [`PATH_BYTES_MAX`] or with a zero byte, or one
-/// operation more than [`COMPOUND_OPS_MAX`].
-#[derive(Clone, Debug)]
-pub struct Operations<'a> {
-    reader: Reader<'a>,
-    count: usize,
-}
+/// The operations of a request's body. Errors are an unknown tag, a cut field, a path longer than
+/// [`PATH_BYTES_MAX`] or with a zero byte, or one operation too many.
+pub type Operations<'a> = List<'a, Request<'a>>;
 
-impl<'a> Operations<'a> {
-    /// All operations of a body.
-    #[must_use]
-    pub fn of(body: &'a [u8]) -> Self {
-        Self { reader: Reader::new(body), count: 0 }
-    }
+impl<'a> Listed<'a> for Request<'a> {
+    const TOO_MANY: &'static str = "too many operations in one request";
 
-    fn read(&mut self) -> Result<Request<'a>, ProtocolError> {
-        if self.count == COMPOUND_OPS_MAX {
-            return Err(self.reader.error("too many operations in one request"));
-        }
-        self.count += 1;
-        let request = Request::decode(&mut self.reader)?;
+    fn read(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
+        let request = Self::decode(reader)?;
         for path in request.paths() {
             if path.len() > PATH_BYTES_MAX {
-                return Err(self.reader.error("path longer than the limit"));
+                return Err(reader.error("path longer than the limit"));
             }
             if path.contains(&0) {
-                return Err(self.reader.error("zero byte in a path"));
+                return Err(reader.error("zero byte in a path"));
             }
         }
         Ok(request)
     }
-}
 
-impl<'a> Iterator for Operations<'a> {
-    type Item = Result<Request<'a>, ProtocolError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.reader.is_empty() {
-            return None;
-        }
-        let read = self.read();
-        if read.is_err() {
-            self.reader = Reader::new(&[]);
-        }
-        Some(read)
+    fn last(&self) -> Option<&'static str> {
+        None
     }
 }
 
