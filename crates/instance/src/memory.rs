@@ -60,6 +60,16 @@ pub trait Access {
     fn put(&self, at: u64, bytes: &[u8]) -> Result<(), Self::Error>;
 }
 
+/// True when originals are kept.
+///
+/// # Errors
+/// Those of the file.
+pub fn keeps_originals<E>(memory: &impl Access<Error = E>) -> Result<bool, E> {
+    let mut keeps = [0];
+    memory.get(KEEPS_AT, &mut keeps)?;
+    Ok(keeps[0] != 0)
+}
+
 /// The remote file that the memory stands for.
 pub trait Remote {
     /// Why something failed.

@@ -88,7 +88,7 @@ impl Memory {
             return Ok(());
         }
         let memory = Self { path: self.path.clone(), file };
-        if !memory.keeps_originals()? {
+        if !memory::keeps_originals(&memory)? {
             return Ok(());
         }
         let _turn = Turn::take(memory.file.as_fd())?;
@@ -96,15 +96,9 @@ impl Memory {
         memory::write_back(&memory, source, 0..(length / PAGE_BYTES) as usize)
     }
 
-    fn keeps_originals(&self) -> io::Result<bool> {
-        let mut keeps = [0];
-        self.get(memory::KEEPS_AT, &mut keeps)?;
-        Ok(keeps[0] != 0)
-    }
-
     /// Notes that pages are there, which were read as `data`. To be done in the turn of their filling.
     fn read_in(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        if self.keeps_originals()? {
+        if memory::keeps_originals(self)? {
             let mut known = vec![0; data.len()];
             self.get(memory::ORIGINALS_AT + offset, &mut known)?;
             // Holes stay holes.

@@ -155,7 +155,7 @@ impl Shared {
     ) -> Result<(), i32> {
         let _turn = self.turn()?;
         self.prepare(offset, length, is_new)?;
-        let keeps = self.keeps_originals()?;
+        let keeps = memory::keeps_originals(self)?;
         let first = offset as usize / PAGE;
         let known = self.known(first, length.div_ceil(PAGE))?;
         let mut bytes = vec![0; AT_ONCE.min(known.len()) * PAGE];
@@ -225,16 +225,10 @@ impl Shared {
         Ok(known)
     }
 
-    fn keeps_originals(&self) -> Result<bool, i32> {
-        let mut keeps = [0];
-        self.get(memory::KEEPS_AT, &mut keeps)?;
-        Ok(keeps[0] != 0)
-    }
-
     /// From now on somebody may store to pages: their originals are kept.
     pub(super) fn keep_originals(&self) -> Result<(), i32> {
         let _turn = self.turn()?;
-        if self.keeps_originals()? {
+        if memory::keeps_originals(self)? {
             return Ok(());
         }
         let known = self.known(0, self.pages()?)?;
@@ -261,7 +255,7 @@ impl Shared {
     /// Bytes of the file are these now.
     pub(crate) fn write(&self, offset: i64, data: &[u8]) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let keeps = self.keeps_originals()?;
+        let keeps = memory::keeps_originals(self)?;
         let (start, end) = (offset as usize, offset as usize + data.len());
         let first = start / PAGE;
         let known = self.known(first, end.div_ceil(PAGE) - first)?;
@@ -294,7 +288,7 @@ impl Shared {
     /// Reads all pages anew that were read before. What was stored and is not written back stays.
     pub(crate) fn read_anew(&self, open: Open) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let keeps = self.keeps_originals()?;
+        let keeps = memory::keeps_originals(self)?;
         let known = self.known(0, self.pages()?)?;
         let room = AT_ONCE.min(known.len()) * PAGE;
         let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
