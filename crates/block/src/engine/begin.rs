@@ -175,12 +175,12 @@ impl<T: Copy> Engine<T> {
             read.waiting.push_back(Waiting { offset, landed: None });
         }
         request.disk_since.get_or_insert_with(Instant::now);
-        let disk = read.disk.clone();
+        let disk = &read.disk;
         if let Some(owner) = self.owners.get_mut(request.owner).filter(|_| !disk.store.may_hang()) {
             owner.in_flight += length;
         }
         let fragment = Fragment { request: key, offset, length, done: 0, lends };
         let token = self.fragments.insert(fragment);
-        driver.begin(token.to_bits(), &disk, work);
+        driver.begin(token.to_bits(), disk, work);
     }
 }

@@ -150,9 +150,8 @@ impl<T: Copy> Engine<T> {
         request.disk_since.get_or_insert_with(Instant::now);
         let length = length as u64;
         let fragment = Fragment { request: key.0, offset, length, done: 0, lends: false };
-        let disk = write.disk.clone();
         let token = self.fragments.insert(fragment);
-        driver.begin(token.to_bits(), &disk, work);
+        driver.begin(token.to_bits(), &write.disk, work);
     }
 
     /// Tells that a write is over, if it is.
