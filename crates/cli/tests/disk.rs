@@ -1,16 +1,17 @@
 //! `towline disk` as its users run it.
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod support;
+
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use support::{TOWLINE, wait_until};
 use tempfile::TempDir;
 
-const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
 const MIB: u64 = 1 << 20;
 
 /// A process that ends with the test.
@@ -20,15 +21,6 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// Waits until something is so; fails after a minute.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < end, "not in a minute: {what}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -85,7 +77,7 @@ impl Place {
         command.args(["--listen", &format!("unix://{socket}"), "--nbd", &format!("unix://{nbd}")]);
         let log = File::create(self.path("log")).unwrap();
         let server = Running(command.stderr(log).spawn().unwrap());
-        until("the server listens", || {
+        wait_until("the server listens", || {
             let connects = |path: &str| std::os::unix::net::UnixStream::connect(path).is_ok();
             connects(&socket) && connects(&nbd)
         });
@@ -319,7 +311,9 @@ fn a_copy_that_was_killed_goes_on() {
     let start = || {
         let command = place.command(&["copy", &from, &target]).spawn().unwrap();
         let mut child = Running(command);
-        until("something is noted", || place.noted() > 4 || child.0.try_wait().unwrap().is_some());
+        wait_until("something is noted", || {
+            place.noted() > 4 || child.0.try_wait().unwrap().is_some()
+        });
         assert!(child.0.try_wait().unwrap().is_none(), "it was too fast to be killed");
         child
     };
@@ -352,7 +346,9 @@ fn a_local_source_that_changed_is_copied_anew() {
     let to = place.nbd("slow");
     for changes in [false, true] {
         let mut child = Running(place.command(&["copy", &source, &to]).spawn().unwrap());
-        until("something is noted", || place.noted() > 4 || child.0.try_wait().unwrap().is_some());
+        wait_until("something is noted", || {
+            place.noted() > 4 || child.0.try_wait().unwrap().is_some()
+        });
         assert!(child.0.try_wait().unwrap().is_none(), "it was too fast to be killed");
         drop(child);
         if changes {
@@ -387,7 +383,7 @@ fn a_server_that_is_killed_in_the_middle_of_a_copy() {
     let bytes = std::fs::read(&source).unwrap();
     let (first, second) = bytes.split_at(bytes.len() / 2);
     input.write_all(first).unwrap();
-    until("half of it arrived", || allocated(&served) >= size / 4);
+    wait_until("half of it arrived", || allocated(&served) >= size / 4);
     drop(server);
     let server = place.serve(&disks);
     input.write_all(second).unwrap();

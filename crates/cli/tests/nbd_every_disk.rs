@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use support::have;
+use support::{have, wait_until};
 use tempfile::TempDir;
 
 const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
@@ -352,15 +352,4 @@ impl Drop for Mounted {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Waits until something is so; a test that waits too long fails.
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..600 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-    }
-    panic!("waited too long until {what}");
 }

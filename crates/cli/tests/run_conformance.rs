@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{TOWLINE, World};
+use support::{TOWLINE, World, wait_until};
 
 /// Longest time for one program; the machine may be busy.
 const LIMIT: Duration = Duration::from_secs(170);
@@ -141,11 +141,9 @@ fn what_is_closed_is_closed_on_the_server() {
         let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
         std::io::BufRead::read_line(&mut output, &mut line).unwrap();
         assert_eq!(line, "idle\n");
-        let start = Instant::now();
-        while opened(world.server_id(), &file) > 0 {
-            assert!(start.elapsed() < LIMIT, "over {transport} the server has it open still");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_until(&format!("the server has closed it, over {transport}"), || {
+            opened(world.server_id(), &file) == 0
+        });
         assert!(child.try_wait().unwrap().is_none(), "it should be waiting");
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
@@ -211,11 +209,7 @@ fn files_are_made_as_the_user_for_files() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let start = Instant::now();
-    while !socket.exists() {
-        assert!(start.elapsed() < LIMIT, "the server does not listen");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the server listens", || socket.exists());
     let prefix = world.local("at");
     let output = Command::new(TOWLINE)
         .args(["run", "--at"])
@@ -253,11 +247,7 @@ fn background_programs_keep_their_files() {
     assert_eq!(output.status.code(), Some(3), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(!world.local("served/done").exists());
     fs::write(world.local("go"), "\n").unwrap();
-    let start = Instant::now();
-    while !world.local("served/done").exists() {
-        assert!(start.elapsed() < LIMIT, "the background program did not finish");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the background program has finished", || world.local("served/done").exists());
     assert_eq!(fs::read_to_string(world.local("served/done")).unwrap(), "one two\n");
 }
 
@@ -283,11 +273,7 @@ fn background_programs_without_the_library_keep_the_run() {
     // For both, so that it does not wait for the other side.
     let mut go = fs::File::options().read(true).write(true).open(world.local("go")).unwrap();
     std::io::Write::write_all(&mut go, b"\n").unwrap();
-    let start = Instant::now();
-    while !world.local("done").exists() {
-        assert!(start.elapsed() < LIMIT, "the background program did not finish");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the background program has finished", || world.local("done").exists());
     assert_eq!(fs::read_to_string(world.local("done")).unwrap(), "one\n");
 }
 

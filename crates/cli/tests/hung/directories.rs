@@ -1,8 +1,9 @@
 //! A directory on a file system that hangs: others go on, though all are served by one core; the server can be
 //! stopped; and what was asked is answered when it goes on.
 
+use crate::support::wait_until;
 use crate::world::{
-    CREATE, LONG, LOOKS, Mounted, Serving, WRITE, begin, connect, in_time, wait_until, work_on,
+    CREATE, LONG, LOOKS, Mounted, Serving, WRITE, begin, connect, in_time, work_on,
 };
 use rustix::process::Signal;
 use std::fs;

@@ -1,7 +1,8 @@
 //! A disk whose file is on a file system that hangs: its own requests wait, and nothing else does, over sessions
 //! and over NBD, though one core serves all; and not for memory either, of which the core has little.
 
-use crate::world::{LONG, Mounted, Serving, begin, connect, in_time, wait_until};
+use crate::support::wait_until;
+use crate::world::{LONG, Mounted, Serving, begin, connect, in_time};
 use rustix::process::Signal;
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! A file system that can be made to hang, a server, and clients.
 
-use crate::support::have;
+use crate::support::{have, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -18,17 +18,6 @@ pub(crate) const CREATE: u32 = 0o100;
 /// More than the server has threads for one such export.
 pub(crate) const LOOKS: usize = 24;
 pub(crate) const LONG: usize = 8 << 20;
-
-/// Waits until something is so; a test that waits too long fails.
-pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..1200 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    panic!("waited too long until {what}");
-}
 
 /// A process that ends with this.
 pub(crate) struct Ended(pub(crate) Child);

@@ -7,9 +7,19 @@ use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// The program under test.
 pub(crate) const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
+
+/// Waits until something is so; a test that waits too long, even for a busy machine, fails.
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !is_so() {
+        assert!(Instant::now() < end, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
 
 /// A directory with a server on `served` (export `dir`), on `served` again (`ro`, read only) and
 /// with memory exports `mem` (256 MiB) and `small` (4 MiB).
