@@ -189,6 +189,30 @@ fn a_killed_copy_leaves_no_half_file_and_goes_on() {
     assert!(left.is_err(), "the note is gone");
 }
 
+/// Small files have parts of their own for each copy, which nobody goes on with.
+#[test]
+fn resume_removes_what_killed_copies_left() {
+    let world = World::new();
+    let (tree, served) = (world.local("tree"), world.local("served/tree"));
+    for directory in [&tree, &served] {
+        fs::create_dir(directory).unwrap();
+        fs::write(directory.join(".kept.12345678a.towline-part"), b"of a file that is not copied")
+            .unwrap();
+    }
+    fs::write(tree.join("file"), noise(100_000, 3)).unwrap();
+    fs::write(tree.join(".file.000000000.towline-part"), b"somebody's file").unwrap();
+    fs::write(served.join(".file.12345678a.towline-part"), b"half").unwrap();
+    fs::write(served.join(".other.12345678a.towline-part"), b"of another copy").unwrap();
+    good(&["cp", "-r", "--resume", &format!("{}/.", tree.display()), &world.url("dir/tree")]);
+    let found = [
+        ".file.000000000.towline-part",
+        ".kept.12345678a.towline-part",
+        ".other.12345678a.towline-part",
+        "file",
+    ];
+    assert_eq!(names(&served), found);
+}
+
 #[test]
 fn parts_of_another_version_are_not_continued() {
     let world = World::new();

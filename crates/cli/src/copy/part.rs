@@ -15,17 +15,33 @@ const SUFFIX: &str = ".towline-part";
 
 /// Name of the part of a large file, the same in every run so that it is found again.
 pub(super) fn name(of: &[u8]) -> Vec<u8> {
-    with_suffix(of, SUFFIX)
+    with_suffix(of, SUFFIX.as_bytes())
 }
 
 /// Name of a part that this run alone uses, for a file written in one piece.
 pub(super) fn unique_name(of: &[u8], run: u32) -> Vec<u8> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    with_suffix(of, &format!(".{run:08x}{count:x}{SUFFIX}"))
+    with_suffix(of, format!(".{run:08x}{count:x}{SUFFIX}").as_bytes())
 }
 
-fn with_suffix(of: &[u8], suffix: &str) -> Vec<u8> {
+/// True for a part of one of these files that another run alone used: one that is still there was
+/// most likely killed.
+pub(super) fn is_of_another_run<'a>(
+    part: &[u8],
+    run: u32,
+    mut files: impl Iterator<Item = &'a [u8]>,
+) -> bool {
+    let Some(rest) = part.strip_suffix(SUFFIX.as_bytes()) else { return false };
+    let Some(dot) = rest.iter().rposition(|b| *b == b'.') else { return false };
+    let number = &rest[dot + 1..];
+    number.len() > 8
+        && number.iter().all(u8::is_ascii_hexdigit)
+        && !number.starts_with(format!("{run:08x}").as_bytes())
+        && files.any(|file| with_suffix(file, &part[dot..]) == part)
+}
+
+fn with_suffix(of: &[u8], suffix: &[u8]) -> Vec<u8> {
     let mut name = Vec::with_capacity(NAME_BYTES_MAX);
     name.push(b'.');
     if of.len() + 1 + suffix.len() <= NAME_BYTES_MAX {
@@ -36,7 +52,7 @@ fn with_suffix(of: &[u8], suffix: &str) -> Vec<u8> {
         name.extend_from_slice(&of[..NAME_BYTES_MAX - 1 - suffix.len() - sum.len()]);
         name.extend_from_slice(sum.as_bytes());
     }
-    name.extend_from_slice(suffix.as_bytes());
+    name.extend_from_slice(suffix);
     name
 }
 
@@ -67,5 +83,19 @@ mod tests {
         assert_ne!(name(&long), name(&other));
         assert_ne!(unique_name(b"a", 1), unique_name(b"a", 1));
         assert!(unique_name(&long, u32::MAX).len() <= 255);
+    }
+
+    #[test]
+    fn parts_of_other_runs_are_known() {
+        let files = || [&b"a"[..], &[b'x'; 255]].into_iter();
+        for file in files() {
+            assert!(is_of_another_run(&unique_name(file, 7), 8, files()));
+            assert!(!is_of_another_run(&unique_name(file, 7), 7, files()), "our own");
+            assert!(!is_of_another_run(&name(file), 8, files()), "these can be continued");
+        }
+        let other = unique_name(b"b", 7);
+        for name in [&b"a"[..], b".a.cafe.towline-part", b".towline-part", b"", &other] {
+            assert!(!is_of_another_run(name, 8, files()), "{}", name.escape_ascii());
+        }
     }
 }

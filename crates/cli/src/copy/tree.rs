@@ -1,8 +1,9 @@
 //! A copy of many files: workers take files and directories from one queue.
 
 use super::attributes;
-use super::end::{End, Status};
+use super::end::{End, Listed, Status};
 use super::file::{Existing, Files};
+use super::part;
 use crate::report::{Failure, Outcome, Report};
 use crate::workers::together;
 use std::collections::HashMap;
@@ -170,8 +171,9 @@ impl<'a> Tree<'a> {
             }
         }
         let mut there: HashMap<_, _> = if self.files.resume && !new {
-            let listed = target.list().map_err(|f| f.about(&target))?;
-            listed.into_iter().map(|entry| (entry.name, entry.status)).collect()
+            let names = target.list().map_err(|f| f.about(&target))?;
+            self.remove_parts(&target, &listed, &names)?;
+            names.into_iter().map(|entry| (entry.name, entry.status)).collect()
         } else {
             HashMap::new()
         };
@@ -193,6 +195,23 @@ impl<'a> Tree<'a> {
             name: Some(entry.name),
         });
         self.queue.push(children.collect());
+        Ok(())
+    }
+
+    /// Removes what copies that were killed left of files that are copied now.
+    fn remove_parts(&self, target: &End, listed: &[Listed], there: &[Listed]) -> Outcome<()> {
+        let names = || listed.iter().map(|entry| entry.name.as_slice());
+        let left = |name: &[u8]| part::is_of_another_run(name, self.files.run, names());
+        for entry in there.iter().filter(|entry| left(&entry.name)) {
+            // A source may have a file with such a name.
+            if names().all(|name| name != entry.name) {
+                let part = target.child(&entry.name);
+                match part.unlink() {
+                    Err(failure) if !failure.is(Errno::ENOENT) => return Err(failure.about(part)),
+                    _ => (),
+                }
+            }
+        }
         Ok(())
     }
 
