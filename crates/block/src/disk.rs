@@ -29,15 +29,21 @@ pub struct Disk {
     /// What clients are told in place of what the back end says.
     pub shape: Shape,
     /// What changed since the server began to serve it.
-    pub changes: Changes,
+    pub changes: Arc<Changes>,
     /// Names its bytes: another number stands for other bytes, also after a restart.
     pub identity: u64,
+    state: Arc<State>,
+    meters: Meters,
+}
+
+/// What all have to agree on who use the same bytes, also by exports with other options.
+#[derive(Debug, Default)]
+struct State {
     epoch: AtomicU64,
     failed: AtomicBool,
     flushes: Mutex<Flushes>,
     flushed: Condvar,
     resizing: Mutex<()>,
-    meters: Meters,
 }
 
 /// Flushes of the back end, which run one at a time. They are numbered from 1.
@@ -71,15 +77,22 @@ impl Disk {
             delivery: Delivery::default(),
             limit: RateLimit::default(),
             shape: Shape::default(),
-            changes: Changes::default(),
+            changes: Arc::default(),
             identity,
-            epoch: AtomicU64::new(epoch),
-            failed: AtomicBool::new(false),
-            flushes: Mutex::default(),
-            flushed: Condvar::new(),
-            resizing: Mutex::default(),
+            state: Arc::new(State { epoch: AtomicU64::new(epoch), ..State::default() }),
             meters: Meters::default(),
         }
+    }
+
+    /// The same, in place of another export that may still be in use: if their bytes are the same, so
+    /// is what is known of them.
+    #[must_use]
+    pub fn in_place_of(self, other: &Self) -> Self {
+        if !Arc::ptr_eq(&self.store, &other.store) && self.identity != other.identity {
+            return self;
+        }
+        let (changes, state) = (other.changes.clone(), other.state.clone());
+        Self { changes, state, identity: other.identity, ..self }
     }
 
     /// The same, with its reads delivered in this way.
@@ -119,7 +132,7 @@ impl Disk {
     /// is on the disk. All changes are refused until an operator has looked.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
+        self.state.failed.load(Ordering::Acquire)
     }
 
     /// Remembers that a durable write failed. Where there was no space nothing was written that
@@ -134,7 +147,7 @@ impl Disk {
     }
 
     fn fail(&self, error: &io::Error) {
-        if !self.failed.swap(true, Ordering::AcqRel) {
+        if !self.state.failed.swap(true, Ordering::AcqRel) {
             self.log_failure(error);
         }
     }
@@ -160,7 +173,7 @@ impl Disk {
         if !size.is_multiple_of(self.shape.block.max(1).into()) {
             return Err(io::Error::from_raw_os_error(EINVAL));
         }
-        let _one_at_a_time = self.resizing.lock();
+        let _one_at_a_time = self.state.resizing.lock();
         let before = self.store.look()?;
         if size == 0 {
             return Ok(());
@@ -176,15 +189,15 @@ impl Disk {
     pub fn forgive(&self) {
         if self.has_failed() {
             // What was not flushed before may be lost, and those who wrote it have to learn that.
-            self.epoch.store(random(), Ordering::Release);
-            self.failed.store(false, Ordering::Release);
+            self.state.epoch.store(random(), Ordering::Release);
+            self.state.failed.store(false, Ordering::Release);
         }
     }
 
     /// Changes when what was written and not flushed may have been lost.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.epoch.load(Ordering::Acquire)
+        self.state.epoch.load(Ordering::Acquire)
     }
 
     /// Makes all that was written before durable.
@@ -196,11 +209,11 @@ impl Disk {
     /// # Errors
     /// What the device says; `EIO` for ever after, until [`Disk::forgive`].
     pub fn flush(&self) -> io::Result<()> {
-        let mut flushes = self.flushes.lock();
+        let mut flushes = self.state.flushes.lock();
         let mine = flushes.begun + 1;
         while flushes.done < mine {
             if flushes.running {
-                self.flushed.wait(&mut flushes);
+                self.state.flushed.wait(&mut flushes);
                 continue;
             }
             if self.has_failed() {
@@ -211,13 +224,13 @@ impl Disk {
             let number = flushes.begun;
             drop(flushes);
             let result = self.store.flush().inspect_err(|error| self.fail(error));
-            flushes = self.flushes.lock();
+            flushes = self.state.flushes.lock();
             flushes.running = false;
             flushes.done = number;
             if result.is_err() {
                 flushes.failed = number;
             }
-            self.flushed.notify_all();
+            self.state.flushed.notify_all();
             if number >= mine {
                 return result;
             }

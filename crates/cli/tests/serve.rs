@@ -165,6 +165,45 @@ fn a_configuration_file_is_read_and_read_again() {
     server.end();
 }
 
+#[test]
+fn a_disk_with_other_options_is_the_same_disk() {
+    let directory = TempDir::new().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("image"), vec![0; 1 << 20]).unwrap();
+    fs::write(path("data"), vec![7; 1 << 16]).unwrap();
+    let configure = |option: &str| {
+        let image = path("image");
+        let disks = format!(
+            "[export.f]\ndisk = \"{image}{option}\"\n[export.m]\ndisk = \"mem:64K{option}\"\n"
+        );
+        fs::write(
+            path("towline.toml"),
+            format!("listen = [\"unix://{}\"]\n{disks}", path("socket")),
+        )
+        .unwrap();
+    };
+    configure("");
+    let mut server = Serving::new(
+        Command::new(TOWLINE)
+            .args(["serve", "--config", &path("towline.toml")])
+            .stdin(Stdio::null()),
+    );
+    server.says("listening on unix://");
+    let url = |disk: &str| format!("towline+unix:///{disk}?socket={}", path("socket"));
+    for disk in ["f", "m"] {
+        good(&["disk", "copy", &path("data"), &url(disk)]);
+    }
+    let before = ["f", "m"].map(|disk| text(&["disk", "map", "--written", &url(disk)]));
+    assert!(before[0].contains("65536 written") && before[0].contains("unchanged"), "{before:?}");
+    configure(":iops=100000");
+    server.signal(rustix::process::Signal::HUP);
+    server.says("read the configuration again");
+    assert_eq!(before, ["f", "m"].map(|disk| text(&["disk", "map", "--written", &url(disk)])));
+    good(&["disk", "copy", &url("m"), &path("back")]);
+    assert!(fs::read(path("back")).unwrap() == [7; 1 << 16]);
+    server.end();
+}
+
 /// What a server that must not start has to say.
 fn refused(arguments: &[&str]) -> String {
     let mut command = Command::new("timeout");

@@ -30,9 +30,11 @@ impl Disks {
         Ok(this)
     }
 
-    /// Makes these the disks; those that stay as they are keep their contents.
+    /// Makes these the disks. Those whose bytes stay the same keep what is known of them, and those
+    /// in memory their contents, also with other options and when they become longer.
     pub(crate) fn replace(&self, disks: &[DiskExport]) -> io::Result<()> {
         let mut next: Vec<(DiskExport, Arc<Disk>)> = Vec::new();
+        let mut longer: Vec<(Arc<Disk>, u64)> = Vec::new();
         for export in disks {
             let name = &export.name;
             let wrong = |what: String| {
@@ -47,21 +49,45 @@ impl Disks {
             if export.is_default && next.iter().any(|(other, _)| other.is_default) {
                 return Err(wrong("another disk is the default already".into()));
             }
-            let old = self.active.read().iter().find(|(e, _)| e == export).map(|(_, d)| d.clone());
-            let disk = match old {
-                Some(disk) => {
-                    disk.forgive();
-                    disk
-                }
-                None => {
-                    let (store, description) = open(export).map_err(|e| wrong(e.to_string()))?;
+            let old = self.active.read().iter().find(|(e, _)| e.name == *name).cloned();
+            let disk = match &old {
+                Some((before, disk)) if before == export => disk.clone(),
+                _ => {
+                    let old = old.as_ref();
+                    let (store, description) = match old.filter(|old| is_same(old, export)) {
+                        Some((_, disk)) => (disk.store.clone(), disk.description.clone()),
+                        None => open(export).map_err(|e| wrong(e.to_string()))?,
+                    };
                     let disk = Disk::new(name, &description, store, export.read_only);
                     let disk = disk.delivered(export.delivery).limited(export.limit);
-                    Arc::new(disk.shaped(export.shape).map_err(|e| wrong(e.to_string()))?)
+                    let disk = disk.shaped(export.shape).map_err(|e| wrong(e.to_string()))?;
+                    Arc::new(match old {
+                        Some((_, old)) => disk.in_place_of(old),
+                        None => disk,
+                    })
                 }
             };
+            match (&export.kind, old.map(|(before, _)| before.kind)) {
+                (DiskKind::Memory(size), Some(DiskKind::Memory(before))) if *size != before => {
+                    let now = disk.store.geometry().size;
+                    if *size < now {
+                        return Err(wrong(format!(
+                            "it has {now} bytes; \"towline disk resize --shrink\" makes it shorter"
+                        )));
+                    }
+                    longer.push((disk.clone(), *size));
+                }
+                _ => {}
+            }
             next.push((export.clone(), disk));
         }
+        for (disk, size) in longer {
+            disk.store.resize(size).map_err(|error| {
+                let what = format!("disk \"{}\": cannot get {size} bytes: {error}", disk.name);
+                io::Error::new(io::ErrorKind::InvalidInput, what)
+            })?;
+        }
+        next.iter().for_each(|(_, disk)| disk.forgive());
         *self.active.write() = next;
         Ok(())
     }
@@ -99,6 +125,15 @@ impl Disks {
     pub(crate) fn shut_down(&self) {
         self.shutting_down.store(true, Ordering::Release);
     }
+}
+
+/// Whether what is open for an export will do for this one, too.
+fn is_same((before, disk): &(DiskExport, Arc<Disk>), export: &DiskExport) -> bool {
+    let kinds = match (&before.kind, &export.kind) {
+        (DiskKind::Memory(_), DiskKind::Memory(_)) => true,
+        (before, now) => before == now,
+    };
+    kinds && (export.read_only || !disk.store.geometry().read_only)
 }
 
 fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {

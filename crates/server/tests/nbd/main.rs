@@ -14,6 +14,7 @@ mod model;
 mod order;
 mod paths;
 mod rates;
+mod reload;
 mod resize;
 mod shape;
 mod stores;

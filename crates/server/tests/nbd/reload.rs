@@ -1,0 +1,77 @@
+//! Disks whose options change while they are served.
+
+use crate::client::Form;
+use crate::{World, pattern};
+use std::os::unix::fs::FileExt;
+use towline_server::{CacheMode, DataPath, DiskExport, DiskKind};
+
+const MIB: u64 = 1 << 20;
+const EINVAL: u32 = 22;
+const EPERM: u32 = 1;
+
+#[test]
+fn what_is_in_memory_stays_with_other_options() {
+    let world = World::with(DiskKind::Memory(MIB), |_| {});
+    let mut early = world.client(Form::Structured);
+    let data = pattern(0, 1 << 20, 3);
+    assert_eq!(early.write(0, 0, &data), 0);
+    let mut export = world.disks[0].clone();
+    let mut change = |change: fn(&mut DiskExport)| {
+        change(&mut export);
+        world.server.replace_disks(std::slice::from_ref(&export))
+    };
+    change(|export| export.limit.operations = 1_000_000).unwrap();
+    assert!(world.client(Form::Simple).read(0, MIB).unwrap() == data);
+    change(|export| export.shape.block = 4096).unwrap();
+    assert_eq!(world.client(Form::Structured).read(512, 512), Err(EINVAL), "options hold");
+    change(|export| export.shape.block = 0).unwrap();
+    change(|export| export.delivery.path = DataPath::Staged).unwrap();
+
+    // And when it becomes longer; shorter it does not become by itself.
+    change(|export| export.kind = DiskKind::Memory(2 * MIB)).unwrap();
+    let mut late = world.client(Form::Extended);
+    assert_eq!(late.size, 2 * MIB);
+    assert!(late.read(0, MIB).unwrap() == data);
+    assert_eq!(late.write(0, MIB, &data), 0);
+    let refused = change(|export| export.kind = DiskKind::Memory(MIB)).unwrap_err();
+    assert!(refused.to_string().contains("it has 2097152 bytes"), "{refused}");
+    let refused = change(|export| export.kind = DiskKind::Memory(20 * MIB)).unwrap_err();
+    assert!(refused.to_string().contains("cannot get 20971520 bytes"), "{refused}");
+
+    change(|export| (export.kind, export.read_only) = (DiskKind::Memory(2 * MIB), true)).unwrap();
+    let mut last = world.client(Form::Structured);
+    assert!(last.read(MIB, MIB).unwrap() == data);
+    assert_eq!(last.write(0, 0, &data), EPERM);
+    change(|export| export.read_only = false).unwrap();
+    assert_eq!(world.client(Form::Structured).write(0, 0, &data), 0);
+    // Those who were there before see the same bytes.
+    assert!(early.read(MIB, MIB).unwrap() == data);
+}
+
+#[test]
+fn the_way_to_a_file_may_change() {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.as_file().set_len(MIB).unwrap();
+    let world = World::with(DiskKind::File(file.path().into(), CacheMode::Cached), |_| {});
+    let mut early = world.client(Form::Structured);
+    let mut export = world.disks[0].clone();
+    for (number, mode) in
+        [CacheMode::Direct, CacheMode::ReadDirect, CacheMode::Cached].iter().enumerate()
+    {
+        export.kind = DiskKind::File(file.path().into(), *mode);
+        world.server.replace_disks(std::slice::from_ref(&export)).unwrap();
+        let data = pattern(0, 64 << 10, number as u64);
+        assert_eq!(world.client(Form::Structured).write(0, 0, &data), 0);
+        assert!(early.read(0, 64 << 10).unwrap() == data, "{mode:?}");
+    }
+    // What is read-only is opened anew to be written.
+    for read_only in [true, false, true] {
+        export.read_only = read_only;
+        world.server.replace_disks(std::slice::from_ref(&export)).unwrap();
+        let outcome = world.client(Form::Structured).write(0, 0, &[5; 512]);
+        assert_eq!(outcome == 0, !read_only);
+    }
+    let mut there = [0; 512];
+    file.as_file().read_exact_at(&mut there, 0).unwrap();
+    assert_eq!(there, [5; 512]);
+}
