@@ -133,7 +133,9 @@ impl Report {
     }
 
     fn line(&self, text: fmt::Arguments<'_>) {
-        let print = || eprintln!("towline: {}: {text}", self.command);
+        // In one piece: programs of a run write there, too.
+        let line = format!("towline: {}: {text}\n", self.command);
+        let print = || eprint!("{line}");
         match self.bar.get() {
             Some(bar) => bar.suspend(print),
             None => print(),

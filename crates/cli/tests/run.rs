@@ -317,13 +317,22 @@ fn wrong_use_is_explained_and_statuses_passed_on() {
     assert!(code == Some(125) && complaint.contains("absolute"), "{complaint}");
     let gone = format!("{PREFIX}={}", world.url("none"));
     let marked = world.local("marked");
+    let goes = world.local("goes");
+    let text = format!("echo > {}; cd {PREFIX}; echo > {}\n", goes.display(), marked.display());
+    let script = world.local("script");
+    fs::write(&script, text).unwrap();
+    let touch = ["touch", marked.to_str().unwrap(), PREFIX];
+    let goes_there = ["sh", script.to_str().unwrap()];
     // Often, since the program may be loaded before that is known, or after.
     for report in [&[][..], &["--report"]].into_iter().cycle().take(20) {
-        let touch = ["--at", &gone, "--", "touch", marked.to_str().unwrap()];
-        let (code, complaint) = status(&[report, &touch].concat());
-        assert!(code == Some(125) && complaint.contains("none"), "{code:?}: {complaint}");
-        assert_eq!(complaint.lines().count(), 1, "{complaint}");
-        assert!(!marked.exists(), "the program ran");
+        // Told of the prefix, and not.
+        for command in [&touch[..], &goes_there] {
+            let (code, complaint) = status(&[report, &["--at", &gone, "--"], command].concat());
+            assert!(code == Some(125) && complaint.contains("none"), "{code:?}: {complaint}");
+            assert_eq!(complaint.lines().count(), 1, "{complaint}");
+            assert!(!marked.exists(), "the program went on");
+        }
+        assert!(report.len() == 1 || goes.exists(), "the program waited for what it did not ask");
     }
     let (code, complaint) = status(&["--at", PREFIX, "--", "true"]);
     assert!(code == Some(125) && complaint.contains("--serve"), "{complaint}");

@@ -7,15 +7,20 @@ pub struct Mount {
     pub prefix: Vec<u8>,
     /// URL of the directory.
     pub url: String,
-    /// Handle of that directory, open for the whole family of sessions.
-    pub handle: u64,
-    /// Its inode number.
-    pub inode: u64,
     /// What `st_dev` says of files below it.
     pub device: u64,
 }
 
-/// Configuration of a run.
+/// The directory of a mount, as its server knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Root {
+    /// Handle, open for the whole family of sessions.
+    pub handle: u64,
+    /// Inode number.
+    pub inode: u64,
+}
+
+/// Configuration of a run, known before its servers are met.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
     /// Names the family of sessions; see `towline_client::Options::family`.
@@ -44,9 +49,7 @@ impl Config {
         for mount in &self.mounts {
             bytes(&mut out, &mount.prefix);
             bytes(&mut out, mount.url.as_bytes());
-            for number in [mount.handle, mount.inode, mount.device] {
-                out.extend_from_slice(&number.to_ne_bytes());
-            }
+            out.extend_from_slice(&mount.device.to_ne_bytes());
         }
         out
     }
@@ -67,8 +70,6 @@ impl Config {
             mounts.push(Mount {
                 prefix: reader.bytes()?.to_vec(),
                 url: String::from_utf8(reader.bytes()?.to_vec()).ok()?,
-                handle: reader.number()?,
-                inode: reader.number()?,
                 device: reader.number()?,
             });
         }
@@ -99,13 +100,7 @@ mod tests {
 
     #[test]
     fn a_configuration_survives_a_round_trip() {
-        let mount = Mount {
-            prefix: b"/data".to_vec(),
-            url: "towline://h/x".to_owned(),
-            handle: 1,
-            inode: 2,
-            device: 3,
-        };
+        let mount = Mount { prefix: b"/data".to_vec(), url: "towline://h/x".to_owned(), device: 3 };
         let config =
             Config { family: 9, report: true, library: b"/l".to_vec(), mounts: vec![mount; 2] };
         let bytes = config.to_bytes();

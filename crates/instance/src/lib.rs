@@ -1,7 +1,7 @@
 //! What the processes of one `towline run` share: a private directory with a mapped file.
 //!
-//! `DIR/state` holds the configuration (written once by `towline run`, when it has met the servers) and
-//! the table of open file descriptions: offset, flags, handle. Who has it mapped has a shared lock of it
+//! `DIR/state` holds the configuration (written before the program is started), what the servers said when they
+//! were met, and the table of open file descriptions: offset, flags, handle. Who has it mapped has a shared lock of it
 //! (`flock`), so that `towline run` knows when nobody is left. A descriptor of a remote file is, for the kernel, a
 //! *placeholder*: `DIR/d/N` opened with access mode 3, which permits neither reading nor writing,
 //! so that a call that slips by fails instead of touching wrong data. N names the entry of the
@@ -21,7 +21,7 @@ mod state;
 mod trap;
 pub mod userfault;
 
-pub use config::{Config, Mount};
+pub use config::{Config, Mount, Root};
 pub use state::{Entry, Prepared, State, Taken};
 pub use trap::has_trap;
 

@@ -1,14 +1,18 @@
 //! The mapped file: configuration, and the table of open file descriptions.
 #![allow(unsafe_code)]
 
-use crate::{COUNTED_MAX, Config, ENTRIES, STATE};
+use crate::{COUNTED_MAX, Config, ENTRIES, MOUNTS_MAX, Root, STATE};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"towlrun1");
 /// Bytes of the head, with the configuration.
 const HEAD_BYTES: usize = 64 * 1024;
+/// Longest configuration.
+const CONFIG_BYTES: usize = 48 * 1024;
 /// Longest path that an entry remembers.
 const PATH_BYTES: usize = 4096;
 const WORDS: usize = ENTRIES / 64;
@@ -54,7 +58,7 @@ pub struct Entry {
     pub mode: AtomicU32,
     lock: AtomicU32,
     length: AtomicU32,
-    path: [std::sync::atomic::AtomicU8; PATH_BYTES],
+    path: [AtomicU8; PATH_BYTES],
 }
 
 impl Entry {
@@ -190,9 +194,11 @@ fn leaving(tag: u32) -> u32 {
     Taken::Leaving as u32 | tag << USE_BITS
 }
 
+/// What every process that starts looks at stands first, with the beginning of the configuration: in one page.
 #[repr(C)]
 struct Head {
     magic: AtomicU64,
+    /// Bytes of the configuration.
     length: AtomicU64,
     /// Whether the rest is there: a value of [`Ready`]. Programs wait for it by a futex.
     ready: AtomicU32,
@@ -207,16 +213,19 @@ struct Head {
     mapped: AtomicU32,
     /// See [`State::moves`].
     moves: AtomicU64,
+    /// Handle and inode number of each mount's directory, once the run has begun.
+    roots: [[AtomicU64; 2]; MOUNTS_MAX],
+    /// Bit set: taken.
+    used: [AtomicU64; WORDS],
+    /// Processes with locks of their own that are about to execute a program; zero: free.
+    executing: [AtomicU32; EXECUTING],
+    config: [AtomicU8; CONFIG_BYTES],
     /// Calls answered, by function of libc (in the order of the library's table).
     functions: [AtomicU64; COUNTED_MAX],
     /// System calls that were trapped and answered, by number.
     trapped: [AtomicU64; COUNTED_MAX],
     /// System calls that were trapped and were the kernel's.
     passed: AtomicU64,
-    /// Bit set: taken.
-    used: [AtomicU64; WORDS],
-    /// Processes with locks of their own that are about to execute a program; zero: free.
-    executing: [AtomicU32; EXECUTING],
 }
 
 /// Values of `Head::ready`.
@@ -264,8 +273,8 @@ fn keeper_has_ended() -> bool {
 /// Most processes with locks that execute a program at the same time.
 const EXECUTING: usize = 128;
 
-const CONFIG_AT: usize = size_of::<Head>();
-const _: () = assert!(CONFIG_AT < HEAD_BYTES / 2);
+const CONFIG_AT: usize = std::mem::offset_of!(Head, config);
+const _: () = assert!(CONFIG_AT < 3584 && size_of::<Head>() <= HEAD_BYTES);
 const BYTES: usize = HEAD_BYTES + ENTRIES * size_of::<Entry>();
 
 /// The mapped file.
@@ -279,38 +288,44 @@ unsafe impl Send for State {}
 unsafe impl Sync for State {}
 
 impl State {
-    /// Makes the file in `directory`, with nothing in it.
+    /// Makes the file in `directory`, with the configuration in it.
     ///
     /// # Errors
-    /// What the system calls say.
-    pub fn prepare(directory: &[u8]) -> io::Result<Prepared> {
+    /// What the system calls say; `InvalidInput` when the configuration is too long.
+    pub fn prepare(directory: &[u8], config: &Config) -> io::Result<Prepared> {
+        let encoded = config.to_bytes();
+        if encoded.len() > CONFIG_BYTES {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let fd = open(directory, libc::O_RDWR | libc::O_CREAT | libc::O_EXCL)?;
         // SAFETY: a plain system call on our descriptor.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), BYTES as i64) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(Prepared(fd))
+        let file = File::from(fd);
+        let mut first = vec![0; CONFIG_AT];
+        first[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        first[8..16].copy_from_slice(&(encoded.len() as u64).to_ne_bytes());
+        first.extend_from_slice(&encoded);
+        file.write_all_at(&first, 0)?;
+        Ok(Prepared(file.into()))
     }
 
-    /// Writes the configuration: programs that wait for it go on.
-    ///
-    /// # Errors
-    /// `InvalidInput` when it is too long.
-    pub fn begin(&self, config: &Config) -> io::Result<()> {
-        let encoded = config.to_bytes();
-        if CONFIG_AT + encoded.len() > HEAD_BYTES {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        // SAFETY: the range was checked to lie in the head, and nobody reads it before it is ready.
-        unsafe {
-            let target = self.address.cast_mut().add(CONFIG_AT);
-            std::ptr::copy_nonoverlapping(encoded.as_ptr(), target, encoded.len());
-        }
+    /// Says that the servers are met, and what they said, by mount: programs that wait for it go on.
+    pub fn begin(&self, roots: &[Root]) {
         let head = self.head();
-        head.length.store(encoded.len() as u64, Ordering::Relaxed);
-        head.magic.store(MAGIC, Ordering::Relaxed);
+        for (to, from) in head.roots.iter().zip(roots) {
+            to[0].store(from.handle, Ordering::Relaxed);
+            to[1].store(from.inode, Ordering::Relaxed);
+        }
         self.tell(Ready::Begun);
-        Ok(())
+    }
+
+    /// The directory of a mount, once the run has [begun](Self::has_begun); `None` for a number of none.
+    #[must_use]
+    pub fn root(&self, mount: usize) -> Option<Root> {
+        let [handle, inode] = self.head().roots.get(mount)?;
+        Some(Root { handle: handle.load(Ordering::Relaxed), inode: inode.load(Ordering::Relaxed) })
     }
 
     /// Says that the run cannot begin, unless it has: programs that wait for it end.
@@ -409,21 +424,15 @@ impl State {
         unsafe { &*self.address.cast::<Head>() }
     }
 
-    /// The configuration; `None` before the run has begun, or when there is none in the file.
+    /// The configuration; `None` when there is none in the file.
     #[must_use]
     pub fn config(&self) -> Option<Config> {
         if self.head().magic.load(Ordering::Acquire) != MAGIC {
             return None;
         }
         let length = usize::try_from(self.head().length.load(Ordering::Acquire)).ok()?;
-        if length > HEAD_BYTES - CONFIG_AT {
-            return None;
-        }
-        let mut bytes = vec![0; length];
-        // SAFETY: the range lies in the head; it is written once, before `magic`.
-        unsafe {
-            std::ptr::copy_nonoverlapping(self.address.add(CONFIG_AT), bytes.as_mut_ptr(), length);
-        }
+        let bytes = self.head().config.get(..length)?;
+        let bytes: Vec<u8> = bytes.iter().map(|byte| byte.load(Ordering::Relaxed)).collect();
         Config::parse(&bytes)
     }
 
@@ -610,20 +619,22 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         let bytes = directory.as_os_str().as_bytes();
         let config = Config { family: 5, ..Config::default() };
-        let prepared = State::prepare(bytes).unwrap();
+        let prepared = State::prepare(bytes, &config).unwrap();
         let first = prepared.map().unwrap();
         let second = State::open(bytes).unwrap();
-        assert_eq!(second.config(), None, "not yet");
+        assert_eq!(second.config(), Some(config), "before the run has begun");
+        let roots = [Root { handle: 7, inode: 8 }, Root { handle: 9, inode: 10 }];
         let waits = std::thread::scope(|scope| {
             let waits = scope.spawn(|| second.has_begun());
-            first.begin(&config).unwrap();
+            first.begin(&roots);
             waits.join().unwrap()
         });
         assert!(waits);
+        assert_eq!([0, 1].map(|mount| second.root(mount)), roots.map(Some));
+        assert_eq!(second.root(MOUNTS_MAX), None);
         first.fail();
         assert!(second.has_begun(), "too late for that");
         assert!(prepared.is_used(), "by the mapping, without a descriptor");
-        assert_eq!(second.config(), Some(config));
         assert!(second.is_unused());
         let taken: Vec<usize> = (0..100).map(|_| first.take().unwrap()).collect();
         let mut all = taken.clone();
@@ -671,11 +682,14 @@ mod tests {
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory).unwrap();
         let bytes = directory.as_os_str().as_bytes();
-        let prepared = State::prepare(bytes).unwrap();
+        let prepared = State::prepare(bytes, &Config::default()).unwrap();
         assert!(!prepared.is_used());
         assert_eq!(State::open(bytes).err().map(|e| e.kind()), Some(io::ErrorKind::WouldBlock));
         std::fs::remove_file(directory.join(STATE)).unwrap();
-        let prepared = State::prepare(bytes).unwrap();
+        let library = vec![0; CONFIG_BYTES];
+        let long = State::prepare(bytes, &Config { library, ..Config::default() });
+        assert_eq!(long.err().map(|e| e.kind()), Some(io::ErrorKind::InvalidInput));
+        let prepared = State::prepare(bytes, &Config::default()).unwrap();
         let second = State::open(bytes).unwrap();
         prepared.map().unwrap().fail();
         assert!(!second.has_begun());

@@ -35,7 +35,7 @@ impl At {
         }
         Ok(match self.directory {
             Some(open) => open.entry.handle.load(Ordering::Relaxed),
-            None => start::mounts().get(self.mount).ok_or(libc::EIO)?.mount.handle,
+            None => start::mounts().get(self.mount).ok_or(libc::EIO)?.root()?.handle,
         })
     }
 

@@ -9,7 +9,7 @@ use crate::{closing, fresh, guard, opened, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use towline_client::{Client, Error, File, Lock, Options, Transport};
-use towline_instance::{MOUNTS_MAX, Mount, Taken};
+use towline_instance::{MOUNTS_MAX, Root, Taken};
 use towline_wire::Attr;
 use towline_wire::request::lock;
 
@@ -62,6 +62,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
     }
     let targets = start::mounts();
     let target = targets.get(mount).ok_or(libc::EIO)?;
+    let root = target.root()?;
     let transport = &target.url().ok_or(libc::EIO)?.transport;
     let same =
         |other: usize| targets[other].url().is_some_and(|other| other.transport == *transport);
@@ -74,7 +75,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
     };
     let (user, group) = identity();
     client.act_as(user, group);
-    know(&client, mount, target);
+    know(&client, mount, target, root);
     let session = Box::leak(Box::new(Session { process, client }));
     SESSIONS[mount].store(session, Ordering::Release);
     Ok(&session.client)
@@ -133,11 +134,11 @@ fn options() -> Options {
 
 /// Tells a new client what the process has open, so that it finds it again after a restart of the
 /// server.
-fn know(client: &Client, mount: usize, target: &Target) {
-    let Mount { handle, inode, .. } = &target.mount;
+fn know(client: &Client, mount: usize, target: &Target, root: Root) {
     let Some(url) = target.url() else { return };
     const FLAGS: u32 = (libc::O_PATH | libc::O_DIRECTORY) as u32;
-    let _ = File::from_handle(client, *handle, &url.root(), b"", FLAGS, *inode).into_handle();
+    let _ =
+        File::from_handle(client, root.handle, &url.root(), b"", FLAGS, root.inode).into_handle();
     for (_, open) in descriptors::all(0, u32::MAX) {
         if open.entry.mount.load(Ordering::Relaxed) as usize == mount {
             remember(client, open, target);

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use towline_client::Url;
-use towline_instance::{Config, Mount, State, VARIABLE};
+use towline_instance::{Config, Mount, Root, State, VARIABLE};
 
 /// The run, set once at start.
 struct Run {
@@ -18,11 +18,18 @@ struct Run {
 /// A mount, understood.
 pub(crate) struct Target {
     pub(crate) mount: Mount,
+    number: usize,
     /// Null until it is needed. No lock: a handler of a signal may come here, too.
     url: AtomicPtr<Url>,
 }
 
 impl Target {
+    /// Its directory on the server, which has to be met for that.
+    pub(crate) fn root(&self) -> Result<Root, i32> {
+        wait_for_servers();
+        state().and_then(|state| state.root(self.number)).ok_or(libc::EIO)
+    }
+
     /// What the prefix stands for; `None` for what is no URL, which `towline run` does not write.
     pub(crate) fn url(&self) -> Option<&Url> {
         // SAFETY: null, or a box that is never freed once it is there.
@@ -90,6 +97,16 @@ pub(crate) fn set_umask(mask: u32) {
 /// Exit status of a program whose run cannot begin.
 const STATUS_FAILED: usize = 125;
 
+/// Waits until the servers of the run are met, which goes on while programs start: before the first thing
+/// that is asked of them, and before a program begins that is told of a prefix. Where they cannot be met the
+/// process ends here; why was told.
+pub(crate) fn wait_for_servers() {
+    if state().is_some_and(|state| !state.has_begun()) {
+        // SAFETY: ends the process, and nothing remote has been touched.
+        unsafe { guard::system_call(libc::SYS_exit_group, [STATUS_FAILED, 0, 0, 0, 0, 0]) };
+    }
+}
+
 fn find_run() -> Option<Run> {
     // SAFETY: nothing else runs yet that could change the environment.
     let value = unsafe { libc::getenv(NAME.as_ptr().cast()) };
@@ -99,14 +116,13 @@ fn find_run() -> Option<Run> {
     // SAFETY: a string of the environment.
     let directory = unsafe { CStr::from_ptr(value) }.to_bytes().to_vec();
     let state = State::open(&directory).ok()?;
-    if !state.has_begun() {
-        // What is wrong was told.
-        // SAFETY: nothing of the program has run yet.
-        unsafe { guard::system_call(libc::SYS_exit_group, [STATUS_FAILED, 0, 0, 0, 0, 0]) };
-    }
     let config = state.config()?;
-    let target = |mount: &Mount| Target { mount: mount.clone(), url: AtomicPtr::new(null_mut()) };
-    let mounts = config.mounts.iter().map(target).collect();
+    let target = |(number, mount): (usize, &Mount)| Target {
+        mount: mount.clone(),
+        number,
+        url: AtomicPtr::new(null_mut()),
+    };
+    let mounts = config.mounts.iter().enumerate().map(target).collect();
     Some(Run { state, directory, config, mounts })
 }
 
@@ -129,6 +145,7 @@ extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const
         remote::has_executed();
         // SAFETY: the lists that the program starts with.
         if working::is_remote() || unsafe { trap::is_mentioned([arguments, environment]) } {
+            wait_for_servers();
             trap::arm();
         }
         Ok(())

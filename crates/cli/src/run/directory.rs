@@ -16,8 +16,12 @@ static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
 /// Its checksum, which names it among those of other versions.
 const LIBRARY_CRC: &str = env!("TOWLINE_PRELOAD_CRC");
 
-/// Folders in the directory of a run.
-const FOLDERS: [&str; 5] = [PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS];
+/// Folders in the directory of a run, besides that of the placeholders.
+const FOLDERS: [&str; 4] = [WORKING, MAPPINGS, PROGRAMS, SOCKETS];
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)
+}
 
 /// A directory of this run alone, removed at the end.
 pub(super) struct RunDirectory(PathBuf);
@@ -31,10 +35,9 @@ impl RunDirectory {
             let path = parent.join(format!("run-{}-{number}", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {
-                    for name in FOLDERS {
-                        DirBuilder::new().mode(0o700).create(path.join(name))?;
-                    }
-                    return Ok(Self(path));
+                    let made = Self(path);
+                    make_folder(&made.placeholders())?;
+                    return Ok(made);
                 }
                 // Left behind by one that was killed.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
@@ -43,10 +46,16 @@ impl RunDirectory {
         }
     }
 
+    /// Makes the folders that are not used before servers are met.
+    pub(super) fn fill(&self) -> io::Result<()> {
+        FOLDERS.iter().try_for_each(|name| make_folder(&self.0.join(name)))
+    }
+
     /// Removes it when nothing is in it but what was made at the start, without looking.
     fn remove_unused(&self) -> bool {
         let removed = |name: &str| rmdir(self.0.join(name)).is_ok();
         FOLDERS.iter().all(|name| removed(name))
+            && removed(PLACEHOLDERS)
             && unlink(self.0.join(STATE)).is_ok()
             // It is not there when servers were not met.
             && matches!(unlink(self.0.join(PAGER)), Ok(()) | Err(Errno::NOENT))

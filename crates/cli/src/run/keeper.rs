@@ -64,7 +64,9 @@ impl Keeper {
         let events =
             watch().inspect_err(|error| log::warn!("cannot watch for closed files: {error}"))?;
         state.keep(true);
-        let notices = Notices::new(&directory.placeholders());
+        let mut notices = Notices::new(&directory.placeholders());
+        // What was said before it was listened for.
+        notices.print();
         let clients = servers.iter().map(|(client, _)| client.clone()).collect();
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));

@@ -2,7 +2,7 @@
 //!
 //! The library that does it (crate `preload`) is part of this program. Here a private directory is
 //! made for the run; then this process becomes the program, while a child of it meets the servers
-//! (the library waits for that before the program begins) and closes what the program and its children
+//! (the library waits for that before it asks them anything) and closes what the program and its children
 //! leave open (`keeper.rs`).
 
 mod directory;
@@ -28,7 +28,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use summary::Format;
 use towline_client::{Client, File, Options, Transport, Url};
-use towline_instance::{Config, MOUNTS_MAX, Mount, Prepared, State, VARIABLE};
+use towline_instance::{Config, MOUNTS_MAX, Mount, Prepared, Root, State, VARIABLE};
 use towline_net::address::Address;
 use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
 
@@ -139,7 +139,16 @@ fn start(args: &Args) -> Outcome<u8> {
         return Ok(STATUS_NOT_EXECUTABLE);
     }
     let library = Library::new()?;
-    let state = State::prepare(directory.path().as_os_str().as_bytes())?;
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())
+        .map_err(io::Error::from)?;
+    let config = Config {
+        family: u64::from_le_bytes(random) | 1,
+        report: args.report.is_some(),
+        library: library.path().as_os_str().as_bytes().to_vec(),
+        mounts: mounts(&prefixes),
+    };
+    let state = State::prepare(directory.path().as_os_str().as_bytes(), &config)?;
     // Here, where it can be told that it fails; the keeper inherits it.
     let mapped = state.map()?;
     match fork::apart()? {
@@ -151,8 +160,9 @@ fn start(args: &Args) -> Outcome<u8> {
         fork::Side::Keeper(program) => {
             fork::let_go_of_streams();
             crate::log_to_standard_error();
-            let run = Run { args, directory, library, state };
-            run.keep(&program, prefixes, mapped);
+            let urls = prefixes.into_iter().map(|(_, url)| url).collect();
+            let run = Run { args, directory, _library: library, state, family: config.family };
+            run.keep(&program, urls, mapped);
             std::process::exit(0);
         }
     }
@@ -162,19 +172,21 @@ fn start(args: &Args) -> Outcome<u8> {
 struct Run<'a> {
     args: &'a Args,
     directory: RunDirectory,
-    library: Library,
+    /// Stays while it is used.
+    _library: Library,
     state: Prepared,
+    family: u64,
 }
 
 impl Run<'_> {
-    /// Meets the servers, lets the program begin, and stays until nothing of it is left.
-    fn keep(self, program: &fork::Program, prefixes: Vec<(Vec<u8>, Url)>, state: State) {
+    /// Meets the servers, which programs may wait for, and stays until nothing of them is left.
+    fn keep(self, program: &fork::Program, urls: Vec<Url>, state: State) {
         let others = program.others(self.directory.path());
         let state = Arc::new(state);
-        let (server, met, mut keeper) = match self.begin(prefixes, &state) {
+        let (server, met, mut keeper) = match self.begin(urls, &state) {
             Ok(begun) => begun,
             Err(failure) => {
-                // Said first, since the program ends then.
+                // Said first, since programs that wait end then.
                 Report::new("run").check("cannot start", Err::<(), _>(failure));
                 state.fail();
                 // A program that comes later than this has to find it, too.
@@ -195,27 +207,20 @@ impl Run<'_> {
         }
     }
 
-    /// Meets the servers, and lets the program begin.
-    fn begin(&self, prefixes: Vec<(Vec<u8>, Url)>, state: &Arc<State>) -> Outcome<Begun> {
+    /// Meets the servers, and lets go on who waits for them.
+    fn begin(&self, urls: Vec<Url>, state: &Arc<State>) -> Outcome<Begun> {
+        self.directory.fill()?;
         let served = self.args.serve.as_deref();
         let server = served.map(|served| embedded(served, &self.directory)).transpose()?;
-        let mut random = [0; 8];
-        rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())
-            .map_err(io::Error::from)?;
-        let family = u64::from_le_bytes(random) | 1;
         let mut met = Vec::new();
-        for (prefix, url) in prefixes {
-            met.push(meet(prefix, url, family, &met)?);
+        for url in urls {
+            met.push(meet(url, self.family, &met)?);
         }
-        let config = Config {
-            family,
-            report: self.args.report.is_some(),
-            library: self.library.path().as_os_str().as_bytes().to_vec(),
-            mounts: met.iter().map(|one| one.mount.clone()).collect(),
-        };
         let servers = met.iter().map(|one| (one.client.clone(), one.url.clone())).collect();
         let keeper = Keeper::start(&self.directory, Arc::clone(state), servers).ok();
-        state.begin(&config)?;
+        let roots =
+            met.iter().map(|one| Root { handle: one.root.handle(), inode: one.root.attr().inode });
+        state.begin(&roots.collect::<Vec<_>>());
         Ok((server, met, keeper))
     }
 }
@@ -288,19 +293,30 @@ fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Major number of the device numbers that files of a run show: one for local use.
+const DEVICE_MAJOR: u32 = 240;
+
+/// What the library is told of the prefixes. Those in one export show one device.
+fn mounts(prefixes: &[(Vec<u8>, Url)]) -> Vec<Mount> {
+    let is_same =
+        |one: &Url, other: &Url| (&one.transport, &one.export) == (&other.transport, &other.export);
+    let mount = |(prefix, url): &(Vec<u8>, Url)| {
+        let first = prefixes.iter().position(|(_, other)| is_same(url, other)).unwrap_or_default();
+        let device = rustix::fs::makedev(DEVICE_MAJOR, first as u32);
+        Mount { prefix: prefix.clone(), url: url.to_string(), device }
+    };
+    prefixes.iter().map(mount).collect()
+}
+
 /// A prefix whose server has answered.
 struct Met {
-    mount: Mount,
     url: Url,
     client: Client,
     /// Stays open for the whole run.
     root: File,
 }
 
-/// Major number of the device numbers that files of a run show: one for local use.
-const DEVICE_MAJOR: u32 = 240;
-
-fn meet(prefix: Vec<u8>, url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
+fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
     let about = |failure: towline_client::Error| Failure::from(failure).about(&url);
     let known = met.iter().find(|one| one.url.transport == url.transport);
     let client = match known {
@@ -315,20 +331,7 @@ fn meet(prefix: Vec<u8>, url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
     };
     // What is above the prefix is here, whatever is above that directory on the server.
     let root = client.attach(&url.root()).map_err(about)?;
-    let same =
-        met.iter().find(|one| one.url.transport == url.transport && one.url.export == url.export);
-    let device = same.map_or_else(
-        || rustix::fs::makedev(DEVICE_MAJOR, met.len() as u32),
-        |same| same.mount.device,
-    );
-    let mount = Mount {
-        prefix,
-        url: url.to_string(),
-        handle: root.handle(),
-        inode: root.attr().inode,
-        device,
-    };
-    Ok(Met { mount, url, client, root })
+    Ok(Met { url, client, root })
 }
 
 /// Becomes the program, or, when there is something to say at its end, starts it and waits for it. Gives
@@ -340,7 +343,7 @@ fn execute(args: &Args, library: &Path, directory: &Path, reach: Reach) -> Outco
         preload.push(others);
     }
     let variables = [("LD_PRELOAD", preload.as_os_str()), (VARIABLE, directory.as_os_str())];
-    // The library waits until the run has begun; who has none must not be there before.
+    // The library waits until the run has begun where it matters; who has none must not be there before.
     if (args.report.is_some() || reach == Reach::Unreached)
         && !State::open(directory.as_os_str().as_bytes())?.has_begun()
     {

@@ -23,6 +23,8 @@ fn admit(user: uid_t) {
         return;
     }
     let _ = inside(|| {
+        // The files are there then.
+        start::wait_for_servers();
         for part in ["", PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS, STATE] {
             let path = [start::directory(), b"/", part.as_bytes(), b"\0"].concat();
             let permissions = if part == STATE { 6 } else { 7 };
