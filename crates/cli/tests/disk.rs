@@ -232,9 +232,15 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
     let fifo = place.path("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let missing = place.path("missing");
+    let before = std::fs::read(&local).unwrap();
     for (arguments, expected) in [
-        (&["copy", &local, &local][..], "the same file"),
+        (&["copy", &local, &local][..], "the same disk"),
         (&["copy", &img, &img], "the same disk"),
+        (&["copy", &nbd, &nbd], "the same disk"),
+        // The file that the server has the disk from, which would be emptied first.
+        (&["copy", &img, &local], "the same disk"),
+        (&["copy", "--resume", &img, &local], "the same disk"),
+        (&["copy", &local, &img], "the same disk"),
         (&["copy", &local, &place.url("ro")], "read-only"),
         (&["copy", &local, &place.url("none")], "disk info"),
         (&["copy", &local, &nbd], "too few"),
@@ -254,6 +260,14 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
     ] {
         let error = place.disk(arguments).unwrap_err();
         assert!(error.contains(expected), "{arguments:?}: {error}");
+    }
+    assert!(std::fs::read(&local).unwrap() == before);
+    // What cannot be had is named once.
+    let nowhere = format!("nbd+unix:///a?socket={missing}");
+    for arguments in [&["info", &nowhere][..], &["bench", &nowhere], &["copy", &local, &nowhere]] {
+        let error = place.disk(arguments).unwrap_err();
+        assert_eq!(error.matches(&nowhere).count(), 1, "{error}");
+        assert!(!error.contains(&local), "{error}");
     }
     // The stream is longer than the disk.
     let mut child = Running(

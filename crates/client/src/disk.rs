@@ -31,7 +31,9 @@ pub struct DiskInfo {
     pub rotational: bool,
     /// Names its bytes: another number stands for other bytes, also after a restart of the server.
     pub identity: u64,
-    pub(crate) epoch: u64,
+    /// Since when none of them may have been lost, as the server told first: another number for each start of
+    /// its machine, and after a flush that failed.
+    pub epoch: u64,
 }
 
 impl DiskInfo {

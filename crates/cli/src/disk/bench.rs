@@ -1,6 +1,6 @@
 //! `towline disk bench`.
 
-use super::end::remote;
+use super::end::{failed, remote};
 use crate::bench::disk::{Asked, On, Requests, put};
 use crate::bench::nbd_client::{Order, Place};
 use crate::remote::Remotes;
@@ -38,7 +38,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
         (On::Towline(&url, args.requests.depth as u32 / 4), size)
     } else if Source::looks_like(&args.disk) {
         source = Source::parse(&args.disk).map_err(Failure::new)?;
-        let told = source.connect().map_err(|error| Failure::new(error.to_string()))?;
+        let told = source.connect().map_err(|error| failed(&source, &error))?;
         place = source.address().parse::<Place>().map_err(Failure::new)?;
         (On::Nbd(&place, source.name(), Order::Ascending), told.geometry.size)
     } else {

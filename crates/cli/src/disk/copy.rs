@@ -11,7 +11,6 @@ use crate::progress::Progress;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
 use serde_json::json;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::time::Instant;
 use towline_attach::nbd;
@@ -148,8 +147,14 @@ fn prepare(
     report: &Report,
     source: Option<&End>,
 ) -> Outcome<Prepared> {
-    let name = &args.target;
-    refuse_same(args)?;
+    let (name, is_new) = (&args.target, is_file(&args.target));
+    // A file that is there is emptied before it is written.
+    if let (true, Some(source), Ok(there)) =
+        (is_new, source, End::open(remotes, name, false, false))
+        && source.is_same(&there)?
+    {
+        return Err(same_disk());
+    }
     let mut journal = match source {
         Some(_) => open_journal(args)?,
         None => None,
@@ -157,9 +162,8 @@ fn prepare(
     let open = || -> Outcome<End> {
         let end = End::open(remotes, name, true, args.verify)?;
         if let Some(source) = source {
-            let same = end.place()?;
-            if same.sure && same.is == source.place()?.is {
-                return Err(Failure::new("source and target are the same disk"));
+            if source.is_same(&end)? {
+                return Err(same_disk());
             }
             // Behind the end of the source the last block is filled with zeroes.
             let needed = source.size().next_multiple_of(end.block());
@@ -199,7 +203,6 @@ fn prepare(
     if let Some((end, earlier)) = found {
         return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
     }
-    let is_new = is_file(name);
     let end = match is_new {
         // Of a stream nobody knows how long it is; a file grows with it.
         true => End::create(name, source.map_or(1, End::size))?,
@@ -223,16 +226,6 @@ fn open_journal(args: &Args) -> Outcome<Option<Journal>> {
     }
 }
 
-/// Before a file is made anew: it must not be the one that is read.
-fn refuse_same(args: &Args) -> Outcome<()> {
-    let found = |name: &str| std::fs::metadata(name).ok().map(|found| (found.dev(), found.ino()));
-    if is_url(&args.source) || is_url(&args.target) {
-        return Ok(());
-    }
-    match found(&args.source) {
-        Some(one) if found(&args.target) == Some(one) => {
-            Err(Failure::new("source and target are the same file"))
-        }
-        _ => Ok(()),
-    }
+fn same_disk() -> Failure {
+    Failure::new("source and target are the same disk")
 }

@@ -85,7 +85,7 @@ impl End {
             let source = Source::parse(text).map_err(Failure::new)?;
             let patience = if writes { None } else { Some(PATIENCE) };
             let first = Caller::connect(&source, patience);
-            let mut callers = vec![first.map_err(|error| Failure::new(error.to_string()))?];
+            let mut callers = vec![first.map_err(|error| failed(&source, &error))?];
             while callers.len() < CONNECTIONS {
                 match callers[0].beside(&source, patience) {
                     Ok(another) => callers.push(another),
@@ -322,6 +322,27 @@ impl End {
         })
     }
 
+    /// Whether both are known to be the same bytes: also when one is the file or device on this machine
+    /// that a server has the other from.
+    pub(super) fn is_same(&self, other: &Self) -> Outcome<bool> {
+        Ok(match (&self.kind, &other.kind) {
+            (Kind::Remote(disk), Kind::Local(file, _))
+            | (Kind::Local(file, _), Kind::Remote(disk)) => {
+                let info = disk.info();
+                file.continuity().is_some_and(|file| {
+                    // Two machines may have a disk of the same name, but not the same boot.
+                    (file.identity, file.epoch) == (info.identity, info.epoch)
+                })
+            }
+            // Nothing else tells of an NBD server.
+            (Kind::Nbd(_), Kind::Nbd(_)) => self.name == other.name,
+            _ => {
+                let same = self.place()?;
+                same.sure && same.is == other.place()?.is
+            }
+        })
+    }
+
     /// The same bytes, read from the device where that is possible and not from memory.
     pub(super) fn past_cache(&self) -> Option<Self> {
         match &self.kind {
@@ -354,6 +375,12 @@ pub(super) fn remote(remotes: &Remotes, text: &str) -> Outcome<Disk> {
             _ => Failure::from(error),
         })
         .map_err(|failure| failure.about(text))
+}
+
+/// Why an NBD server is of no use. The text says of which server, and so will who prints it.
+pub(super) fn failed(source: &Source, error: &towline_attach::Error) -> Failure {
+    let (name, text) = (source.to_string(), error.to_string());
+    Failure::new(text.strip_prefix(&format!("{name}: ")).unwrap_or(&text)).about(name)
 }
 
 fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {

@@ -1,6 +1,6 @@
 //! `towline disk info`.
 
-use super::end::End;
+use super::end::{End, failed};
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::text::human;
@@ -96,7 +96,7 @@ fn towline(text: &str, remotes: &Remotes) -> Outcome<Vec<Value>> {
 
 fn nbd(text: &str) -> Outcome<Value> {
     let source = Source::parse(text).map_err(Failure::new)?;
-    let told = source.connect().map_err(|error| Failure::new(error.to_string()))?.geometry;
+    let told = source.connect().map_err(|error| failed(&source, &error))?.geometry;
     Ok(json!({
         "name": source.to_string(),
         "size": told.size,
