@@ -651,10 +651,23 @@ fn nothing_leads_above_a_prefix_on_the_server() {
     assert_eq!(there, "there beside\n");
 }
 
-/// Working in a directory that was removed by way of a link; a name with a slash behind it, across a border.
+/// Working in a directory that was removed by way of a link; a name with a slash behind it, across a border;
+/// links in an open local directory that lead to us; directories known by paths with links; what is wrong
+/// with either name of two; `..` of a removed directory.
 #[test]
 fn random_programs_that_once_differed() {
-    random([795_321_794, 795_321_798].into_iter(), 1500);
+    let seeds = [
+        795_321_794,
+        795_321_798,
+        795_321_801,
+        795_321_826,
+        400_000_022,
+        400_000_031,
+        400_000_038,
+        400_000_060,
+        400_000_070,
+    ];
+    random(seeds.into_iter(), 1500);
 }
 
 /// In the long tier the seeds are drawn, and `TOWLINE_LONG` says how many hundreds; the line in front of a

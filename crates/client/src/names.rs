@@ -248,6 +248,38 @@ impl File {
         self.one(Request::ReadLink { base: self.handle, path: check(path)? }, bytes)
     }
 
+    /// The path that leads to this open directory now, from the root of its export and without links; `.`
+    /// for the root.
+    ///
+    /// # Errors
+    /// `ENOTDIR` for anything else, `ENOENT` when it was removed, `EXDEV` when it is no more below that root.
+    pub fn path(&self) -> Result<Vec<u8>, Error> {
+        self.one(Request::PathOf { handle: self.handle }, bytes)
+    }
+
+    /// What `chdir(2)` asks, in one round trip: the [`File::path`] of a directory that may be gone to.
+    ///
+    /// # Errors
+    /// As the system call; the inner ones are those of [`File::path`].
+    pub fn path_to_enter(&self, path: &[u8]) -> Result<Result<Vec<u8>, Error>, Error> {
+        const FLAGS: u32 = 0o10_200_000; // O_PATH | O_DIRECTORY
+        let requests = [
+            Request::Open { base: self.handle, flags: FLAGS, mode: 0, path: check(path)? },
+            Request::Access { base: CURRENT, mode: 1, path: b"" },
+            Request::PathOf { handle: CURRENT },
+        ];
+        let mut outcome = Outcome::default();
+        self.core.call_into(&requests, &[], &mut [], &mut outcome)?;
+        let mut replies = outcome.replies()?.into_iter();
+        let _open = self.first_opened(&mut replies, path, FLAGS)?;
+        let mut next = || match replies.next() {
+            Some(Reply::Failed { errno }) => Err(Errno(errno).into()),
+            reply => reply.ok_or_else(unexpected),
+        };
+        next()?;
+        Ok(next().and_then(bytes))
+    }
+
     /// `linkat(2)`; with an empty path links this open file.
     ///
     /// # Errors

@@ -92,6 +92,34 @@ fn names_attributes_and_errors() {
 }
 
 #[test]
+fn an_open_directory_knows_where_it_is() {
+    each(|client, top| {
+        top.make_directory(b"d", 0o755).unwrap();
+        top.make_directory(b"d/e", 0o755).unwrap();
+        top.symlink(b"s", b"d/e").unwrap();
+        let open = top.open(b"s", 0, 0).unwrap();
+        assert_eq!(top.path().unwrap(), b"t");
+        assert_eq!(open.path().unwrap(), b"t/d/e");
+        assert_eq!(top.path_to_enter(b"s/../../s").unwrap().unwrap(), b"t/d/e");
+        top.rename(b"d", top, b"f", 0).unwrap();
+        assert_eq!(open.path().unwrap(), b"t/f/e");
+        assert_eq!(open.path_to_enter(b"..").unwrap().unwrap(), b"t/f");
+        assert_eq!(top.path_to_enter(b"../..").unwrap_err().errno(), Errno::EXDEV);
+        top.write_path(b"file", CREATE, 0o600, b"").unwrap();
+        assert_eq!(top.path_to_enter(b"file").unwrap_err().errno(), Errno::ENOTDIR);
+        let file = top.open(b"file", 0, 0).unwrap();
+        assert_eq!(file.path().unwrap_err().errno(), Errno::ENOTDIR);
+        top.unlink(b"f/e", true).unwrap();
+        assert_eq!(open.path().unwrap_err().errno(), Errno::ENOENT);
+        assert_eq!(open.path_to_enter(b".").unwrap().unwrap_err().errno(), Errno::ENOENT);
+        assert_eq!(open.path_to_enter(b"..").unwrap().unwrap(), b"t/f");
+        for export in [b"dir", b"mem"] {
+            assert_eq!(client.attach(export).unwrap().path().unwrap(), b".");
+        }
+    });
+}
+
+#[test]
 fn many_threads_share_a_client_and_groups_complete_in_any_order() {
     each(|_, top| {
         std::thread::scope(|scope| {

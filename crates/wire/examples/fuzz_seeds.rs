@@ -53,6 +53,7 @@ fn requests() -> Vec<Vec<Request<'static>>> {
         vec![
             Allocate { handle: ROOT + 1, mode: 3, offset: 4096, length: 8192 },
             Seek { handle: ROOT + 1, offset: 0, whence: 4 },
+            PathOf { handle: ROOT + 1 },
             CopyRange {
                 handle: ROOT + 1,
                 offset: 0,

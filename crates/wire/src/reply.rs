@@ -50,7 +50,7 @@ messages! {
             /// Bytes of entries.
             length: u32,
         }
-        /// `ReadLink`, `GetXattr`, `ListXattr`, `DiskList`, `DiskStatus`.
+        /// `ReadLink`, `GetXattr`, `ListXattr`, `PathOf`, `DiskList`, `DiskStatus`.
         7 Bytes {
             /// The value.
             value: &'a [u8],

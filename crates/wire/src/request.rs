@@ -430,6 +430,11 @@ messages! {
             /// Bytes.
             size: u64,
         }
+        /// The path that leads to an open directory now, from the root of its export and without links.
+        43 PathOf {
+            /// Directory.
+            handle: u64,
+        }
     }
 }
 
@@ -457,7 +462,7 @@ impl Request<'_> {
                 false
             }
             Self::ListXattr { .. } | Self::TestLock { .. } | Self::Access { .. } => false,
-            Self::Inquire { .. } | Self::Reclaimed {} => false,
+            Self::Inquire { .. } | Self::Reclaimed {} | Self::PathOf { .. } => false,
             Self::DiskWrite { .. } | Self::DiskZero { .. } | Self::DiskTrim { .. } => true,
             Self::DiskFlush { .. } | Self::DiskResize { .. } => true,
             Self::DiskList {}
@@ -522,7 +527,9 @@ impl Request<'_> {
             Self::ReadDir { handle, .. } | Self::StatFs { handle } | Self::Sync { handle, .. } => {
                 [handle, 0]
             }
-            Self::Allocate { handle, .. } | Self::Seek { handle, .. } => [handle, 0],
+            Self::Allocate { handle, .. } | Self::Seek { handle, .. } | Self::PathOf { handle } => {
+                [handle, 0]
+            }
             Self::Lock { handle, .. } | Self::TestLock { handle, .. } => [handle, 0],
             Self::Attach { .. } | Self::Inquire { .. } => [0, 0],
             Self::Reclaim { .. } | Self::Reclaimed {} => [0, 0],

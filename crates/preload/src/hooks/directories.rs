@@ -3,30 +3,29 @@
 use super::copy_out;
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
-use crate::place::{self, At, Led};
+use crate::place::{self, At};
 use crate::table::real;
 use crate::{known, opened, remote, working};
 use libc::{DIR, c_char, c_int, c_long, c_void, dirent64, size_t, ssize_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use towline_client::DirEntry;
+use towline_client::{DirEntry, File};
 
-/// Fails where the working directory may not be; the number of its links, zero for one that was removed.
-fn check(at: &At) -> Result<u32, i32> {
-    at.with(|base, path| {
-        let attr = base.stat_path(path, true)?;
-        if !attr.is_directory() {
-            return Err(towline_wire::Errno::ENOTDIR.into());
-        }
-        base.access(path, libc::X_OK as u32)?;
-        Ok(attr.links)
-    })
-}
-
-/// Goes to a remote directory.
+/// Goes to a remote directory; the path by which it is known from then on has no links, as `..` is taken
+/// by its letters later.
 fn go(at: &At) -> Result<c_int, i32> {
-    check(at)?;
-    working::go(at.mount, &at.below()).map(|()| 0)
+    match at.with(File::path_to_enter)?.map_err(remote::number) {
+        Ok(path) => {
+            working::go(at.mount, &path)?;
+            if let Some(open) = at.directory.filter(|_| at.path == b".") {
+                open.entry.set_path(&path);
+            }
+        }
+        // It was removed, or is not below the prefix any more.
+        Err(libc::ENOENT | libc::EXDEV) => working::go_to_removed()?,
+        Err(error) => return Err(error),
+    }
+    Ok(0)
 }
 
 pub(crate) unsafe fn chdir(path: *const c_char) -> c_int {
@@ -41,13 +40,8 @@ pub(crate) unsafe fn chdir(path: *const c_char) -> c_int {
         }
         result
     };
-    // Through what links there are, so that the path has none: `..` is taken by its letters later.
-    let remote = |at: &At| match place::follow(&at.absolute(), true)? {
-        Led::Remote(at) => go(&at),
-        Led::Local(_) => Err(libc::EXDEV),
-    };
     // SAFETY: as the program says.
-    unsafe { super::by_path(libc::AT_FDCWD, path, true, local, remote) }
+    unsafe { super::by_path(libc::AT_FDCWD, path, true, local, go) }
 }
 
 pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
@@ -62,43 +56,8 @@ pub(crate) unsafe fn fchdir(fd: c_int) -> c_int {
         }
         return result;
     };
-    ours(|| {
-        let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-        let at = At { mount, directory: Some(open), path: b".".to_vec() };
-        if check(&at)? == 0 {
-            return working::go_to_removed().map(|()| 0);
-        }
-        working::go(mount, &without_links(open, mount)).map(|()| 0)
-    })
-}
-
-/// Path of an open directory without links: it may have been opened by way of some, and `..` is taken by
-/// its letters later. From then on it is the one that is kept.
-fn without_links(open: Open, mount: usize) -> Vec<u8> {
-    let path = open.entry.path();
-    if is_above_here(&path, mount) {
-        return path;
-    }
-    let inode = open.entry.inode.load(Ordering::Relaxed);
-    // A link that has changed since leads elsewhere.
-    if let Ok(Led::Remote(at)) = place::follow(&place::absolute(mount, &path), true)
-        && at.mount == mount
-        && at.with(|base, path| base.stat_path(path, false)).is_ok_and(|attr| attr.inode == inode)
-    {
-        let found = place::tidy(&at.below());
-        open.entry.set_path(&found);
-        return found;
-    }
-    path
-}
-
-/// True for the path of the working directory, or of what is above it: these have no links.
-fn is_above_here(path: &[u8], mount: usize) -> bool {
-    working::remote().is_some_and(|(here_mount, here)| {
-        let rest = here.strip_prefix(path);
-        mount == here_mount
-            && (path.is_empty() || rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/'))
-    })
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    ours(|| go(&At { mount, directory: Some(open), path: b".".to_vec() }))
 }
 
 /// The remote working directory as the program names it.

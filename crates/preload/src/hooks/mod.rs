@@ -114,18 +114,23 @@ unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<Result<
     }
     // SAFETY: as the caller says.
     let text = unsafe { CStr::from_ptr(path) }.to_bytes();
-    if text.is_empty() || (at != libc::AT_FDCWD && text[0] != b'/') {
+    if text.is_empty() {
         return None;
     }
+    let here = if text[0] == b'/' { libc::AT_FDCWD } else { at };
     let errno = guard::errno();
     // SAFETY: as the caller says.
     let found = guard::inside(|| unsafe {
-        if leads_nowhere(path, text) {
+        if leads_nowhere(here, path, text) {
             return Err(libc::ENOENT);
         }
         let mut full = text.to_vec();
         if text[0] != b'/' {
-            full = crate::working::local().ok_or(libc::ENOENT)?;
+            full = match here {
+                libc::AT_FDCWD => crate::working::local(),
+                _ => crate::descriptors::directory_of(here),
+            }
+            .ok_or(libc::ENOENT)?;
             full.push(b'/');
             full.extend_from_slice(text);
         }
@@ -144,17 +149,17 @@ unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<Result<
 /// and the name in it is no link. So most searches end, by two system calls.
 ///
 /// # Safety
-/// `path` ends with a zero byte, and is `text`.
-unsafe fn leads_nowhere(path: *const c_char, text: &[u8]) -> bool {
-    let (here, mut target) = (libc::AT_FDCWD as usize, [0u8; 1]);
-    let read = [here, path as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];
+/// `path` ends with a zero byte, and is `text`; `at` is what it is relative to.
+unsafe fn leads_nowhere(at: c_int, path: *const c_char, text: &[u8]) -> bool {
+    let mut target = [0u8; 1];
+    let read = [at as usize, path as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];
     // SAFETY: as the caller says; the target is as long as said.
     if unsafe { guard::system_call(libc::SYS_readlinkat, read) } >= 0 {
         return false;
     }
     match text.iter().rposition(|b| *b == b'/') {
         None => true,
-        Some(cut) => !prefix_is_here() && is_here(&text[..cut.max(1)]),
+        Some(cut) => !prefix_is_here() && is_here(at, &text[..cut.max(1)]),
     }
 }
 
@@ -166,17 +171,18 @@ fn prefix_is_here() -> bool {
     if known != 0 {
         return known == 2;
     }
-    let any = crate::start::mounts().iter().any(|target| is_here(&target.mount.prefix));
+    let any =
+        crate::start::mounts().iter().any(|target| is_here(libc::AT_FDCWD, &target.mount.prefix));
     KNOWN.store(if any { 2 } else { 1 }, Ordering::Relaxed);
     any
 }
 
 /// True when the kernel finds a path; false, too, for a very long one.
-fn is_here(path: &[u8]) -> bool {
+fn is_here(at: c_int, path: &[u8]) -> bool {
     let mut copy = [0u8; 512];
     let Some(room) = copy[..511].get_mut(..path.len()) else { return false };
     room.copy_from_slice(path);
-    let ask = [libc::AT_FDCWD as usize, copy.as_ptr() as usize, libc::F_OK as usize, 0, 0, 0];
+    let ask = [at as usize, copy.as_ptr() as usize, libc::F_OK as usize, 0, 0, 0];
     // SAFETY: the copy ends with a zero byte.
     unsafe { guard::system_call(libc::SYS_faccessat, ask) == 0 }
 }

@@ -267,6 +267,14 @@ pub(crate) unsafe fn readlinkat(
         {
             return ours(|| {
                 let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
+                let mode = open.entry.mode.load(std::sync::atomic::Ordering::Relaxed);
+                let found = match mode & libc::S_IFMT {
+                    libc::S_IFDIR => crate::remote::with(open, towline_client::File::path).ok(),
+                    _ => None,
+                };
+                if let Some(path) = found {
+                    return Ok(copy_out(&place::absolute(mount, &path), to.cast(), room) as isize);
+                }
                 let mut path = place::absolute(mount, &open.entry.path());
                 // Perhaps somebody else removed it.
                 if !path.ends_with(DELETED) && crate::remote::stat(open)?.links == 0 {

@@ -70,12 +70,13 @@ pub(crate) unsafe fn run(
                 return result;
             }
             // A local name may lead to us by a link.
-            if !look_again(&mut sides, [from, to], kind) {
-                return result;
+            match look_again(&mut sides, [from, to], kind) {
+                Ok(true) => guard::set_errno(errno),
+                Ok(false) => return result,
+                Err(error) => return finish(Err(first_of(from, kind).err().unwrap_or(error))),
             }
-            guard::set_errno(errno);
-        } else {
-            look_again(&mut sides, [from, to], kind);
+        } else if let Err(error) = look_again(&mut sides, [from, to], kind) {
+            return finish(Err(first_of(from, kind).err().unwrap_or(error)));
         }
         match inside(|| decide(sides, kind, &remote)) {
             Ok(Done::Here(result)) => finish(result),
@@ -94,25 +95,35 @@ pub(crate) unsafe fn run(
     }
 }
 
-/// Looks whether names that seem local lead to us; true if one does.
-unsafe fn look_again(sides: &mut [Option<Led>; 2], names: [Name; 2], kind: Kind) -> bool {
+/// Looks whether names that seem local lead to us; true if one does. An error is of the remote part of a way.
+unsafe fn look_again(
+    sides: &mut [Option<Led>; 2],
+    names: [Name; 2],
+    kind: Kind,
+) -> Result<bool, i32> {
     let mut found = false;
     for ((side, (at, path)), follow) in sides.iter_mut().zip(names).zip([kind.follows(), false]) {
         if side.is_some() {
             continue;
         }
         // SAFETY: strings, as the program says.
-        if let Some(Ok(led)) = unsafe { led_in(at, path, follow) } {
-            *side = Some(led);
+        if let Some(led) = unsafe { led_in(at, path, follow) } {
+            *side = Some(led?);
             found = true;
         }
     }
-    found
+    Ok(found)
 }
 
 fn is_one_root(one: &At, other: &At) -> bool {
     let root = |at: &At| start::mounts().get(at.mount)?.url();
     root(one) == root(other)
+}
+
+/// True for a path that leads nowhere else: one name.
+fn is_name(path: &[u8]) -> bool {
+    let name = path.strip_prefix(b"./").unwrap_or(path);
+    !name.contains(&b'/') && name != b".."
 }
 
 /// Runs the remote form where both names lead below one root. An error: they do not.
@@ -130,7 +141,8 @@ fn decide(
         }
     }
     // One of them leads out of there.
-    let resolved = |side, follow| match side {
+    let resolved = |side, follow: bool| match side {
+        Some(Led::Remote(at)) if !follow && is_name(&at.path) => Ok(Some(Led::Remote(at))),
         Some(Led::Remote(at)) => place::follow(&at.absolute(), follow).map(Some),
         local => Ok(local),
     };
@@ -142,7 +154,10 @@ fn decide(
     };
     match (resolved(old, kind.follows())?, resolved(new, false)?) {
         (Some(Led::Remote(old)), Some(Led::Remote(new))) if is_one_root(&old, &new) => {
-            Ok(Done::Here(remote(&old, &new)))
+            match remote(&old, &new) {
+                Err(libc::EXDEV) => Err(libc::EXDEV),
+                result => Ok(Done::Here(result)),
+            }
         }
         (old, new) => Ok(Done::Outside(text(old)?, text(new)?)),
     }

@@ -244,6 +244,10 @@ impl Compound {
                 let value = self.at(context, handle)?.file.seek(offset, whence)?;
                 self.result(&Reply::Number { value });
             }
+            Request::PathOf { handle } => {
+                let value = self.at(context, handle)?.file.path()?;
+                self.result(&Reply::Bytes { value: &value });
+            }
             Request::CopyRange { handle, offset, new_handle, new_offset, length } => {
                 let from = self.at(context, handle)?;
                 let to = self.writable_at(context, new_handle)?;

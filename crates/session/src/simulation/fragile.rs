@@ -205,6 +205,10 @@ impl OpenFile for FragileFile {
         result
     }
 
+    fn path(&self) -> Result<Vec<u8>, Errno> {
+        self.0.path()
+    }
+
     fn read_directory(
         &self,
         cookie: u64,

@@ -376,6 +376,13 @@ impl OpenFile for DirectoryFile {
         rustix::fs::seek(&self.fd, target).map_err(errno)
     }
 
+    fn path(&self) -> Result<Vec<u8>, Errno> {
+        if self.kind != TYPE_DIRECTORY {
+            return Err(Errno::ENOTDIR);
+        }
+        self.tree.path_from_root(self)
+    }
+
     fn identity(&self) -> (u64, u64) {
         self.identity
     }

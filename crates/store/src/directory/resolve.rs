@@ -135,8 +135,16 @@ impl Tree {
         if base.kind != TYPE_DIRECTORY {
             return Err(Errno::ENOTDIR);
         }
-        // It leaves the base, but perhaps not the export.
-        let path = self.path_from_root(base, path)?;
+        // It leaves the base, but perhaps not the export. What is found from there is only a hint where to
+        // look: if a rename comes between, another file of the export is found, as could have happened
+        // to `..` itself.
+        let path = match self.path_from_root(base) {
+            Err(Errno::ENOENT) if goes_up => [&self.path_above_removed(base)?, &path[2..]].concat(),
+            from_root => [&from_root?, &b"/"[..], path].concat(),
+        };
+        if path.len() > PATH_BYTES_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
         open_beneath(self.root.as_fd(), &path, flags, mode).map_err(errno)
     }
 
@@ -187,32 +195,34 @@ impl Tree {
         Ok(Place { directory: Found::Opened(directory), name: &path[slash + 1..] })
     }
 
-    /// The path from the root to where `base` is now, and on along `path`.
-    ///
-    /// The result is only a hint where to look, as everything is resolved beneath the root again;
-    /// if a rename comes between, another file of the export is found, as could have happened to
-    /// `..` itself.
-    fn path_from_root(&self, base: &DirectoryFile, path: &[u8]) -> Result<Vec<u8>, Errno> {
-        let root = path_of(&self.root)?;
-        let place = path_of(&base.fd)?;
-        let rest = place.strip_prefix(trim_slashes(&root)).ok_or(Errno::EXDEV)?;
-        if !rest.is_empty() && !rest.starts_with(b"/") {
-            return Err(Errno::EXDEV);
-        }
-        let rest = rest.strip_prefix(b"/").unwrap_or(rest);
-        let mut joined = if rest.is_empty() { b".".to_vec() } else { rest.to_vec() };
+    /// The path from the root to where the directory `base` is now.
+    pub(super) fn path_from_root(&self, base: &DirectoryFile) -> Result<Vec<u8>, Errno> {
+        let path = self.below_root(&path_of(&base.fd)?)?;
         // A removed directory has a path that names nothing or something else.
-        let found =
-            open_beneath(self.root.as_fd(), &joined, PARENT, Mode::empty()).map_err(errno)?;
+        let found = open_beneath(self.root.as_fd(), &path, PARENT, Mode::empty()).map_err(errno)?;
         if identity_of(&stat_file(&found)?) != base.identity {
             return Err(Errno::ENOENT);
         }
-        joined.push(b'/');
-        joined.extend_from_slice(path);
-        if joined.len() > PATH_BYTES_MAX {
-            return Err(Errno::ENAMETOOLONG);
+        Ok(path)
+    }
+
+    /// The path from the root to where a directory was that has been removed, without its name: what `..` in
+    /// it still leads to.
+    fn path_above_removed(&self, base: &DirectoryFile) -> Result<Vec<u8>, Errno> {
+        let place = path_of(&base.fd)?;
+        let place = place.strip_suffix(b" (deleted)").ok_or(Errno::ENOENT)?;
+        let cut = place.iter().rposition(|byte| *byte == b'/').ok_or(Errno::ENOENT)?;
+        self.below_root(&place[..cut.max(1)])
+    }
+
+    /// What `place`, an absolute path of the server, is from the root.
+    fn below_root(&self, place: &[u8]) -> Result<Vec<u8>, Errno> {
+        let root = path_of(&self.root)?;
+        match place.strip_prefix(trim_slashes(&root)) {
+            Some(b"" | b"/") => Ok(b".".to_vec()),
+            Some([b'/', rest @ ..]) => Ok(rest.to_vec()),
+            _ => Err(Errno::EXDEV),
         }
-        Ok(joined)
     }
 }
 

@@ -257,6 +257,11 @@ impl OpenFile for MemoryFile {
         Ok(data.next_hole(offset).min(size))
     }
 
+    fn path(&self) -> Result<Vec<u8>, Errno> {
+        self.inode.directory()?;
+        self.tree.path_of(&self.inode)
+    }
+
     fn identity(&self) -> (u64, u64) {
         (self.tree.id, self.inode.number)
     }

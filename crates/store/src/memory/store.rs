@@ -4,6 +4,7 @@ use super::access::check;
 use super::arena::{Arena, PAGE_BYTES};
 use super::file::MemoryFile;
 use super::inode::{Content, INODE_BYTES, Inode, dismantle};
+use super::names::COOKIE_PARENT;
 use super::walk::Walk;
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use parking_lot::Mutex;
@@ -133,6 +134,28 @@ impl Tree {
     pub(super) fn base<'a>(&self, at: &Source<'a>) -> Result<&'a MemoryFile, Errno> {
         let file = at.0.as_any().downcast_ref::<MemoryFile>().ok_or(Errno::EXDEV)?;
         if std::ptr::eq(file.tree(), self) { Ok(file) } else { Err(Errno::EXDEV) }
+    }
+
+    /// The path to a directory from the root.
+    pub(super) fn path_of(&self, directory: &Arc<Inode>) -> Result<Vec<u8>, Errno> {
+        let _stays = self.topology.lock();
+        let mut names: Vec<Arc<[u8]>> = Vec::new();
+        let mut node = directory.clone();
+        while node.number != self.root_number() {
+            if node.number == ROOT_NUMBER {
+                return Err(Errno::EXDEV);
+            }
+            let parent = node.parent().ok_or(Errno::ENOENT)?;
+            let held = parent.directory()?.names.read();
+            let mut all = held.after(COOKIE_PARENT).map(|(_, entry)| entry);
+            let found = all.find(|entry| Arc::ptr_eq(&entry.inode, &node)).ok_or(Errno::ENOENT)?;
+            names.push(found.name.clone());
+            drop(all);
+            drop(held);
+            node = parent;
+        }
+        let names: Vec<&[u8]> = names.iter().rev().map(|name| &**name).collect();
+        Ok(if names.is_empty() { b".".to_vec() } else { names.join(&b'/') })
     }
 
     /// Starts walking a path.
