@@ -29,4 +29,4 @@ pub use memory::Short;
 pub use path::{DataPath, Delivery, Moved};
 pub use rate::{ClientKey, Meter, RateLimit};
 pub use request::{Call, Driver, How, Output, Piece, Status, Times, Work};
-pub use shape::Shape;
+pub use shape::{DEPTH_MAX, Shape};

@@ -8,6 +8,9 @@ const BLOCK_BYTES_MAX: u32 = 64 * 1024;
 /// What is told to be served best lies in these bounds of the protocol.
 const PREFERRED_BYTES: std::ops::RangeInclusive<u32> = 512..=32 << 20;
 
+/// Requests of one connection that may be under way at once, and are unless an export says less.
+pub const DEPTH_MAX: u32 = 1024;
+
 /// Blocks and queue depth of an export; zero: as the back end and the server are by themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // made from options
@@ -16,7 +19,7 @@ pub struct Shape {
     pub block: u32,
     /// Unit that is told to be served best, bytes.
     pub preferred: u32,
-    /// Requests of one connection that may be under way at once.
+    /// Requests of one connection that may be under way at once, at most [`DEPTH_MAX`].
     pub depth: u32,
 }
 
@@ -38,10 +41,14 @@ impl Shape {
     /// Checks it against the back end.
     ///
     /// # Errors
-    /// `InvalidInput`, with words, for blocks that cannot be, or that the disk's size is no multiple of.
+    /// `InvalidInput`, with words, for blocks and depths that cannot be, or blocks that the disk's size is no
+    /// multiple of.
     pub fn check(self, back_end: Geometry) -> io::Result<()> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-        let Self { block, preferred, .. } = self;
+        let Self { block, preferred, depth } = self;
+        if depth > DEPTH_MAX {
+            return wrong(format!("depth={depth}: expected 1 to {DEPTH_MAX}"));
+        }
         let least = back_end.block_minimum;
         if block > 0 && (!block.is_power_of_two() || block < least || block > BLOCK_BYTES_MAX) {
             return wrong(format!(
@@ -87,6 +94,8 @@ mod tests {
         for bad in [(256, 0), (1000, 0), (131_072, 0), (4096, 512), (0, 1000), (0, 64 << 20)] {
             assert!(!check(bad.0, bad.1), "{bad:?}");
         }
+        let deep = |depth| Shape { depth, ..Shape::default() }.check(BACK_END).is_ok();
+        assert!(deep(0) && deep(DEPTH_MAX) && !deep(DEPTH_MAX + 1));
         let odd = Geometry { size: (1 << 20) + 512, ..BACK_END };
         assert!(Shape { block: 4096, ..Shape::default() }.check(odd).is_err());
     }

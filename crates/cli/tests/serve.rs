@@ -232,8 +232,15 @@ fn nobody_else_is_served_unless_told_so() {
 fn what_cannot_be_is_refused_with_words() {
     let place = TempDir::new().unwrap();
     let socket = format!("unix://{}", place.path().join("socket").display());
+    fs::write(place.path().join("image"), [0; 4096]).unwrap();
+    std::os::unix::fs::symlink("image", place.path().join("link")).unwrap();
+    let image = |what: &str| what.replace('@', place.path().to_str().unwrap());
     for (arguments, words) in [
-        (&["--cores", "0"][..], "--cores 0: expected a number from 1"),
+        (&["--disk", "d=/dev/null"][..], "d\": /dev/null: neither a file nor a block device\n"),
+        (&["--disk", &image("d=stripe:1K:@/image,@/link")], "link: a member twice"),
+        (&["--disk", &image("d=stripe:8K:@/image")], "a member of 4096 bytes has no chunk of 8192"),
+        (&["--disk", &image("d=@/image:depth=1025")], "depth=1025: expected 1 to 1024"),
+        (&["--cores", "0"], "--cores 0: expected a number from 1"),
         (&["--cores", "257"], "--cores 257: expected"),
         (&["--cores", "3", "--buffer-limit", "1535K"], "3 cores need at least 1536K"),
         (&["--fragment", "1K"], "--fragment 1024: expected"),

@@ -4,7 +4,8 @@ use crate::config::{DiskExport, DiskKind};
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use towline_block::Disk;
@@ -153,10 +154,13 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
                 Ok(disk)
             }
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                Err(io::Error::other(format!(
-                    "{}: neither a file nor a block device, or not to be had with O_DIRECT",
-                    path.display()
-                )))
+                let what = match std::fs::metadata(path) {
+                    Ok(found) if found.is_file() || found.file_type().is_block_device() => {
+                        "cannot be had with O_DIRECT"
+                    }
+                    _ => "neither a file nor a block device",
+                };
+                Err(io::Error::other(format!("{}: {what}", path.display())))
             }
             Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
         }
@@ -171,6 +175,13 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
         }
         DiskKind::Memory(size) => (memory(&export.name, *size)?, "memory".into()),
         DiskKind::Stripe(chunk, paths, mode) => {
+            for (number, path) in paths.iter().enumerate() {
+                let same = |other: &PathBuf| inode(other).is_some_and(|i| Some(i) == inode(path));
+                if paths[..number].iter().any(same) {
+                    let what = format!("{}: a member twice", path.display());
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+                }
+            }
             let members: io::Result<Vec<_>> = paths.iter().map(|path| file(path, *mode)).collect();
             let description = format!("stripe of {} ({})", paths.len(), mode_name(*mode));
             (StripeDisk::new(members?, *chunk)?, description)
@@ -182,6 +193,11 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
         }
     };
     Ok((if may_hang.get() { ForeignDisk::new(store) } else { store }, description))
+}
+
+/// Tells a file from others, whatever its name.
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 fn memory(name: &str, size: u64) -> io::Result<Arc<MemoryDisk>> {

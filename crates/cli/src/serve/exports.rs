@@ -48,6 +48,10 @@ pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
         path => DiskKind::File(PathBuf::from(path), CacheMode::default()),
     };
     let mut disk = DiskExport::new(&name, kind);
+    let modes = |option: &&String| matches!(option.as_str(), "cached" | "direct" | "read-direct");
+    if let Some(second) = parts.clone().filter(|option| modes(&option)).nth(1) {
+        return Err(format!("option \":{second}\": the mode is given twice"));
+    }
     for option in parts {
         match option.split_once('=') {
             Some(("iops", amount)) => disk.limit.operations = parse_count(amount)?,
@@ -216,6 +220,7 @@ mod tests {
             "d=mem:1G:direct",
             "d=/x:zz",
             "d=/x:staged:sendfile",
+            "d=/x:direct:cached",
             "d=stripe:64K",
         ] {
             assert!(parse_disk(bad).is_err(), "{bad}");

@@ -4,15 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Instant;
-use towline_block::{Disk, Meter, OwnerKey, RequestKey};
+use towline_block::{DEPTH_MAX, Disk, Meter, OwnerKey, RequestKey};
 use towline_mem::{Aggregate, PoolBuffer};
 use towline_nbd::{Haggle, Receiver};
 use towline_net::{Counters, Flushed, Link, SendQueue, Telling};
 
 /// Unsent bytes above which no further requests are taken.
 pub(super) const UNSENT_BYTES_MAX: u64 = 1 << 20;
-/// Requests under way above which no further ones are taken.
-pub(super) const REQUESTS_MAX: usize = 1024;
 
 /// How far a connection has come.
 pub(super) enum Phase {
@@ -101,7 +99,7 @@ impl NbdLane {
             expects_bulk: false,
             closing: false,
             paused: false,
-            depth: REQUESTS_MAX,
+            depth: DEPTH_MAX as usize,
             meter: None,
             is_throttled: false,
             is_starving: false,

@@ -2,7 +2,7 @@
 
 use super::driver::{CoreDriver, Late};
 use super::in_place;
-use super::lane::{NbdLane, Phase, REQUESTS_MAX};
+use super::lane::{NbdLane, Phase};
 use super::serving::Serving;
 use crate::core::{Core, NBD_TOKENS, Ticket};
 use crate::native::client_of;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
-use towline_block::Output;
+use towline_block::{DEPTH_MAX, Output};
 use towline_mem::PoolBuffer;
 use towline_nbd::{Catalogue, Ended, Handler, ProtocolError, Received, Receiver, header_bytes};
 use towline_net::{Counters, Flushed, Link};
@@ -311,7 +311,7 @@ impl Core {
                 // What was held may be requests already.
                 lane.paused = true;
                 let depth = disk.shape.depth as usize;
-                lane.depth = if depth > 0 { depth.min(REQUESTS_MAX) } else { REQUESTS_MAX };
+                lane.depth = if depth > 0 { depth } else { DEPTH_MAX as usize };
                 lane.meter = client_of(&lane.link).and_then(|client| disk.meter(client));
                 let ring_can = self.reactor.sends_zero_copy();
                 lane.out.allow_in_place(in_place::begins(&disk, &lane.link, ring_can));

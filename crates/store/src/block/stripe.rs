@@ -31,17 +31,26 @@ impl StripeDisk {
     /// length, in whole chunks.
     ///
     /// # Errors
-    /// `EINVAL`: no members, one shorter than a chunk, or a chunk that is no multiple of their
-    /// blocks.
+    /// `InvalidInput`, with words: no members, one shorter than a chunk, all longer than any disk, or a
+    /// chunk that is no multiple of their blocks.
     pub fn new(members: Vec<Arc<dyn BlockStore>>, chunk: u64) -> io::Result<Arc<Self>> {
-        let wrong = || io::Error::from_raw_os_error(libc::EINVAL);
+        let wrong = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
         let each: Vec<Geometry> = members.iter().map(|member| member.geometry()).collect();
-        let shortest = each.iter().map(|g| g.size).min().ok_or_else(wrong)?;
-        let chunks = shortest.checked_div(chunk).ok_or_else(wrong)?;
-        (chunks * chunk).checked_mul(members.len() as u64).ok_or_else(wrong)?;
+        let shortest = each.iter().map(|g| g.size).min();
+        let shortest = shortest.ok_or_else(|| wrong("a stripe of nothing".into()))?;
+        let chunks = shortest.checked_div(chunk).unwrap_or(0);
+        if chunks == 0 {
+            let what = format!("a member of {shortest} bytes has no chunk of {chunk}");
+            return Err(wrong(what));
+        }
+        let size = (chunks * chunk).checked_mul(members.len() as u64);
+        if size.is_none_or(|size| i64::try_from(size).is_err()) {
+            return Err(wrong("all members are longer than a disk can be".into()));
+        }
         let minimum = each.iter().map(|g| g.block_minimum).max().unwrap_or(1);
-        if chunks == 0 || !chunk.is_multiple_of(minimum.into()) {
-            return Err(wrong());
+        if !chunk.is_multiple_of(minimum.into()) {
+            let what = format!("a chunk of {chunk} bytes is no multiple of blocks of {minimum}");
+            return Err(wrong(what));
         }
         let geometry = Geometry {
             size: 0,
