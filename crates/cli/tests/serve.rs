@@ -143,9 +143,18 @@ fn a_configuration_file_is_read_and_read_again() {
     server.signal(rustix::process::Signal::HUP);
     server.says("keeping the old configuration");
     server.says("nonsense");
+    let new = "[export.new]\nmem = \"1M\"\n[export.vm]\ndisk = \"/nowhere\"\n";
+    fs::write(&file, format!("{head}{new}")).unwrap();
+    server.signal(rustix::process::Signal::HUP);
+    server.says("keeping the old configuration: disk \"vm\"");
+    assert_eq!(text(&["ls", &url("")]), "data\nflag\nmore\n");
+    fs::write(&file, format!("{head}cores = 200\n{data}{more}")).unwrap();
+    server.signal(rustix::process::Signal::HUP);
+    server.says("its other changes need a new start");
     fs::write(&file, format!("{head}{more}")).unwrap();
     server.signal(rustix::process::Signal::HUP);
-    server.says("read the configuration again");
+    let said = server.says("read the configuration again");
+    assert!(!said.contains("new start"), "{said}");
     assert_eq!(text(&["ls", &url("")]), "flag\nmore\n");
     assert_eq!(text(&["ls", &url("more")]), "kept\n");
 

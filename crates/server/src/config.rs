@@ -16,7 +16,7 @@ pub const CORES_MAX: usize = 256;
 pub const CORE_BUFFER_BYTES_MIN: u64 = 2 * FRAGMENT_BYTES_MAX as u64;
 
 /// A server's settings.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// What to export.
     pub exports: Vec<Export>,

@@ -17,6 +17,9 @@ use towline_store::block::{CacheMode, DelayStore, FileDisk, ForeignDisk, MemoryD
 /// began to serve it, under a name that qemu takes for a dirty bitmap.
 pub(crate) const CONTEXTS: [&str; 2] = ["base:allocation", "qemu:dirty-bitmap:written"];
 
+/// Disks that could take the place of those that there are.
+pub(crate) struct NextDisks(Vec<(DiskExport, Arc<Disk>)>);
+
 /// Disks by name. Connections keep the disk they use, whatever happens here.
 #[derive(Default)]
 pub(crate) struct Disks {
@@ -27,13 +30,14 @@ pub(crate) struct Disks {
 impl Disks {
     pub(crate) fn new(disks: &[DiskExport]) -> io::Result<Self> {
         let this = Self::default();
-        this.replace(disks)?;
+        this.replace(this.prepare(disks)?);
         Ok(this)
     }
 
-    /// Makes these the disks. Those whose bytes stay the same keep what is known of them, and those
-    /// in memory their contents, also with other options and when they become longer.
-    pub(crate) fn replace(&self, disks: &[DiskExport]) -> io::Result<()> {
+    /// Opens what is not open yet of these disks. Those whose bytes stay the same keep what is known of
+    /// them, and those in memory their contents, also with other options and when they become longer,
+    /// which they do now.
+    pub(crate) fn prepare(&self, disks: &[DiskExport]) -> io::Result<NextDisks> {
         let mut next: Vec<(DiskExport, Arc<Disk>)> = Vec::new();
         let mut longer: Vec<(Arc<Disk>, u64)> = Vec::new();
         for export in disks {
@@ -88,9 +92,13 @@ impl Disks {
                 io::Error::new(io::ErrorKind::InvalidInput, what)
             })?;
         }
+        Ok(NextDisks(next))
+    }
+
+    /// Makes these the disks; those whose flush had failed may be changed again.
+    pub(crate) fn replace(&self, NextDisks(next): NextDisks) {
         next.iter().for_each(|(_, disk)| disk.forgive());
         *self.active.write() = next;
-        Ok(())
     }
 
     /// The disk of this name; for the empty name the default one, or the first.

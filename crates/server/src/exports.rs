@@ -18,6 +18,9 @@ struct Active {
     memory: Option<Arc<MemoryStore>>,
 }
 
+/// Exports that could take the place of those that there are.
+pub(crate) struct NextExports(Vec<Active>);
+
 /// Exports by name. Sessions keep the stores they have open, whatever happens here.
 pub(crate) struct Exports {
     active: RwLock<Vec<Active>>,
@@ -29,13 +32,13 @@ pub(crate) struct Exports {
 impl Exports {
     pub(crate) fn new(exports: &[Export], statistics: Arc<Statistics>) -> io::Result<Self> {
         let this = Self { active: RwLock::default(), moved: RwLock::default(), statistics };
-        this.replace(exports)?;
+        this.replace(this.prepare(exports)?);
         Ok(this)
     }
 
-    /// Makes these the exports; those that stay as they are keep their stores and contents, and what is
-    /// in memory does so, too, when its size changes.
-    pub(crate) fn replace(&self, exports: &[Export]) -> io::Result<()> {
+    /// Opens what is not open yet of these exports; those that stay as they are keep their stores and
+    /// contents, and what is in memory does so, too, when its size changes.
+    pub(crate) fn prepare(&self, exports: &[Export]) -> io::Result<NextExports> {
         let mut next: Vec<Active> = Vec::new();
         for export in exports {
             let name = &export.name;
@@ -81,14 +84,17 @@ impl Exports {
             };
             next.push(Active { export: export.clone(), store, memory });
         }
-        // Nothing fails any more.
+        Ok(NextExports(next))
+    }
+
+    /// Makes these the exports.
+    pub(crate) fn replace(&self, NextExports(next): NextExports) {
         for Active { export, memory, .. } in &next {
             if let (Some(memory), ExportKind::Memory(limit)) = (memory, &export.kind) {
                 memory.set_limit(*limit);
             }
         }
         *self.active.write() = next;
-        Ok(())
     }
 
     /// The memory that is exported under this name.

@@ -269,27 +269,23 @@ impl Server {
         let _ = gone.recv();
     }
 
-    /// Makes these the disks. Those that stay the same keep their connections, and may be changed
-    /// again if a flush had failed.
-    ///
-    /// # Errors
-    /// A disk cannot be served; then nothing changed.
-    pub fn replace_disks(&self, disks: &[DiskExport]) -> io::Result<()> {
-        self.shared.disks.replace(disks)
-    }
-
     /// The event loop in use: `io_uring` or `epoll`.
     #[must_use]
     pub fn engine(&self) -> &'static str {
         *self.statistics.engine.lock()
     }
 
-    /// Makes these the exports. Those that stay the same keep their contents and open files.
+    /// Makes these the exports and disks. Those that stay the same keep their contents, open files and
+    /// connections, and disks may be changed again if a flush had failed. Who has opened one that goes,
+    /// or changes, keeps it as it was.
     ///
     /// # Errors
-    /// An export cannot be served; then nothing changed.
-    pub fn replace_exports(&self, exports: &[Export]) -> io::Result<()> {
-        self.shared.exports.replace(exports)?;
+    /// One of them cannot be served; then nothing changed.
+    pub fn replace(&self, exports: &[Export], disks: &[DiskExport]) -> io::Result<()> {
+        let exports = self.shared.exports.prepare(exports)?;
+        let disks = self.shared.disks.prepare(disks)?;
+        self.shared.exports.replace(exports);
+        self.shared.disks.replace(disks);
         if let Some(state) = &self.shared.state {
             self.shared.exports.note(state);
         }

@@ -140,11 +140,24 @@ pub(crate) struct Args {
 }
 
 /// Flags and configuration file in one.
+#[derive(Clone)]
 struct Settings {
     config: Config,
     metrics: Option<SocketAddr>,
     /// `--nbd -` was given.
     nbd_standard: bool,
+}
+
+impl Settings {
+    /// True when they differ in what a running server does not change.
+    fn differs_besides_exports(&self, other: &Self) -> bool {
+        let fixed = |settings: &Self| {
+            let (exports, disks) = (Vec::new(), Vec::new());
+            let config = Config { exports, disks, ..settings.config.clone() };
+            (config, settings.metrics, settings.nbd_standard)
+        };
+        fixed(self) != fixed(other)
+    }
 }
 
 fn settings(args: &Args) -> Result<Settings, String> {
@@ -238,7 +251,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn serve(args: &Args) -> Result<(), String> {
-    let Settings { mut config, metrics, nbd_standard } = settings(args)?;
+    let at_start = settings(args)?;
+    let Settings { mut config, metrics, nbd_standard } = at_start.clone();
     // Before anything else, so that no signal is lost while starting.
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(|e| format!("signals: {e}"))?;
@@ -292,12 +306,16 @@ fn serve(args: &Args) -> Result<(), String> {
             Ok(now) => notify(&[NotifyState::Reloading, now]),
             Err(error) => log::warn!("no time of the system's clock: {error}"),
         }
-        let again = settings(args).and_then(|Settings { config: next, .. }| {
-            server.replace_exports(&next.exports).map_err(|e| e.to_string())?;
-            server.replace_disks(&next.disks).map_err(|e| e.to_string())
+        let again = settings(args).and_then(|next| {
+            let Config { exports, disks, .. } = &next.config;
+            server.replace(exports, disks).map_err(|e| e.to_string()).map(|()| next)
         });
         match again {
-            Ok(()) => eprintln!("towline: read the configuration again"),
+            Ok(next) if next.differs_besides_exports(&at_start) => eprintln!(
+                "towline: read the configuration again: exports and disks are as it says; its other \
+                 changes need a new start"
+            ),
+            Ok(_) => eprintln!("towline: read the configuration again"),
             Err(message) => eprintln!("towline: serve: keeping the old configuration: {message}"),
         }
         notify(&[NotifyState::Ready]);

@@ -86,7 +86,7 @@ fn a_flush_that_fails_stops_all_changes_until_an_operator_acts() {
     other.request(WRITE_ZEROES, 0, 1, 0, 512);
     assert_eq!(other.outcome().unwrap(), EPERM);
     assert_eq!(other.read(0, 512).unwrap(), [7; 512], "reads go on");
-    world.server.replace_disks(&world.disks).unwrap();
+    world.server.replace(&[], &world.disks).unwrap();
     assert_eq!(other.write(0, 0, &[8; 512]), 0);
     assert_eq!(one.flush(), 0);
 }

@@ -183,7 +183,7 @@ fn conversation(form: Form, fails: usize, errno: i32) -> bool {
         assert_eq!(client.write(0, 0, &[1; 512]), EPERM, "{what}: read-only from then on");
         assert!(world.client(form).flags & 2 != 0, "{what}: and new clients are told");
         assert_eq!(world.counter("disks_failed"), 1, "{what}");
-        world.server.replace_disks(&world.disks).unwrap();
+        world.server.replace(&[], &world.disks).unwrap();
         assert_eq!(world.counter("disks_failed"), 0, "{what}");
     }
     if met {

@@ -18,7 +18,7 @@ fn what_is_in_memory_stays_with_other_options() {
     let mut export = world.disks[0].clone();
     let mut change = |change: fn(&mut DiskExport)| {
         change(&mut export);
-        world.server.replace_disks(std::slice::from_ref(&export))
+        world.server.replace(&[], std::slice::from_ref(&export))
     };
     change(|export| export.limit.operations = 1_000_000).unwrap();
     assert!(world.client(Form::Simple).read(0, MIB).unwrap() == data);
@@ -59,7 +59,7 @@ fn the_way_to_a_file_may_change() {
         [CacheMode::Direct, CacheMode::ReadDirect, CacheMode::Cached].iter().enumerate()
     {
         export.kind = DiskKind::File(file.path().into(), *mode);
-        world.server.replace_disks(std::slice::from_ref(&export)).unwrap();
+        world.server.replace(&[], std::slice::from_ref(&export)).unwrap();
         let data = pattern(0, 64 << 10, number as u64);
         assert_eq!(world.client(Form::Structured).write(0, 0, &data), 0);
         assert!(early.read(0, 64 << 10).unwrap() == data, "{mode:?}");
@@ -67,7 +67,7 @@ fn the_way_to_a_file_may_change() {
     // What is read-only is opened anew to be written.
     for read_only in [true, false, true] {
         export.read_only = read_only;
-        world.server.replace_disks(std::slice::from_ref(&export)).unwrap();
+        world.server.replace(&[], std::slice::from_ref(&export)).unwrap();
         let outcome = world.client(Form::Structured).write(0, 0, &[5; 512]);
         assert_eq!(outcome == 0, !read_only);
     }
