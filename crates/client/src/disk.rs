@@ -112,11 +112,19 @@ impl Client {
     /// # Errors
     /// [`Error::Connection`].
     pub fn disks(&self) -> Result<Vec<(String, String)>, Error> {
-        let outcome = self.core.call(&[Request::DiskList {}], &[], &mut [])?;
-        let Reply::Bytes { value } = outcome.single()? else { return Err(unexpected()) };
-        let texts: Vec<_> = value.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
-        let pairs = texts.chunks_exact(2);
-        Ok(pairs.map(|pair| (pair[0].to_string(), pair[1].to_string())).collect())
+        let mut disks = Vec::new();
+        loop {
+            let skip = disks.len() as u32;
+            let outcome = self.core.call(&[Request::DiskList { skip }], &[], &mut [])?;
+            let Reply::Bytes { value } = outcome.single()? else { return Err(unexpected()) };
+            let texts: Vec<_> =
+                value.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+            let pairs = texts.chunks_exact(2);
+            disks.extend(pairs.map(|pair| (pair[0].to_string(), pair[1].to_string())));
+            if disks.len() as u32 == skip {
+                return Ok(disks);
+            }
+        }
     }
 }
 

@@ -233,8 +233,8 @@ impl Error {
 pub const STRING_BYTES_MAX: usize = 4096;
 /// Longest payload of an option that is looked at; longer ones are skipped and refused.
 pub const OPTION_BYTES_MAX: usize = 64 * 1024;
-/// Options in one handshake: more are an attack.
-pub const OPTIONS_MAX: u32 = 4096;
+/// Options in one handshake: more are an attack. Clients that list a server ask twice for each export.
+pub const OPTIONS_MAX: u32 = 65536;
 /// Largest payload of a request or a chunk: what clients may assume without asking.
 pub const PAYLOAD_BYTES_MAX: u32 = 32 * 1024 * 1024;
 /// Largest payload of a request that is skipped to stay in step; longer ones end the connection.

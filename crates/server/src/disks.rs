@@ -117,16 +117,21 @@ impl Disks {
         self.active.read().iter().filter(|(_, disk)| disk.has_failed()).count()
     }
 
-    /// Name and description of each, each ended by a zero byte.
-    pub(crate) fn names(&self) -> Vec<u8> {
+    /// Name and description of those behind the first ones, each ended by a zero byte: as many as fit
+    /// into a reply.
+    pub(crate) fn names(&self, skip: usize) -> Vec<u8> {
         let mut names = Vec::new();
-        for (_, disk) in self.active.read().iter() {
+        for (_, disk) in self.active.read().iter().skip(skip) {
+            let before = names.len();
             for text in [&disk.name, &disk.description] {
                 names.extend(text.bytes().filter(|byte| *byte != 0));
                 names.push(0);
             }
+            if names.len() > towline_wire::limits::BODY_BYTES_MAX / 2 {
+                names.truncate(before);
+                break;
+            }
         }
-        names.truncate(towline_wire::limits::BODY_BYTES_MAX / 2);
         names
     }
 

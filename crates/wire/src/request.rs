@@ -330,8 +330,11 @@ messages! {
         /// After a restart of a server that remembered the session: all is opened and locked again
         /// that shall be. Comes before any request that was under way.
         30 Reclaimed {}
-        /// Name and description of each disk, each ended by a zero byte.
-        31 DiskList {}
+        /// Name and description of disks, each ended by a zero byte: as many as fit, none behind the last.
+        31 DiskList {
+            /// How many to leave out, which were told before.
+            skip: u32,
+        }
         /// Opens a disk under a number that the client chooses, each number for one disk only. The
         /// same disk may be opened again under its number.
         32 DiskOpen {
@@ -465,7 +468,7 @@ impl Request<'_> {
             Self::Inquire { .. } | Self::Reclaimed {} | Self::PathOf { .. } => false,
             Self::DiskWrite { .. } | Self::DiskZero { .. } | Self::DiskTrim { .. } => true,
             Self::DiskFlush { .. } | Self::DiskResize { .. } => true,
-            Self::DiskList {}
+            Self::DiskList { .. }
             | Self::DiskOpen { .. }
             | Self::DiskClose { .. }
             | Self::DiskInfo { .. } => false,

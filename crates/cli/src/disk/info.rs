@@ -3,7 +3,7 @@
 use super::end::{End, failed};
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
-use crate::text::human;
+use crate::text::{escaped, human};
 use serde_json::{Value, json};
 use towline_attach::nbd::Source;
 use towline_client::Url;
@@ -45,14 +45,14 @@ fn text(row: &Value) -> String {
     let Value::Object(fields) = row else { return String::new() };
     let mut out = String::new();
     if let Some(Value::String(name)) = fields.get("name") {
-        out += &format!("{name}:\n");
+        out += &format!("{}:\n", escaped(name.as_bytes()));
     }
     let size = fields.iter().filter(|(key, _)| *key == "size");
     let others = fields.iter().filter(|(key, _)| *key != "name" && *key != "size");
     for (key, value) in size.chain(others) {
         let key = key.replace('_', " ");
         let value = match value {
-            Value::String(text) => text.clone(),
+            Value::String(text) => escaped(text.as_bytes()),
             Value::Bool(true) => "yes".to_owned(),
             Value::Bool(false) => "no".to_owned(),
             Value::Number(number) if key == "size" => {

@@ -136,6 +136,16 @@ fn extents_tell_holes_and_what_was_written() {
 }
 
 #[test]
+fn more_disks_are_listed_than_fit_into_an_answer() {
+    let name = |number: usize| format!("{number:0>200}");
+    let export = |number| DiskExport::new(&name(number), DiskKind::Memory(4096));
+    let disks = start(TempDir::new().unwrap(), (0..500).map(export).collect());
+    let listed = disks.client().disks().unwrap();
+    let expected = (0..500).map(|number| (name(number), "memory".to_owned()));
+    assert!(listed == expected.collect::<Vec<_>>(), "{} of 500", listed.len());
+}
+
+#[test]
 fn what_cannot_be_done_says_why() {
     let disks = disks();
     let client = disks.client();

@@ -68,7 +68,7 @@ impl Core {
         }
         let is_about_disks = matches!(
             request,
-            Request::DiskList {}
+            Request::DiskList { .. }
                 | Request::DiskOpen { .. }
                 | Request::DiskInfo { .. }
                 | Request::DiskClose { .. }
@@ -78,8 +78,8 @@ impl Core {
         }
         let list;
         let begun = match request {
-            Request::DiskList {} => {
-                list = self.shared.disks.names();
+            Request::DiskList { skip } => {
+                list = self.shared.disks.names(skip as usize);
                 Ok(Begun::Answer(Reply::Bytes { value: &list }))
             }
             _ => self.begin_disk_request(&request, arrived),
