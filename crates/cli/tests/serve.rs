@@ -324,7 +324,16 @@ fn prometheus_is_answered() {
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
+    // Those who say nothing, or never end, keep nobody waiting.
+    let silent: Vec<_> = (0..300)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\n").unwrap();
+            stream
+        })
+        .collect();
     let page = ask("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    drop(silent);
     assert!(page.starts_with("HTTP/1.1 200 "), "{page}");
     let (_, body) = page.split_once("\r\n\r\n").unwrap();
     assert!(body.lines().any(|line| line == "towline_sessions 0"), "{body}");

@@ -5,7 +5,7 @@ use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
 use crate::serve::parse_bytes;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
-use towline_client::{Client, DirEntry, Error, File, Group, Operation, Options, Url};
+use towline_client::{Client, DirEntry, Errno, Error, File, Group, Operation, Options, Url};
 
 /// Arguments of `bench file`.
 #[derive(clap::Args, Clone, Debug)]
@@ -49,6 +49,12 @@ pub(crate) struct Args {
     /// Number of this client; for the processes that `--procs` starts.
     #[arg(long, hide = true)]
     pub(super) worker: Option<usize>,
+}
+
+fn told(error: &Error) -> String {
+    let missing = error.errno() == Errno::ENOENT;
+    let hint = if missing { "; towline-bench(1) tells what has to be there" } else { "" };
+    format!("{error}{hint}")
 }
 
 fn buffer_bytes(text: &str) -> Result<usize, String> {
@@ -107,7 +113,7 @@ impl Worker {
             "create_unlink" => self.create_unlink(end),
             _ => self.big(end),
         }
-        .map_err(|error| format!("{}: {error}", self.args.op))?;
+        .map_err(|error| format!("{}: {}", self.args.op, told(&error)))?;
         self.measured.seconds = start.elapsed().as_secs_f64();
         self.measured.began = monotonic() - self.measured.seconds;
         let times = self.client.times();
@@ -126,7 +132,7 @@ impl Worker {
         let wrong = match &outcome {
             Ok(result) if good(result) => None,
             Ok(_) => Some("other bytes or entries than the tree has".to_owned()),
-            Err(error) => Some(error.to_string()),
+            Err(error) => Some(told(error)),
         };
         self.measured.one(took, wrong.is_some());
         if let Some(wrong) = wrong.filter(|_| self.measured.errors == 1) {

@@ -1,11 +1,15 @@
 //! An HTTP page with the server's counters, for Prometheus.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 /// Longest request that is read.
-const REQUEST_BYTES_MAX: u64 = 8192;
+const REQUEST_BYTES_MAX: usize = 8192;
+/// Clients that may be sending their request. One more takes the place of the oldest, so that those
+/// who connect and say nothing keep nobody out.
+const CLIENTS_MAX: usize = 64;
 
 /// Answers on a thread of its own until the process ends.
 pub(crate) fn start(
@@ -20,10 +24,11 @@ pub(crate) fn start(
     }
     let listener = TcpListener::bind(address).map_err(|e| format!("metrics on {address}: {e}"))?;
     let bound = listener.local_addr().map_err(|e| format!("metrics on {address}: {e}"))?;
+    listener.set_nonblocking(true).map_err(|e| format!("metrics on {address}: {e}"))?;
     let serve = move || {
-        for stream in listener.incoming().flatten() {
-            // A client that goes away before it has its answer is no concern of ours.
-            let _ = answer(&stream, &page);
+        let mut clients = Vec::new();
+        loop {
+            turn(&listener, &mut clients, &page);
         }
     };
     std::thread::Builder::new()
@@ -33,25 +38,74 @@ pub(crate) fn start(
     Ok(bound)
 }
 
-fn answer(mut stream: &TcpStream, page: &dyn Fn() -> String) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    stream.set_write_timeout(Some(Duration::from_secs(2)))?;
-    let mut lines = BufReader::new(stream.take(REQUEST_BYTES_MAX)).lines();
-    let request = lines.next().transpose()?.unwrap_or_default();
-    for line in lines {
-        if line?.is_empty() {
-            break;
+/// A client, and what it has sent so far.
+struct Asking {
+    stream: TcpStream,
+    request: Vec<u8>,
+}
+
+/// Waits until somebody has something to say, and answers whom it can.
+fn turn(listener: &TcpListener, clients: &mut Vec<Asking>, page: &dyn Fn() -> String) {
+    let ready = {
+        let all = clients.iter().map(|client| PollFd::new(&client.stream, PollFlags::IN));
+        let mut watched: Vec<_> = all.chain([PollFd::new(listener, PollFlags::IN)]).collect();
+        if poll(&mut watched, None).is_err() {
+            return;
         }
-    }
-    let (status, body) = match request.split(' ').take(2).collect::<Vec<_>>()[..] {
-        ["GET", "/metrics"] => ("200 OK", page()),
-        ["GET", _] => ("404 Not Found", "try /metrics\n".to_owned()),
-        _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
+        watched.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<_>>()
     };
-    let length = body.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
+    let mut asked = ready.iter();
+    clients.retain_mut(|client| {
+        let more = asked.next() != Some(&true) || client.read();
+        if !more {
+            // One that goes away before it has its answer is no concern of ours.
+            let _ = client.answer(page);
+        }
+        more
+    });
+    if ready.last() != Some(&true) {
+        return;
+    }
+    match listener.accept().and_then(|(stream, _)| stream.set_nonblocking(true).map(|()| stream)) {
+        Ok(stream) => {
+            if clients.len() == CLIENTS_MAX {
+                clients.remove(0);
+            }
+            clients.push(Asking { stream, request: Vec::new() });
+        }
+        Err(error)
+            if [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted].contains(&error.kind()) => {}
+        // Of descriptors there may be some again.
+        Err(_) => std::thread::sleep(Duration::from_millis(100)),
+    }
+}
+
+impl Asking {
+    /// Reads what there is; false when that is all that matters.
+    fn read(&mut self) -> bool {
+        let mut bytes = [0; 1024];
+        match self.stream.read(&mut bytes) {
+            Ok(0) => return false,
+            Ok(count) => self.request.extend_from_slice(&bytes[..count]),
+            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+        }
+        let ends = |end: &[u8]| self.request.windows(end.len()).any(|part| part == end);
+        self.request.len() < REQUEST_BYTES_MAX && !ends(b"\r\n\r\n") && !ends(b"\n\n")
+    }
+
+    fn answer(&mut self, page: &dyn Fn() -> String) -> std::io::Result<()> {
+        let request = String::from_utf8_lossy(&self.request);
+        let line = request.lines().next().unwrap_or_default();
+        let (status, body) = match line.split(' ').take(2).collect::<Vec<_>>()[..] {
+            ["GET", "/metrics"] => ("200 OK", page()),
+            ["GET", _] => ("404 Not Found", "try /metrics\n".to_owned()),
+            _ => ("405 Method Not Allowed", "only GET\n".to_owned()),
+        };
+        let length = body.len();
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        );
+        // A page has some thousand bytes, which the socket takes at once.
+        self.stream.write_all((head + &body).as_bytes())
+    }
 }
