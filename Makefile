@@ -21,6 +21,7 @@ build:
 
 check: ## style only
 	cargo fmt --all --check
+	rustfmt --check --edition 2024 crates/cli/launch/main.rs
 	cargo clippy --workspace --all-targets -- -D warnings
 
 fuzz: ## a minute for each decoder

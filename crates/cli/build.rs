@@ -1,6 +1,7 @@
-//! Builds the library that `towline run` preloads, so that it travels inside the program.
+//! Builds the library that `towline run` preloads, so that it travels inside the program, and what the
+//! program begins with (`launch`).
 //!
-//! It is built by a cargo of its own, as a release build whatever this one is, in a folder of this
+//! The library is built by a cargo of its own, as a release build whatever this one is, in a folder of this
 //! build; nothing is downloaded, since its dependencies are those of the program.
 
 use std::env;
@@ -74,7 +75,54 @@ fn main() {
     let library = target_dir.join(&target).join("release/libtowline_preload.so");
     println!("cargo::rustc-env=TOWLINE_PRELOAD={}", library.display());
     let bytes = fs::read(&library).unwrap_or_else(|error| panic!("{}: {error}", library.display()));
-    println!("cargo::rustc-env=TOWLINE_PRELOAD_CRC={:08x}", crc32c::crc32c(&bytes));
+    let name = format!("preload-{:08x}-{}.so", crc32c::crc32c(&bytes), bytes.len());
+    println!("cargo::rustc-env=TOWLINE_LIBRARY={name}");
+    println!("cargo::rustc-check-cfg=cfg(launch)");
+    if target == "x86_64-unknown-linux-gnu" {
+        build_launch(&out, &target, &name, bytes.len());
+    }
+}
+
+/// Compiles `launch`, and takes the code out of what the linker made of it: it needs to be loaded by nobody.
+fn build_launch(out: &Path, target: &str, library: &str, library_bytes: usize) {
+    println!("cargo::rerun-if-changed=launch");
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| panic!("cargo sets RUSTC"));
+    let linked = out.join("launch.elf");
+    let status = Command::new(rustc)
+        .args(["launch/main.rs", "--edition", "2024", "--crate-name", "launch"])
+        .args(["--crate-type", "bin", "--target", target])
+        .args(["-Copt-level=s", "-Cpanic=abort", "-Ccodegen-units=1", "-Cstrip=symbols"])
+        // No table of addresses for calls: nobody would fill it in.
+        .arg("-Crelro-level=off")
+        .args(["-Clink-arg=-nostartfiles", "-Clink-arg=-nostdlib"])
+        .arg("-Clink-arg=-Wl,--no-dynamic-linker,-z,norelro,--build-id=none")
+        .arg("-o")
+        .arg(&linked)
+        .env("TOWLINE_LIBRARY", library)
+        .env("TOWLINE_LIBRARY_BYTES", library_bytes.to_string())
+        .status();
+    assert!(status.is_ok_and(|status| status.success()), "launch cannot be built");
+    let elf = fs::read(&linked).unwrap_or_else(|error| panic!("{}: {error}", linked.display()));
+    let number = |at: usize, bytes: usize| {
+        elf[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
+    };
+    let mut code = Vec::new();
+    for header in (0..number(56, 2)).map(|index| number(32, 8) + index * 56) {
+        const LOAD: usize = 1;
+        const WRITABLE: usize = 2;
+        if number(header, 4) == LOAD && number(header + 4, 4) & WRITABLE == 0 {
+            let (from, to, bytes) =
+                (number(header + 8, 8), number(header + 16, 8), number(header + 32, 8));
+            code.resize(to, 0);
+            code.extend_from_slice(&elf[from..from + bytes]);
+        }
+    }
+    let file = out.join("launch.bin");
+    fs::write(&file, code).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    println!("cargo::rustc-env=TOWLINE_LAUNCH={}", file.display());
+    println!("cargo::rustc-env=TOWLINE_LAUNCH_ENTRY={}", number(24, 8));
+    println!("cargo::rustc-cfg=launch");
+    println!("cargo::rustc-link-arg-bins=-Wl,--no-dynamic-linker,-e,towline_begin");
 }
 
 /// std names the shared `libgcc_s` itself, whatever `-static-libgcc` says, and loading that costs

@@ -17,9 +17,8 @@ mod detach;
 mod df;
 mod disk;
 mod doctor;
-// Tests of this program have arguments of their own.
-#[cfg(not(test))]
-mod early;
+#[cfg(launch)]
+mod launch;
 mod ls;
 mod progress;
 mod remote;
@@ -114,8 +113,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let command = match std::env::args_os().nth(1) {
-        Some(name) if name == "run" => Command::Run(parse_run(std::env::args_os().skip(1))),
+    let mut arguments = std::env::args_os().skip(1);
+    let command = match arguments.next() {
+        Some(name) if name == "run" => {
+            let plain = run::Args::plain(arguments);
+            Command::Run(plain.unwrap_or_else(|| parse_run(std::env::args_os().skip(1))))
+        }
+        Some(name) if name == run::KEEP => return run::keep(arguments),
         _ => {
             log_to_standard_error();
             Cli::parse().command

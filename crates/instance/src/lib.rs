@@ -13,6 +13,7 @@
 //! are checked before use all the same.
 
 mod config;
+mod layout;
 pub mod memory;
 pub mod notes;
 pub mod pager;
@@ -22,13 +23,10 @@ mod trap;
 pub mod userfault;
 
 pub use config::{Config, Mount, Root};
+pub use layout::{DEVICE_MAJOR, PLACEHOLDERS, STATE, VARIABLE};
 pub use state::{Entry, Prepared, State, Taken};
 pub use trap::has_trap;
 
-/// Environment variable with the private directory of the run.
-pub const VARIABLE: &str = "TOWLINE_RUN";
-/// Folder of the placeholders in it.
-pub const PLACEHOLDERS: &str = "d";
 /// File in that folder, so that its closing is noticed, with what users are to be told at once.
 pub const NOTICES: &str = "notices";
 /// File with what a report is made of, where one is wanted.
@@ -45,8 +43,6 @@ pub const PROGRAMS: &str = "x";
 pub const SOCKETS: &str = "s";
 /// Socket of the pager, which fills mappings when they are touched.
 pub const PAGER: &str = "pager";
-/// The mapped file.
-pub const STATE: &str = "state";
 /// Open file descriptions of one run.
 pub const ENTRIES: usize = 16384;
 /// Most prefixes (`--at`).

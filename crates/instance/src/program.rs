@@ -36,6 +36,9 @@ pub struct Binary {
 const MACHINE: u16 =
     if cfg!(target_arch = "x86_64") { elf::EM_X86_64.0 } else { elf::EM_AARCH64.0 };
 
+/// Kind and owner of that note.
+const NOTE: &[u8] = b"\x01\0\0\0Towline\0";
+
 impl Form {
     /// Looks at the first bytes of a file.
     #[must_use]
@@ -57,7 +60,12 @@ impl Form {
 fn binary<H: FileHeader<Endian = Endianness>>(first: &[u8], wide: bool) -> Option<Binary> {
     let header = H::parse(first).ok()?;
     let endian = header.endian().ok()?;
-    let mut loader = None;
+    // Ours loads the dynamic linker itself, and says which one in a note.
+    let mut loader = first
+        .windows(NOTE.len())
+        .position(|bytes| bytes == NOTE)
+        .and_then(|at| first[at + NOTE.len()..].split(|b| *b == 0).next())
+        .map(<[u8]>::to_vec);
     // Headers that lie further back than what we have are a linker's whim that no linker has.
     for part in header.program_headers(endian, first).ok()? {
         if part.p_type(endian) == elf::PT_INTERP {

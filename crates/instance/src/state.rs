@@ -1,6 +1,7 @@
 //! The mapped file: configuration, and the table of open file descriptions.
 #![allow(unsafe_code)]
 
+use crate::layout::{CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
 use crate::{COUNTED_MAX, Config, ENTRIES, MOUNTS_MAX, Root, STATE};
 use std::fs::File;
 use std::io;
@@ -8,7 +9,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"towlrun1");
 /// Bytes of the head, with the configuration.
 const HEAD_BYTES: usize = 64 * 1024;
 /// Longest configuration.
@@ -237,10 +237,18 @@ enum Ready {
     Failed = 2,
 }
 
-/// A new file without mapping.
+/// The file without mapping.
 pub struct Prepared(OwnedFd);
 
 impl Prepared {
+    /// The one in `directory`.
+    ///
+    /// # Errors
+    /// What the system call says.
+    pub fn open(directory: &[u8]) -> io::Result<Self> {
+        open(directory, libc::O_RDWR).map(Self)
+    }
+
     /// Maps it.
     ///
     /// # Errors
@@ -273,9 +281,10 @@ fn keeper_has_ended() -> bool {
 /// Most processes with locks that execute a program at the same time.
 const EXECUTING: usize = 128;
 
-const CONFIG_AT: usize = std::mem::offset_of!(Head, config);
-const _: () = assert!(CONFIG_AT < 3584 && size_of::<Head>() <= HEAD_BYTES);
-const BYTES: usize = HEAD_BYTES + ENTRIES * size_of::<Entry>();
+const _: () = {
+    assert!(std::mem::offset_of!(Head, config) == CONFIG_AT && size_of::<Head>() <= HEAD_BYTES);
+    assert!(BYTES == HEAD_BYTES + ENTRIES * size_of::<Entry>());
+};
 
 /// The mapped file.
 pub struct State {

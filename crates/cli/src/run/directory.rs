@@ -13,8 +13,8 @@ use towline_instance::{MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, 
 
 /// The library that is preloaded.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
-/// Its checksum, which names it among those of other versions.
-const LIBRARY_CRC: &str = env!("TOWLINE_PRELOAD_CRC");
+/// The name of its file, with a checksum: among those of other versions.
+const LIBRARY_NAME: &str = env!("TOWLINE_LIBRARY");
 
 /// Folders in the directory of a run, besides that of the placeholders.
 const FOLDERS: [&str; 4] = [WORKING, MAPPINGS, PROGRAMS, SOCKETS];
@@ -49,6 +49,11 @@ impl RunDirectory {
     /// Makes the folders that are not used before servers are met.
     pub(super) fn fill(&self) -> io::Result<()> {
         FOLDERS.iter().try_for_each(|name| make_folder(&self.0.join(name)))
+    }
+
+    /// One that another process made and left.
+    pub(super) fn left(path: PathBuf) -> Self {
+        Self(path)
     }
 
     /// Removes it when nothing is in it but what was made at the start, without looking.
@@ -168,7 +173,7 @@ impl Library {
     /// Finds or makes it.
     pub(super) fn new() -> Outcome<Self> {
         let home = home()?;
-        let path = home.join(format!("preload-{LIBRARY_CRC}-{}.so", LIBRARY.len()));
+        let path = home.join(LIBRARY_NAME);
         loop {
             match File::open(&path) {
                 Ok(file) => {

@@ -64,7 +64,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    fn new(pid: Pid) -> Self {
+    /// For a child of it that tells nobody of its end.
+    pub(super) fn new(pid: Pid) -> Self {
         signals::hold(&HELD);
         // Fails only for the leader of a group, which a new process is not.
         let _ = rustix::process::setsid();
@@ -73,7 +74,8 @@ impl Program {
         Self { pid, fd }
     }
 
-    fn has_ended(&self) -> bool {
+    /// True when it has ended; what it started may not have.
+    pub(super) fn has_ended(&self) -> bool {
         if getppid() != Some(self.pid) {
             return true;
         }

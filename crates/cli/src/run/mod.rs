@@ -21,14 +21,16 @@ use crate::report::{Failure, Outcome, Report};
 use directory::{Library, RunDirectory};
 use keeper::Keeper;
 use reach::Reach;
+use rustix::process::Pid;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use summary::Format;
 use towline_client::{Client, File, Options, Transport, Url};
-use towline_instance::{Config, MOUNTS_MAX, Mount, Prepared, Root, State, VARIABLE};
+use towline_instance::{Config, DEVICE_MAJOR, MOUNTS_MAX, Mount, Prepared, Root, State, VARIABLE};
 use towline_net::address::Address;
 use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
 
@@ -160,34 +162,63 @@ fn start(args: &Args) -> Outcome<u8> {
         fork::Side::Keeper(program) => {
             fork::let_go_of_streams();
             crate::log_to_standard_error();
-            let urls = prefixes.into_iter().map(|(_, url)| url).collect();
-            let run = Run { args, directory, _library: library, state, family: config.family };
-            run.keep(&program, urls, mapped);
+            let urls = Ok(prefixes.into_iter().map(|(_, url)| url).collect());
+            let served = args.serve.clone();
+            Run { served, directory, state, family: config.family }.keep(&program, urls, mapped);
+            drop(library);
             std::process::exit(0);
         }
     }
 }
 
+/// Name of the command by which the start of the program (`launch`) begins the keeper of a run that it made.
+pub(crate) const KEEP: &str = "keep";
+
+/// What `towline keep DIRECTORY PROCESS` does: the directory of the run is there, with its state, and the
+/// process is our parent, which becomes the program. The library is locked by a descriptor that came along.
+pub(crate) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut begin = || -> Outcome<_> {
+        let directory = PathBuf::from(arguments.next().unwrap_or_default());
+        let process = arguments.next().and_then(|text| text.to_str()?.parse().ok());
+        let process = process.and_then(Pid::from_raw).ok_or(Failure::new("no process"))?;
+        let state = Prepared::open(directory.as_os_str().as_bytes())?;
+        let mapped = state.map()?;
+        let config = mapped.config().ok_or(Failure::new("no run"))?;
+        Ok((directory, fork::Program::new(process), state, mapped, config))
+    };
+    let Some((directory, program, state, mapped, config)) =
+        Report::new(KEEP).check("cannot start", begin())
+    else {
+        return ExitCode::from(STATUS_OURS);
+    };
+    fork::let_go_of_streams();
+    crate::log_to_standard_error();
+    let urls = config.mounts.iter().map(|mount| Url::parse(&mount.url)).collect();
+    let directory = RunDirectory::left(directory);
+    Run { served: None, directory, state, family: config.family }.keep(&program, urls, mapped);
+    ExitCode::SUCCESS
+}
+
 /// What the keeper has.
-struct Run<'a> {
-    args: &'a Args,
+struct Run {
+    served: Option<PathBuf>,
     directory: RunDirectory,
-    /// Stays while it is used.
-    _library: Library,
     state: Prepared,
     family: u64,
 }
 
-impl Run<'_> {
+impl Run {
     /// Meets the servers, which programs may wait for, and stays until nothing of them is left.
-    fn keep(self, program: &fork::Program, urls: Vec<Url>, state: State) {
+    fn keep(self, program: &fork::Program, urls: Result<Vec<Url>, String>, state: State) {
         let others = program.others(self.directory.path());
         let state = Arc::new(state);
         let (server, met, mut keeper) = match self.begin(urls, &state) {
             Ok(begun) => begun,
             Err(failure) => {
-                // Said first, since programs that wait end then.
-                Report::new("run").check("cannot start", Err::<(), _>(failure));
+                // Said first, since programs that wait end then; unless nobody is left who could.
+                if !program.has_ended() || !others.find().is_empty() {
+                    Report::new("run").check("cannot start", Err::<(), _>(failure));
+                }
                 state.fail();
                 // A program that comes later than this has to find it, too.
                 program.keep_until_end(&mut None, &others, &self.state);
@@ -208,12 +239,12 @@ impl Run<'_> {
     }
 
     /// Meets the servers, and lets go on who waits for them.
-    fn begin(&self, urls: Vec<Url>, state: &Arc<State>) -> Outcome<Begun> {
+    fn begin(&self, urls: Result<Vec<Url>, String>, state: &Arc<State>) -> Outcome<Begun> {
         self.directory.fill()?;
-        let served = self.args.serve.as_deref();
-        let server = served.map(|served| embedded(served, &self.directory)).transpose()?;
+        let server =
+            self.served.as_deref().map(|served| embedded(served, &self.directory)).transpose()?;
         let mut met = Vec::new();
-        for url in urls {
+        for url in urls.map_err(Failure::new)? {
             met.push(meet(url, self.family, &met)?);
         }
         let servers = met.iter().map(|one| (one.client.clone(), one.url.clone())).collect();
@@ -292,9 +323,6 @@ fn prefix_and_url(at: &OsString, own: Option<&RunDirectory>) -> Outcome<(Vec<u8>
 fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
-
-/// Major number of the device numbers that files of a run show: one for local use.
-const DEVICE_MAJOR: u32 = 240;
 
 /// What the library is told of the prefixes. Those in one export show one device.
 fn mounts(prefixes: &[(Vec<u8>, Url)]) -> Vec<Mount> {

@@ -1,0 +1,142 @@
+//! Loads the dynamic linker, as the kernel does for programs that name one.
+
+use crate::Beginning;
+use crate::system::{MMAP, call, close, open, read};
+use crate::text::{HEADERS, Header, INTERPRETER, LOAD, elf};
+
+/// The dynamic linker. (Where tools look for it: a note in `main.rs` of the program names it, too.)
+const LINKER: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
+
+const PAGE: usize = 4096;
+const READABLE: usize = 1;
+const WRITABLE: usize = 2;
+const PRIVATE: usize = 2;
+const FIXED: usize = 0x10;
+const ANONYMOUS: usize = 0x20;
+
+// What the kernel tells of a program.
+const AT_PHDR: usize = 3;
+const AT_PHNUM: usize = 5;
+const AT_BASE: usize = 7;
+const AT_ENTRY: usize = 9;
+
+/// Bytes of the linker that are looked at: its program headers are among them.
+const FIRST_BYTES: usize = 1024;
+/// Most program headers of this program.
+const HEADERS_MAX: usize = 32;
+
+fn down(address: usize) -> usize {
+    address & !(PAGE - 1)
+}
+
+fn up(address: usize) -> usize {
+    down(address + PAGE - 1)
+}
+
+/// New memory; zero.
+pub(crate) fn memory(bytes: usize) -> Option<usize> {
+    // SAFETY: a mapping of its own.
+    unsafe { call(MMAP, [0, bytes, READABLE | WRITABLE, PRIVATE | ANONYMOUS, usize::MAX, 0]) }
+}
+
+/// Loads it, and tells it of this program; gives the address where it begins. `entry` is where the program
+/// begins after that.
+pub(crate) fn load(beginning: &Beginning, entry: usize) -> Option<usize> {
+    let file = open(LINKER)?;
+    let mut first = [0; FIRST_BYTES];
+    let (start, loads) = elf(read(file, &mut first)?)?;
+    let end = loads.filter(|part| part.kind == LOAD).map(|part| part.address + part.bytes).max()?;
+    // SAFETY: addresses that nobody uses.
+    let base = unsafe { call(MMAP, [0, up(end), 0, PRIVATE | ANONYMOUS, usize::MAX, 0]) }?;
+    for part in elf(&first)?.1.filter(|part| part.kind == LOAD) {
+        // SAFETY: inside of the addresses that were just taken.
+        unsafe { map(file, base, &part) }?;
+    }
+    close(file);
+    tell(beginning, base, entry)?;
+    Some(base + start)
+}
+
+/// Maps a part of a file.
+///
+/// # Safety
+/// The addresses are the caller's.
+unsafe fn map(file: usize, base: usize, part: &Header) -> Option<()> {
+    // Bits of the headers are in another order than those of `mmap`.
+    let protection = (part.flags & 1) << 2 | (part.flags & 2) | (part.flags & 4) >> 2;
+    let protection = protection as usize;
+    let from = base + down(part.address);
+    let (in_file, in_all) =
+        (base + part.address + part.file_bytes, base + part.address + part.bytes);
+    // SAFETY: as the caller says; what is written to was mapped before.
+    unsafe {
+        let how = [from, up(in_file) - from, protection, PRIVATE | FIXED, file, down(part.offset)];
+        call(MMAP, how)?;
+        if in_all > in_file {
+            if protection & WRITABLE != 0 {
+                core::ptr::write_bytes(in_file as *mut u8, 0, up(in_file) - in_file);
+            }
+            if up(in_all) > up(in_file) {
+                let rest = [
+                    up(in_file),
+                    up(in_all) - up(in_file),
+                    protection,
+                    PRIVATE | FIXED | ANONYMOUS,
+                    usize::MAX,
+                    0,
+                ];
+                call(MMAP, rest)?;
+            }
+        }
+    }
+    Some(())
+}
+
+/// Tells the linker what the kernel would have: where it is, and that this program wants it. For that the
+/// program gets a copy of its headers with one more.
+fn tell(beginning: &Beginning, base: usize, entry: usize) -> Option<()> {
+    let set = |kind: usize, value: usize| {
+        let at = beginning.auxiliary(kind);
+        // SAFETY: null, or a word of the list, which is ours, on the stack.
+        unsafe { at.as_mut() }.map(|word| *word = value)
+    };
+    let known = |kind: usize| {
+        let at = beginning.auxiliary(kind);
+        // SAFETY: as above.
+        unsafe { at.as_ref() }.copied()
+    };
+    let (old, count) = (known(AT_PHDR)?, known(AT_PHNUM)?);
+    if count > HEADERS_MAX {
+        return None;
+    }
+    // SAFETY: the kernel says that so many are there.
+    let old_headers = unsafe { core::slice::from_raw_parts(old as *const Header, count) };
+    let first = old_headers.iter().find(|part| part.kind == LOAD && part.offset == 0)?;
+    // The headers stand behind the head of the file, which is the beginning of the first part.
+    let bias = down(old) - first.address;
+    let new = memory(PAGE)? as *mut Header;
+    let place = |kind: u32, address: usize, bytes: usize| Header {
+        kind,
+        flags: 4,
+        offset: 0,
+        address: address.wrapping_sub(bias),
+        physical: address.wrapping_sub(bias),
+        file_bytes: bytes,
+        bytes,
+        align: 1,
+    };
+    let own = [
+        place(HEADERS, new as usize, size_of::<Header>() * (count + 2)),
+        place(INTERPRETER, LINKER.as_ptr() as usize, LINKER.len()),
+    ];
+    let mut number = 0;
+    for header in own.iter().chain(old_headers.iter().filter(|part| part.kind != HEADERS)) {
+        // SAFETY: at most two more than there were, which a page holds.
+        unsafe { new.add(number).write(*header) };
+        number += 1;
+    }
+    set(AT_PHDR, new as usize)?;
+    set(AT_PHNUM, number)?;
+    set(AT_BASE, base)?;
+    set(AT_ENTRY, entry)
+}

@@ -1,0 +1,412 @@
+//! `towline run --at PREFIX=URL -- COMMAND ...`, as nearly all start it: what `run::start` of the program
+//! does, without the program. Whatever is unusual, or fails, is left to that.
+
+use crate::Beginning;
+use crate::layout::{CONFIG_AT, DEVICE_MAJOR, MAGIC, PLACEHOLDERS, STATE, STATE_BYTES, VARIABLE};
+use crate::loader::memory;
+use crate::system::{
+    CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTAT, FTRUNCATE,
+    GETRANDOM, HERE, LSTAT, MKDIR, OPENAT, POLL, PWRITE, RMDIR, RT_SIGPROCMASK, SETSID, STATFS,
+    UNLINK, call, close, complain, exit, open, process, read, user,
+};
+use crate::text::{INTERPRETER, Text, decimal, elf, string};
+
+/// The library that is preloaded: the name of its file, and how long it is.
+const LIBRARY: &str = env!("TOWLINE_LIBRARY");
+const LIBRARY_BYTES: &str = env!("TOWLINE_LIBRARY_BYTES");
+/// When to note anew that it is used, in seconds.
+const NOTED: u64 = 300;
+/// Variable with libraries that are loaded first.
+const PRELOAD: &[u8] = b"LD_PRELOAD";
+
+/// Longest path.
+const PATH: usize = 512;
+/// Longest prefix and URL together.
+const NAMES: usize = 1024;
+/// Most variables of the environment.
+const VARIABLES: usize = 512;
+/// Bytes of a program that are looked at.
+const FIRST_BYTES: usize = 1024;
+
+type Path = Text<PATH>;
+
+/// Where the program's arguments begin, and what stands for `--at`.
+struct Line {
+    at: &'static [u8],
+    command: usize,
+}
+
+/// Becomes the program; comes back where it is not for us, and in the keeper, with its command line.
+pub(crate) fn run(beginning: &Beginning) {
+    if let Some(begun) = line(beginning).and_then(|line| begin(beginning, &line)) {
+        part(beginning, &begun);
+    }
+}
+
+fn line(beginning: &Beginning) -> Option<Line> {
+    if beginning.argument(1) != b"run" {
+        return None;
+    }
+    let (at, next) = match beginning.argument(2) {
+        b"--at" => (beginning.argument(3), 4),
+        inline => (inline.strip_prefix(b"--at=")?, 3),
+    };
+    let is_plain = beginning.argument(next) == b"--" && !beginning.argument(next + 1).is_empty();
+    is_plain.then_some(Line { at, command: next + 1 })
+}
+
+/// What there is when all is ready.
+struct Begun {
+    directory: Path,
+    library: Path,
+    program: Path,
+    command: usize,
+}
+
+fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
+    let (prefix, url) = prefix_and_url(line.at)?;
+    if !has_standard_streams() || !fits(beginning) {
+        return None;
+    }
+    let home = home(beginning)?;
+    let program = program(beginning, beginning.argument(line.command))?;
+    let library = Path::of(&[home.get(), b"/", LIBRARY.as_bytes(), b"\0"])?;
+    let lock = library_is_there(&library)?;
+    let made = directory(&home, &library, prefix, url);
+    if made.is_none() {
+        close(lock);
+    }
+    Some(Begun { directory: made?, library, program, command: line.command })
+}
+
+/// Takes plain ones apart, which mean what they say.
+fn prefix_and_url(at: &[u8]) -> Option<(&[u8], &[u8])> {
+    let cut = at.windows(9).position(|part| part == b"=towline:" || part == b"=towline+")?;
+    let (prefix, url) = (at.get(..cut)?, at.get(cut + 1..)?);
+    let is_plain = |path: &[u8]| {
+        path.len() > 1
+            && path.starts_with(b"/")
+            && !path.ends_with(b"/")
+            && !path.windows(2).any(|two| two == b"//" || two == b"/.")
+    };
+    let is_text = |text: &[u8]| {
+        text.iter().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(byte))
+    };
+    let after = |scheme: &[u8]| url.strip_prefix(scheme)?.strip_prefix(b"://");
+    let cut = |text: &'_ [u8], byte: u8| text.iter().position(|found| *found == byte);
+    let is_meant = match after(b"towline+tcp").or_else(|| after(b"towline")) {
+        Some(rest) => {
+            let (host, path) = rest.split_at(cut(rest, b'/')?);
+            let (name, port) = match cut(host, b':') {
+                Some(colon) => (host.get(..colon)?, host.get(colon + 1..)?),
+                None => (host, &b"1"[..]),
+            };
+            let number = |so_far: u32, digit: &u8| {
+                so_far.checked_mul(10)?.checked_add(char::from(*digit).to_digit(10)?)
+            };
+            let is_port = port.iter().try_fold(0, number).is_some_and(|n| n > 0 && n < 1 << 16);
+            !name.is_empty() && is_text(name) && is_port && is_plain(path) && is_text(path)
+        }
+        None => {
+            let rest = after(b"towline+unix").or_else(|| after(b"towline+shm"))?;
+            let (path, query) = rest.split_at(cut(rest, b'?')?);
+            let socket = query.strip_prefix(b"?socket=")?;
+            is_plain(path) && is_text(path) && socket.starts_with(b"/") && is_text(socket)
+        }
+    };
+    (is_meant && is_plain(prefix)).then_some((prefix, url))
+}
+
+/// True when the new environment is not too much for us.
+fn fits(beginning: &Beginning) -> bool {
+    let others = beginning.variable(PRELOAD).unwrap_or_default();
+    beginning.environment().count() + 3 <= VARIABLES && others.len() + PATH + 16 <= NAMES
+}
+
+fn has_standard_streams() -> bool {
+    const INVALID: u64 = 0x20;
+    // A descriptor, and behind it what is asked and what is answered.
+    let mut streams = [0u64, 1, 2];
+    // SAFETY: so many of eight bytes.
+    let asked = unsafe { call(POLL, [streams.as_mut_ptr() as usize, streams.len(), 0]) };
+    asked.is_some() && streams.iter().all(|stream| stream >> 48 & INVALID == 0)
+}
+
+/// As `struct stat`.
+struct Status([u64; 18]);
+
+impl Status {
+    fn of(number: usize, file: usize) -> Option<Self> {
+        let mut status = [0; 18];
+        // SAFETY: as long as the kernel's structure.
+        unsafe { call(number, [file, status.as_mut_ptr() as usize]) }?;
+        Some(Self(status))
+    }
+
+    fn links(&self) -> u64 {
+        self.0[2]
+    }
+
+    fn mode(&self) -> u32 {
+        self.0[3] as u32
+    }
+
+    fn user(&self) -> u32 {
+        (self.0[3] >> 32) as u32
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0[6]
+    }
+
+    fn changed(&self) -> u64 {
+        self.0[11]
+    }
+
+    fn is(&self, kind: u32) -> bool {
+        self.mode() & 0o170_000 == kind
+    }
+}
+
+const DIRECTORY: u32 = 0o040_000;
+const REGULAR: u32 = 0o100_000;
+
+/// The folder for runs of this user, where it is there and as it should be.
+fn home(beginning: &Beginning) -> Option<Path> {
+    let variable = |name: &[u8], other| beginning.variable(name).unwrap_or(other);
+    let parents = [variable(b"XDG_RUNTIME_DIR", b""), b"/dev/shm", variable(b"TMPDIR", b"/tmp")];
+    let is_usable = |parent: &&[u8]| parent.starts_with(b"/") && !forbids_programs(parent);
+    let parent = parents.into_iter().find(is_usable)?;
+    let (user, _) = user();
+    let path = Path::of(&[parent, b"/towline-", decimal(user).get(), b"\0"])?;
+    let found = Status::of(LSTAT, path.address())?;
+    let is_good = found.is(DIRECTORY) && found.user() == user && found.mode() & 0o022 == 0;
+    Path::of(&[path.get().strip_suffix(b"\0")?]).filter(|_| is_good)
+}
+
+/// True of a folder where nothing may be executed, so that the library could not be mapped.
+fn forbids_programs(folder: &[u8]) -> bool {
+    const NOEXEC: u64 = 8;
+    let mut system = [0u64; 15];
+    let asked = Path::of(&[folder, b"\0"]).and_then(|path| {
+        // SAFETY: as long as the kernel's structure.
+        unsafe { call(STATFS, [path.address(), system.as_mut_ptr() as usize]) }
+    });
+    asked.is_some() && system[10] & NOEXEC != 0
+}
+
+/// The program that the library reaches, found as a shell does.
+fn program(beginning: &Beginning, name: &[u8]) -> Option<Path> {
+    if name.contains(&b'/') {
+        return Path::of(&[name, b"\0"]).filter(is_reached);
+    }
+    let folders = || beginning.variable(b"PATH").unwrap_or_default().split(|byte| *byte == b':');
+    // An empty one is the working directory.
+    if folders().any(<[u8]>::is_empty) {
+        return None;
+    }
+    let found = folders().find_map(|folder| {
+        let path = Path::of(&[folder, b"/", name, b"\0"])?;
+        let how = [HERE, path.address(), 1];
+        // SAFETY: the path ends with a zero byte.
+        unsafe { call(FACCESSAT, how) }.map(|_| path)
+    });
+    found.filter(is_reached)
+}
+
+/// True of a program of this machine with glibc and without rights of its own, and of scripts for one.
+fn is_reached(path: &Path) -> bool {
+    let mut first = [0; FIRST_BYTES];
+    let first = look(path, &mut first);
+    match first.and_then(|first| first.strip_prefix(b"#!")) {
+        None => first.and_then(has_our_linker).unwrap_or(false),
+        Some(line) => interpreter(line).is_some_and(|interpreter| {
+            let mut first = [0; FIRST_BYTES];
+            look(&interpreter, &mut first).and_then(has_our_linker).unwrap_or(false)
+        }),
+    }
+}
+
+/// The interpreter of a script, unless that is `env`, which looks for another one.
+fn interpreter(line: &[u8]) -> Option<Path> {
+    let line = line.split(|byte| *byte == b'\n').next()?.trim_ascii();
+    let path = line.split(u8::is_ascii_whitespace).next()?;
+    Path::of(&[path, b"\0"]).filter(|_| !path.ends_with(b"/env"))
+}
+
+/// The beginning of a program, unless it gives rights.
+fn look<'a>(path: &Path, first: &'a mut [u8]) -> Option<&'a [u8]> {
+    let file = open(path.get())?;
+    let status = Status::of(FSTAT, file);
+    let is_program = status.is_some_and(|status| {
+        status.is(REGULAR) && status.mode() & 0o111 == 0o111 && status.mode() & 0o6000 == 0
+    });
+    let mut value = [0u8; 64];
+    let capability = c"security.capability".as_ptr() as usize;
+    let how = [file, capability, value.as_mut_ptr() as usize, value.len()];
+    // SAFETY: as long as said, and the name ends with a zero byte.
+    let has_capabilities = unsafe { call(FGETXATTR, how) }.is_some();
+    let first = read(file, first);
+    close(file);
+    first.filter(|_| is_program && !has_capabilities)
+}
+
+fn has_our_linker(first: &[u8]) -> Option<bool> {
+    let linker = elf(first)?.1.find(|part| part.kind == INTERPRETER)?;
+    let linker = first.get(linker.offset..)?.get(..linker.file_bytes)?;
+    Some(linker.rsplit(|byte| *byte == b'/').next()?.starts_with(b"ld-linux"))
+}
+
+/// The library, locked until its descriptor is closed, where it is there and was used lately.
+fn library_is_there(path: &Path) -> Option<usize> {
+    const SHARED: usize = 1;
+    let file = open(path.get())?;
+    let is_good = || {
+        let mut now = [0u64; 2];
+        // SAFETY: plain calls; a structure of two words.
+        unsafe {
+            call(FLOCK, [file, SHARED])?;
+            call(CLOCK_GETTIME, [0, now.as_mut_ptr() as usize])?;
+        }
+        let status = Status::of(FSTAT, file)?;
+        let is_long = decimal(status.bytes() as u32).get() == LIBRARY_BYTES.as_bytes();
+        // It may have been removed before it was locked.
+        let is_there = is_long && status.links() > 0;
+        Some(is_there && now[0].saturating_sub(status.changed()) <= NOTED)
+    };
+    if is_good() == Some(true) {
+        return Some(file);
+    }
+    close(file);
+    None
+}
+
+/// A new directory for this run, with the shared state.
+fn directory(home: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<Path> {
+    const MODE: usize = 0o700;
+    let number = decimal(process());
+    let path = Path::of(&[home.get(), b"/run-", number.get(), b"-0\0"])?;
+    let (placeholders, state) = (below(&path, PLACEHOLDERS)?, below(&path, STATE)?);
+    // SAFETY: the paths end with a zero byte.
+    unsafe {
+        call(MKDIR, [path.address(), MODE])?;
+        let made = call(MKDIR, [placeholders.address(), MODE]);
+        if made.and_then(|_| make_state(&state, library, prefix, url)).is_none() {
+            remove(&path);
+            return None;
+        }
+    }
+    Some(path)
+}
+
+/// The path of something in the directory of a run.
+fn below(directory: &Path, name: &str) -> Option<Path> {
+    Path::of(&[directory.get().strip_suffix(b"\0")?, b"/", name.as_bytes(), b"\0"])
+}
+
+/// Removes what was made: the program tries again, and says what is wrong.
+fn remove(directory: &Path) {
+    let remove = |name: &str, how: usize| {
+        // SAFETY: the path ends with a zero byte.
+        below(directory, name).and_then(|path| unsafe { call(how, [path.address()]) })
+    };
+    remove(STATE, UNLINK);
+    remove(PLACEHOLDERS, RMDIR);
+    remove("", RMDIR);
+}
+
+/// The state of a run with one prefix, as `State::prepare` and `Config::to_bytes` write it.
+fn make_state(path: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<()> {
+    const NEW: usize = 0o2 | 0o100 | 0o200 | CLOEXEC;
+    let mut random = [0; 8];
+    // SAFETY: as long as said.
+    unsafe { call(GETRANDOM, [random.as_mut_ptr() as usize, random.len(), 0]) }?;
+    let mut config = Text::<NAMES>::new();
+    config.push_word(u64::from_ne_bytes(random) | 1)?;
+    config.push_word(0)?;
+    config.push_piece(library.get().strip_suffix(b"\0")?)?;
+    config.push_word(1)?;
+    config.push_piece(prefix)?;
+    config.push_piece(url)?;
+    config.push_word(u64::from(DEVICE_MAJOR) << 8)?;
+    let mut head = Text::<16>::new();
+    head.push_word(MAGIC)?;
+    head.push_word(config.get().len() as u64)?;
+    // SAFETY: the path ends with a zero byte, and the texts are as long as said.
+    unsafe {
+        let file = call(OPENAT, [HERE, path.address(), NEW, 0o600])?;
+        let done = call(FTRUNCATE, [file, STATE_BYTES]).and_then(|_| {
+            call(PWRITE, [file, config.address(), config.get().len(), CONFIG_AT])?;
+            call(PWRITE, [file, head.address(), head.get().len(), 0])
+        });
+        close(file);
+        done.map(drop)
+    }
+}
+
+/// Makes two processes: this one becomes the program, its child the keeper.
+fn part(beginning: &Beginning, begun: &Begun) {
+    let own = process();
+    // No flags, and no signal at the end, as in `run/fork.rs`.
+    // SAFETY: as `fork`; there is one thread.
+    match unsafe { call(CLONE, [0; 5]) } {
+        Some(0) => keep(beginning, begun, own),
+        Some(_) => execute(beginning, begun),
+        None => remove(&begun.directory),
+    }
+}
+
+/// The command line `towline keep DIRECTORY PROCESS`, in the place of the one that this process was started
+/// with.
+fn keep(beginning: &Beginning, begun: &Begun, program: u32) {
+    // Those of `run/fork.rs`, which the keeper holds: HUP, INT, QUIT, USR1, USR2, PIPE, TERM.
+    let held = [1, 2, 3, 10, 12, 13, 15].iter().fold(0u64, |set, signal| set | 1 << (signal - 1));
+    // SAFETY: as long as said; and a new process leads no group.
+    unsafe {
+        call(RT_SIGPROCMASK, [0, &raw const held as usize, 0, size_of_val(&held)]);
+        call(SETSID, []);
+    }
+    let (directory, number) = (begun.directory.get(), decimal(program));
+    let Some(memory) = memory(PATH + 16) else { exit(127) };
+    let (directory_at, number_at) = (memory as *mut u8, (memory + PATH) as *mut u8);
+    // SAFETY: both fit, and what follows them is zero.
+    unsafe {
+        directory_at.copy_from_nonoverlapping(directory.as_ptr(), directory.len());
+        number_at.copy_from_nonoverlapping(number.get().as_ptr(), number.get().len());
+    }
+    beginning.replace(1, c"keep".as_ptr().cast());
+    beginning.replace(2, directory_at);
+    beginning.replace(3, number_at);
+}
+
+/// Becomes the program.
+fn execute(beginning: &Beginning, begun: &Begun) -> ! {
+    let is_for = |variable: *const u8, name: &[u8]| {
+        // SAFETY: a string of the environment.
+        let variable = unsafe { string(variable) };
+        variable.strip_prefix(name).is_some_and(|rest| rest.starts_with(b"="))
+    };
+    let others = beginning.variable(PRELOAD).unwrap_or_default();
+    let colon: &[u8] = if others.is_empty() { b"" } else { b":" };
+    let library = begun.library.get().strip_suffix(b"\0").unwrap_or_default();
+    let preload = Text::<NAMES>::of(&[PRELOAD, b"=", library, colon, others, b"\0"]);
+    let run = Text::<NAMES>::of(&[VARIABLE.as_bytes(), b"=", begun.directory.get()]);
+    let mut environment = Text::<{ VARIABLES * size_of::<usize>() }>::new();
+    let listed = preload.as_ref().zip(run.as_ref()).and_then(|(preload, run)| {
+        environment.push_word(preload.address() as u64)?;
+        environment.push_word(run.address() as u64)?;
+        for variable in beginning.environment() {
+            if !is_for(variable, PRELOAD) && !is_for(variable, VARIABLE.as_bytes()) {
+                environment.push_word(variable as u64)?;
+            }
+        }
+        environment.push_word(0)
+    });
+    if listed.is_some() {
+        let arguments = beginning.arguments_from(begun.command) as usize;
+        // SAFETY: lists of strings that end with null. It comes back only when it fails.
+        unsafe { call(EXECVE, [begun.program.address(), arguments, environment.address()]) };
+    }
+    complain(b"towline: run: the program cannot be executed\n");
+    exit(126)
+}

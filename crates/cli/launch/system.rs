@@ -1,0 +1,154 @@
+//! System calls, and what the compiler takes for granted of a C library.
+
+use core::arch::asm;
+
+pub(crate) const READ: usize = 0;
+pub(crate) const CLOSE: usize = 3;
+pub(crate) const FSTAT: usize = 5;
+pub(crate) const LSTAT: usize = 6;
+pub(crate) const POLL: usize = 7;
+pub(crate) const MMAP: usize = 9;
+pub(crate) const RT_SIGPROCMASK: usize = 14;
+pub(crate) const PWRITE: usize = 18;
+pub(crate) const CLONE: usize = 56;
+pub(crate) const EXECVE: usize = 59;
+pub(crate) const FLOCK: usize = 73;
+pub(crate) const FTRUNCATE: usize = 77;
+pub(crate) const MKDIR: usize = 83;
+pub(crate) const RMDIR: usize = 84;
+pub(crate) const UNLINK: usize = 87;
+pub(crate) const SETSID: usize = 112;
+pub(crate) const STATFS: usize = 137;
+pub(crate) const FGETXATTR: usize = 193;
+pub(crate) const CLOCK_GETTIME: usize = 228;
+pub(crate) const OPENAT: usize = 257;
+pub(crate) const FACCESSAT: usize = 269;
+pub(crate) const GETRANDOM: usize = 318;
+const WRITE: usize = 1;
+const GETPID: usize = 39;
+const GETEUID: usize = 107;
+const GETEGID: usize = 108;
+const EXIT_GROUP: usize = 231;
+
+/// The working directory, for calls that want a directory's descriptor.
+pub(crate) const HERE: usize = -100isize as usize;
+/// Flag of `open`.
+pub(crate) const CLOEXEC: usize = 0o2000000;
+
+/// A system call; what it gives, `None` when it fails.
+///
+/// # Safety
+/// As the call says.
+pub(crate) unsafe fn call<const COUNT: usize>(
+    number: usize,
+    arguments: [usize; COUNT],
+) -> Option<usize> {
+    let at = |place: usize| arguments.get(place).copied().unwrap_or(0);
+    let result: isize;
+    // SAFETY: the kernel changes these two registers and no others, and memory as the caller says.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number => result,
+            in("rdi") at(0), in("rsi") at(1), in("rdx") at(2),
+            in("r10") at(3), in("r8") at(4), in("r9") at(5),
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    usize::try_from(result).ok()
+}
+
+fn number(of: usize) -> u32 {
+    // SAFETY: calls without arguments that cannot fail.
+    unsafe { call(of, []) }.unwrap_or(0) as u32
+}
+
+/// The number of this process.
+pub(crate) fn process() -> u32 {
+    number(GETPID)
+}
+
+/// Effective user and group.
+pub(crate) fn user() -> (u32, u32) {
+    (number(GETEUID), number(GETEGID))
+}
+
+/// Ends the process.
+pub(crate) fn exit(status: usize) -> ! {
+    loop {
+        // SAFETY: does not come back.
+        unsafe { call(EXIT_GROUP, [status]) };
+    }
+}
+
+/// Writes to standard error.
+pub(crate) fn complain(text: &[u8]) {
+    // SAFETY: as long as said.
+    unsafe { call(WRITE, [2, text.as_ptr() as usize, text.len()]) };
+}
+
+/// Opens a file, whose name ends with a zero byte, for reading.
+pub(crate) fn open(path: &[u8]) -> Option<usize> {
+    // SAFETY: the name ends with a zero byte, as the caller says.
+    unsafe { call(OPENAT, [HERE, path.as_ptr() as usize, CLOEXEC]) }
+}
+
+/// Closes a descriptor.
+pub(crate) fn close(fd: usize) {
+    // SAFETY: a descriptor of ours that is not used again.
+    unsafe { call(CLOSE, [fd]) };
+}
+
+/// Reads the beginning of a file.
+pub(crate) fn read(fd: usize, to: &mut [u8]) -> Option<&[u8]> {
+    // SAFETY: as long as said.
+    let count = unsafe { call(READ, [fd, to.as_mut_ptr() as usize, to.len()]) }?;
+    to.get(..count)
+}
+
+// What the compiler makes calls of. Short pieces only, so the simplest way.
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
+    // SAFETY: as in C.
+    unsafe {
+        asm!("rep movsb", inout("rcx") count => _, inout("rdi") to => _, inout("rsi") from => _,
+            options(nostack, preserves_flags));
+    }
+    to
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memset(to: *mut u8, value: i32, count: usize) -> *mut u8 {
+    // SAFETY: as in C.
+    unsafe {
+        asm!("rep stosb", inout("rcx") count => _, inout("rdi") to => _, in("al") value as u8,
+            options(nostack, preserves_flags));
+    }
+    to
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memcmp(one: *const u8, other: *const u8, count: usize) -> i32 {
+    let mut at = 0;
+    while at < count {
+        // SAFETY: as in C.
+        let (a, b) = unsafe { (one.add(at).read_volatile(), other.add(at).read_volatile()) };
+        if a != b {
+            return i32::from(a) - i32::from(b);
+        }
+        at += 1;
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bcmp(one: *const u8, other: *const u8, count: usize) -> i32 {
+    // SAFETY: as in C.
+    unsafe { memcmp(one, other, count) }
+}
+
+/// The unwinder's, which the language's core library names. Nothing unwinds here.
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() {}

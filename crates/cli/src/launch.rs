@@ -1,0 +1,39 @@
+//! Where the program begins: before the dynamic linker is loaded, which `launch` does (see there). The note
+//! tells who looks at programs ([`towline_instance::program::Form`]) what the kernel is not told.
+
+#![allow(unsafe_code)] // the first instructions of a program
+
+use std::arch::global_asm;
+
+global_asm!(
+    ".pushsection .text.towline_begin, \"ax\", @progbits",
+    ".globl towline_begin",
+    ".type towline_begin, @function",
+    "towline_begin:",
+    // Where the dynamic linker was started by name, all is done. It gives a function for the end, the
+    // kernel nothing.
+    "test %rdx, %rdx",
+    "jnz _start",
+    "xor %ebp, %ebp",
+    "mov %rsp, %rbx",
+    "mov %rsp, %rdi",
+    "lea _start(%rip), %rsi",
+    "and $-16, %rsp",
+    concat!("call towline_launch + ", env!("TOWLINE_LAUNCH_ENTRY")),
+    // As the kernel enters a program.
+    "mov %rbx, %rsp",
+    "xor %edx, %edx",
+    "jmp *%rax",
+    ".size towline_begin, . - towline_begin",
+    ".balign 4096",
+    "towline_launch:",
+    concat!(".incbin \"", env!("TOWLINE_LAUNCH"), "\""),
+    ".popsection",
+    ".pushsection .note.towline, \"a\", @note",
+    ".balign 4",
+    ".long 8, 28, 1",
+    ".asciz \"Towline\"",
+    ".asciz \"/lib64/ld-linux-x86-64.so.2\"",
+    ".popsection",
+    options(att_syntax)
+);

@@ -1,0 +1,113 @@
+//! How `towline run` begins: plain command lines are dealt with before the dynamic linker is loaded (`launch`),
+//! all others by the program.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+use support::{TOWLINE, World};
+
+const PREFIX: &str = "/towline-start-test";
+
+fn text(output: &Output) -> String {
+    let both = [&output.stdout[..], &output.stderr].concat();
+    String::from_utf8_lossy(&both).into_owned()
+}
+
+/// A folder for the runs of a test alone.
+fn home(world: &World) -> std::path::PathBuf {
+    let home = world.local("home");
+    fs::create_dir(&home).unwrap();
+    home
+}
+
+#[test]
+fn whichever_way_a_run_begins_its_program_finds_the_same() {
+    let world = World::new();
+    let home = home(&world);
+    fs::write(world.local("served/file"), "12345").unwrap();
+    let script = world.local("script");
+    let seen = format!(
+        "#!/bin/sh\ncat {PREFIX}/file; stat -c ' %d %n' {PREFIX}/file; pwd; echo \"$0 $*\"\n\
+         env | sed 's/run-[0-9]*-0/run/' | grep -v '^_=' | sort\n\
+         grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status; ls -l /proc/self/fd | wc -l\n"
+    );
+    fs::write(&script, &seen).unwrap();
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let url = world.url("dir");
+    let at = |prefix: &str| format!("{prefix}={url}");
+    let run = |options: &[&str], command: &[&str]| {
+        let mut run = Command::new(TOWLINE);
+        run.arg("run").args(options).arg("--").args(command);
+        run.env("XDG_RUNTIME_DIR", &home).env("EMPTY", "").env_remove("LD_PRELOAD");
+        run.output().unwrap()
+    };
+    let script = script.to_str().unwrap();
+    for command in [&["sh", "-c", &seen, "0", "a", "b c"][..], &[script, "x"]] {
+        // The first one of a new program is never plain: the library is not there yet.
+        let expected = text(&run(&["--at", &at(&format!("{PREFIX}/"))], command));
+        assert!(expected.starts_with("12345 "), "{expected}");
+        assert!(
+            expected.contains("\nLD_PRELOAD=") && expected.contains("\nEMPTY=\n"),
+            "{expected}"
+        );
+        for options in [
+            &["--at", &at(PREFIX)][..],
+            &[&format!("--at={}", at(PREFIX))],
+            &["--at", &at(PREFIX), "--at", &at("/towline-start-other-test")],
+        ] {
+            assert_eq!(text(&run(options, command)), expected, "{options:?}");
+        }
+    }
+    // Other libraries stay, behind ours.
+    let mut with = Command::new(TOWLINE);
+    with.args(["run", "--at", &at(PREFIX), "--", "sh", "-c", "echo $LD_PRELOAD"]);
+    let with = with.env("XDG_RUNTIME_DIR", &home).env("LD_PRELOAD", "libm.so.6").output().unwrap();
+    assert!(text(&with).ends_with(".so:libm.so.6\n"), "{}", text(&with));
+    // All that is left is the library.
+    let runs = || {
+        let entries = fs::read_dir(&home).unwrap().chain(
+            fs::read_dir(&home)
+                .unwrap()
+                .flat_map(|entry| fs::read_dir(entry.unwrap().path()).unwrap()),
+        );
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("run-")).collect::<Vec<_>>()
+    };
+    let end = Instant::now() + Duration::from_secs(30);
+    while !runs().is_empty() {
+        assert!(Instant::now() < end, "{:?} are left behind", runs());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn the_program_itself_is_reached_and_can_be_started_by_the_linker() {
+    let world = World::new();
+    fs::write(world.local("served/file"), "12345").unwrap();
+    let at = format!("{PREFIX}={}", world.url("dir"));
+    let sum = |command: &mut Command| {
+        let output = command.arg("sum").arg(format!("{PREFIX}/file")).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        output.stdout
+    };
+    let start = || {
+        let mut run = Command::new(TOWLINE);
+        run.args(["run", "--at", &at, "--"]);
+        run
+    };
+    let known = sum(start().arg(TOWLINE));
+    assert!(String::from_utf8_lossy(&known).contains(PREFIX));
+    let linker = "/lib64/ld-linux-x86-64.so.2";
+    if cfg!(target_arch = "x86_64") && Path::new(linker).exists() {
+        assert_eq!(sum(start().args([linker, TOWLINE])), known);
+        assert!(Command::new(linker).args([TOWLINE, "--version"]).status().unwrap().success());
+    }
+    let check = Command::new(TOWLINE).args(["check", TOWLINE]).output().unwrap();
+    assert!(text(&check).contains(": works"), "{}", text(&check));
+}

@@ -1,0 +1,17 @@
+//! Names and places that also the start of `towline run` knows, which has no library of the language:
+//! `cli/launch` includes this file.
+
+/// Environment variable with the private directory of the run.
+pub const VARIABLE: &str = "TOWLINE_RUN";
+/// Folder of the placeholders in it.
+pub const PLACEHOLDERS: &str = "d";
+/// The mapped file.
+pub const STATE: &str = "state";
+/// Major number of the device numbers that files of a run show: one for local use.
+pub const DEVICE_MAJOR: u32 = 240;
+/// The mapped file begins with this word, then the number of bytes of the configuration.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"towlrun2");
+/// Where the configuration begins in it.
+pub(crate) const CONFIG_AT: usize = 2872;
+/// Its length.
+pub(crate) const STATE_BYTES: usize = 68_222_976;
