@@ -87,8 +87,14 @@ fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     };
     let mut target = Target::new(location, timeout, arguments.seed);
     target.connect().map_err(text)?;
-    if let Err(problem) = target.probe() {
+    let probed = target.probe();
+    if let Err(problem) = probed {
         eprintln!("nbd-conformance: export {:?}: {}", target.export, text(problem));
+    } else if target.usable() == 0 {
+        let (export, block) = (&target.export, target.block());
+        return Err(format!(
+            "export {export:?}: shorter than a block of {block}: nothing to ask for"
+        ));
     }
     let summary = report(arguments, &rules, &target, server.as_mut())?;
     Ok(if summary.failed_must > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })

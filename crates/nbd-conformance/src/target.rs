@@ -130,10 +130,16 @@ impl Target {
         self.profile.size / self.block() * self.block()
     }
 
-    /// `length`, shortened to what one legal request may have on this export.
+    /// `length` in whole blocks, at least one where the export has any, as one legal request may have it.
     pub fn clip(&self, length: u64) -> u64 {
-        let length = length.min(self.usable()).min(self.payload_max());
-        length / self.block() * self.block()
+        self.share(1, length)
+    }
+
+    /// The same where the export is to hold so many of them beside each other; zero where it cannot.
+    pub fn share(&self, count: u64, length: u64) -> u64 {
+        let block = self.block();
+        let length = length.max(block).min(self.usable() / count).min(self.payload_max());
+        length / block * block
     }
 
     /// Runs a check in every mode the server offers, and joins what was seen.

@@ -49,8 +49,7 @@ impl Area {
         target: &Target,
         length: u64,
     ) -> Result<Self, Problem> {
-        let block = target.block();
-        let length = target.clip(length.min(target.usable() / 3)) / block * block;
+        let length = target.share(3, length);
         if length == 0 {
             skip!("export has less than three blocks");
         }

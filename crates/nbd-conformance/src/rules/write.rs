@@ -149,7 +149,7 @@ fn random(target: &Target) -> Seen {
     each_writable(target, |session| {
         let block = target.block();
         // A slot a request: those in flight together must not overlap, or their order would matter.
-        let slot = target.clip((target.usable() / IN_FLIGHT).min(128 << 10)) / block * block;
+        let slot = target.share(IN_FLIGHT, 128 << 10);
         if slot == 0 {
             skip!("export has less than {IN_FLIGHT} blocks");
         }
@@ -388,7 +388,7 @@ fn client_gone(target: &Target) -> Seen {
 fn disc_outstanding(target: &Target) -> Seen {
     const COUNT: u64 = 8;
     each_writable(target, |session| {
-        let length = target.clip((target.usable() / COUNT).min(64 << 10));
+        let length = target.share(COUNT, 64 << 10);
         if length == 0 {
             skip!("export has less than {COUNT} blocks");
         }

@@ -45,7 +45,8 @@ fn keeps_all(setup: Setup) -> BTreeSet<&'static str> {
 
 #[test]
 fn a_server_without_fault_keeps_every_rule() {
-    let setups = [Setup::Full, Setup::Plain, Setup::ReadOnly, Setup::Slow, Setup::Tls];
+    let setups =
+        [Setup::Full, Setup::Plain, Setup::ReadOnly, Setup::Slow, Setup::Coarse, Setup::Tls];
     let mut tried = BTreeSet::new();
     for setup in setups {
         tried.extend(keeps_all(setup));

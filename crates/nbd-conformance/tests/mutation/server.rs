@@ -36,8 +36,17 @@ pub(super) enum Setup {
     ReadOnly,
     /// Everything but FAST_ZERO.
     Slow,
+    /// Everything, in the longest blocks that there are.
+    Coarse,
     /// Everything, and an ACK to STARTTLS.
     Tls,
+}
+
+impl Setup {
+    /// Smallest unit of requests, bytes.
+    pub(super) fn block(self) -> u64 {
+        if self == Self::Coarse { 64 << 10 } else { MINIMUM }
+    }
 }
 
 pub(super) struct Disk {
@@ -528,9 +537,12 @@ impl Client {
             self.send_info(option, &[&INFO_DESCRIPTION.to_be_bytes(), text])?;
         }
         if requests.contains(&INFO_BLOCK_SIZE) && self.server.setup != Setup::Plain {
-            let preferred: u32 = if self.has("preferred-3000") { 3000 } else { 4096 };
+            let preferred = self.server.setup.block().max(4096) as u32;
+            let preferred = if self.has("preferred-3000") { 3000 } else { preferred };
             let maximum = if self.has("maximum-small") { 64 << 10 } else { MAXIMUM as u32 };
-            let sizes = [MINIMUM as u32, preferred, maximum].map(u32::to_be_bytes).concat();
+            let sizes = [self.server.setup.block() as u32, preferred, maximum]
+                .map(u32::to_be_bytes)
+                .concat();
             let short = usize::from(self.has("block-size-short"));
             self.send_info(option, &[&INFO_BLOCK_SIZE.to_be_bytes(), &sizes[short..]])?;
         }

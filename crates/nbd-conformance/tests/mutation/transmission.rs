@@ -305,7 +305,8 @@ impl Transmission {
             return Err(self.closed());
         }
         let full = self.client.server.setup != Setup::Plain;
-        let aligned = offset.is_multiple_of(MINIMUM) && length.is_multiple_of(MINIMUM);
+        let block = self.client.server.setup.block();
+        let aligned = offset.is_multiple_of(block) && length.is_multiple_of(block);
         if full && !aligned && !has("misaligned-ok") {
             return Ok(Some(Error(EINVAL)));
         }
