@@ -108,6 +108,11 @@ fn descriptors_behave() {
 }
 
 #[test]
+fn children_of_vfork_leave_their_parents_as_they_were() {
+    same("vfork.c", &[]);
+}
+
+#[test]
 fn descriptors_that_are_used_again_behave() {
     same("reused.c", &[]);
 }
@@ -389,7 +394,7 @@ fn taken_over() -> Vec<&'static str> {
         .filter_map(|line| line.strip_prefix("    ["))
         .flat_map(|line| line.split(']').next().unwrap().split(' '))
         .collect();
-    names.extend(["execl", "execlp", "execle", "dlopen", "dlmopen"]);
+    names.extend(["execl", "execlp", "execle", "dlopen", "dlmopen", "vfork", "__vfork"]);
     names
 }
 

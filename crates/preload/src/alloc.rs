@@ -6,6 +6,7 @@
 
 use crate::guard::Quiet;
 use std::alloc::{GlobalAlloc, Layout};
+use std::ops::Range;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
@@ -45,6 +46,37 @@ impl Arena {
 
     pub(crate) fn unlock(&self) {
         self.lock.store(0, Ordering::Release);
+    }
+
+    /// Gives out nothing that was given back before: another process uses this memory for a while, and
+    /// leaves what the owner has there as it is.
+    pub(crate) fn set_aside(&self) {
+        for list in &self.free {
+            list.store(null_mut(), Ordering::Relaxed);
+        }
+    }
+
+    /// What was never used of the chunk that blocks come from.
+    pub(crate) fn unused(&self) -> Range<usize> {
+        self.next.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)
+    }
+
+    /// The owner goes on, with the arena as it was before: takes back what the other process was given, of
+    /// which `left` is what it did not use.
+    ///
+    /// # Safety
+    /// Nobody uses what was given since.
+    pub(crate) unsafe fn take_back(&self, left: Range<usize>) {
+        let before = self.unused();
+        if before.end == left.end && (before.start..=before.end).contains(&left.start) {
+            let used = left.start - before.start;
+            // SAFETY: within the chunk; the caller says that nobody uses it. What is new is zero.
+            unsafe { (before.start as *mut u8).write_bytes(0, used) };
+        } else {
+            // It took chunks of its own; how much of this one it used before is not known.
+            self.next.store(0, Ordering::Relaxed);
+            self.end.store(0, Ordering::Relaxed);
+        }
     }
 
     /// A block, and whether it was never used: then it is zero, and no page of it is there yet.

@@ -61,6 +61,45 @@ pub(crate) fn all(from: u32, to: u32) -> impl Iterator<Item = (i32, Open)> {
     (from as i32..end as i32).filter_map(|fd| Some((fd, look(fd)?)))
 }
 
+/// Which descriptors are remote files, for a process that goes on behind a child that used its memory.
+pub(crate) struct Kept {
+    beyond: usize,
+    table: [u32; DESCRIPTORS_MAX],
+}
+
+/// Where the two large tables are.
+pub(crate) fn tables() -> [std::ops::Range<usize>; 2] {
+    let (table, counts) = (&raw const TABLE as usize, &raw const COUNTS as usize);
+    [table..table + size_of_val(&TABLE), counts..counts + size_of_val(&COUNTS)]
+}
+
+/// Keeps them.
+pub(crate) fn keep(kept: &mut Kept) {
+    kept.beyond = BEYOND.load(Ordering::Relaxed) as usize;
+    for (place, known) in kept.table.iter_mut().zip(&TABLE).take(kept.beyond) {
+        *place = known.load(Ordering::Relaxed);
+    }
+}
+
+/// Puts them back, whatever the child was doing when it ended.
+pub(crate) fn put_back(kept: &Kept) {
+    let count = |number: u32| COUNTS.get((number as usize).wrapping_sub(1));
+    let now = BEYOND.load(Ordering::Relaxed) as usize;
+    for (fd, place) in TABLE.iter().enumerate().take(now.max(kept.beyond)) {
+        let before = if fd < kept.beyond { kept.table[fd] } else { 0 };
+        for number in [place.swap(before, Ordering::Relaxed), before] {
+            if let Some(count) = count(number) {
+                count.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+    for number in &kept.table[..kept.beyond] {
+        if let Some(count) = count(*number) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The first of the descriptors for our own sockets.
 pub(crate) fn own_first() -> i32 {
     let first = OWN_FIRST.load(Ordering::Relaxed);

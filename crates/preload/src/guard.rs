@@ -24,7 +24,7 @@ const PASS: u8 = 0;
 const TRAP: u8 = 1;
 
 /// All system calls of this thread pass from here to [`net_down`].
-fn net_up() {
+pub(crate) fn net_up() {
     let _ = THREAD.try_with(|thread| thread.selector.set(PASS));
 }
 

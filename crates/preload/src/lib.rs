@@ -30,6 +30,7 @@ mod stdio;
 mod table;
 mod trap;
 mod variadic;
+mod vfork;
 mod waits;
 mod working;
 

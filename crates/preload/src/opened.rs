@@ -43,6 +43,13 @@ pub(crate) struct Opened {
     pub(crate) listing: Option<(Vec<DirEntry>, bool)>,
 }
 
+/// This process uses memory of its parent: it begins anew and leaves what is there as it is.
+pub(crate) fn leave_to_parent() {
+    if let Some(mut opened) = lock(&OPENED) {
+        std::mem::forget(std::mem::take(&mut *opened));
+    }
+}
+
 /// True when the first bytes of files had better come with opening them.
 pub(crate) fn reads_what_it_opens() -> bool {
     UNREAD.load(Ordering::Relaxed) < UNREAD_MAX

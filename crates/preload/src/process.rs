@@ -5,8 +5,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// A page that the kernel clears in the child of every fork, also of one that libc does not know
-/// of. The child of a `vfork` sees its parent's number: it uses the parent's memory, and with it the
-/// parent's connections.
+/// of. Around a `vfork` it is set.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 const PAGE_BYTES: usize = 4096;
 const MADV_WIPEONFORK: usize = 18;
@@ -54,5 +53,20 @@ pub(crate) fn id() -> u32 {
             }
             id
         }
+    }
+}
+
+/// The number, if it was asked for.
+pub(crate) fn known() -> Option<u32> {
+    // SAFETY: null, or the page, which is never unmapped once it is there.
+    let page = unsafe { PAGE.load(Ordering::Acquire).as_ref() }?;
+    Some(page.load(Ordering::Relaxed)).filter(|id| *id != 0)
+}
+
+/// This memory is used by another process now, whose number this is, or is still to be asked for.
+pub(crate) fn changed(id: Option<u32>) {
+    // SAFETY: as above.
+    if let Some(page) = unsafe { PAGE.load(Ordering::Acquire).as_ref() } {
+        page.store(id.unwrap_or(0), Ordering::Relaxed);
     }
 }

@@ -70,6 +70,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
         Some(session) => session.client.clone(),
         None => {
             std::panic::set_hook(Box::new(|_| {}));
+            crate::vfork::meets();
             guard::masked(|| Client::connect(transport, options())).map_err(number)?
         }
     };

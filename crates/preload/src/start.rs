@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use towline_client::Url;
-use towline_instance::{Config, Mount, Root, State, VARIABLE};
+use towline_instance::{Config, MOUNTS_MAX, Mount, Root, State, VARIABLE};
 
 /// The run, set once at start.
 struct Run {
@@ -45,6 +45,26 @@ impl Target {
                 drop(unsafe { Box::from_raw(new) });
                 known(other)
             }
+        }
+    }
+}
+
+/// The prefixes whose URLs are not understood yet, a bit for each.
+pub(crate) fn urls_unknown() -> u64 {
+    const _: () = assert!(MOUNTS_MAX <= 64);
+    let unknown =
+        |(at, target): (usize, &Target)| match target.url.load(Ordering::Relaxed).is_null() {
+            true => 1 << at,
+            false => 0,
+        };
+    mounts().iter().enumerate().map(unknown).fold(0, |all, one: u64| all | one)
+}
+
+/// These are not understood any more: what was made of them is gone.
+pub(crate) fn forget_urls(which: u64) {
+    for (at, target) in mounts().iter().enumerate() {
+        if which & 1 << at != 0 {
+            target.url.store(null_mut(), Ordering::Relaxed);
         }
     }
 }
@@ -180,6 +200,7 @@ pub(crate) extern "C" fn after_fork() {
 
 pub(crate) extern "C" fn in_child() {
     crate::ALLOCATOR.unlock();
+    crate::vfork::forked();
     guard::after_fork(true);
     crate::hooks::maps::disown();
     remote::disown();

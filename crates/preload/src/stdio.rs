@@ -53,6 +53,22 @@ pub(crate) fn take_over() {
     });
 }
 
+/// libc's own functions, where they were exchanged.
+pub(crate) fn exchanged() -> Option<[usize; ENTRIES]> {
+    DONE.load(Ordering::Acquire)
+        .then(|| std::array::from_fn(|place| LIBC[place].load(Ordering::Acquire)))
+}
+
+/// They were exchanged by a process that used this memory, of which nothing else stays.
+pub(crate) fn stays_exchanged(functions: Option<[usize; ENTRIES]>) {
+    if let Some(functions) = functions {
+        for (place, function) in LIBC.iter().zip(functions) {
+            place.store(function, Ordering::Release);
+        }
+        DONE.store(true, Ordering::Release);
+    }
+}
+
 /// The table that file streams use: that of a stream of known kind, opened for the purpose.
 unsafe fn exchange() {
     // SAFETY: libc's own functions and structures; every address is checked before it is used.

@@ -312,7 +312,6 @@ hooks! {
     [popen] (command: *const c_char, mode: *const c_char) -> *mut FILE => exec::popen;
 
     // Processes
-    [vfork __vfork] () -> pid_t => exec::vfork;
     [system] (command: *const c_char) -> c_int => exec::system;
     [execve] (path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => exec::execve;
     [execv] (path: *const c_char, arguments: *const *const c_char) -> c_int => exec::execv;

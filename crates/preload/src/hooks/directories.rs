@@ -146,9 +146,14 @@ struct Stream {
 static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
+/// True when the program has such streams.
+pub(super) fn has_streams() -> bool {
+    COUNT.load(Ordering::Acquire) > 0
+}
+
 /// The remote stream at this address; `None`: it is libc's.
 fn stream<'a>(at: *mut DIR) -> Option<&'a mut Stream> {
-    if COUNT.load(Ordering::Acquire) == 0 {
+    if !has_streams() {
         return None;
     }
     let known = inside(|| Ok(STREAMS.lock().map_err(|_| libc::EIO)?.contains(&(at as usize))));

@@ -488,9 +488,9 @@ pub(crate) unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut 
     unsafe { real::popen(command, mode) }
 }
 
-/// `fork`, after which the parent waits until the child has executed a program or ended: the stack
-/// that a true `vfork` shares would be ruined by our return.
-pub(crate) unsafe fn vfork() -> pid_t {
+/// `fork`, after which the parent waits until the child has executed a program or ended: `vfork` where the
+/// child cannot use this memory (see `vfork.rs`).
+pub(crate) unsafe extern "C" fn fork_and_wait() -> pid_t {
     // SAFETY: plain calls; the child returns as from `fork`.
     unsafe {
         if start::state().is_none() {

@@ -111,8 +111,13 @@ const PATH_MAX: usize = 65535;
 static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-fn is_ours(stream: *mut Stream) -> bool {
+/// True when the program has such streams.
+pub(super) fn has_streams() -> bool {
     COUNT.load(Ordering::Acquire) > 0
+}
+
+fn is_ours(stream: *mut Stream) -> bool {
+    has_streams()
         && inside(|| {
             let streams = STREAMS.lock().map_err(|_| libc::EIO)?;
             Ok(streams.contains(&(stream as usize)))

@@ -35,6 +35,11 @@ use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+/// True when the program has mappings of remote files or streams of remote directories.
+pub(crate) fn has_remote_memory() -> bool {
+    maps::is_any_here() || directories::has_streams() || fts::has_streams()
+}
+
 /// Runs the remote or the local form of a call with one path. A remote path that leads out of its
 /// export is followed; so is a local one that is not found, as a symbolic link in it may lead into an
 /// export.

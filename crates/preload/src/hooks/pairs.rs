@@ -152,7 +152,10 @@ fn decide(
         None => Ok(None),
         Some(Led::Remote(_)) => Err(libc::EXDEV),
     };
-    match (resolved(old, kind.follows())?, resolved(new, false)?) {
+    // A slash behind the name of what is to be linked makes links be followed, too.
+    let slash = matches!(&old, Some(Led::Remote(at)) if at.path.ends_with(b"/"));
+    let follow = kind.follows() || (slash && matches!(kind, Kind::Link { .. }));
+    match (resolved(old, follow)?, resolved(new, false)?) {
         (Some(Led::Remote(old)), Some(Led::Remote(new))) if is_one_root(&old, &new) => {
             match remote(&old, &new) {
                 Err(libc::EXDEV) => Err(libc::EXDEV),

@@ -233,13 +233,14 @@ unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Argument
             }
         };
         if has_stack {
+            crate::vfork::has_own_threads();
             descriptors::share();
             stack::on_own(|| report::record_with(|| Note::Thread { program: report::program() }));
             return on_new_stack(context, number, arguments);
         }
         if flags & SHARED != 0 {
             // The child would come back through our frames on the parent's stack: as `vfork`.
-            return match crate::hooks::exec::vfork() {
+            return match crate::hooks::exec::fork_and_wait() {
                 -1 => -(errno() as isize),
                 child => child as isize,
             };
