@@ -37,6 +37,7 @@ mod workers;
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator;
@@ -122,6 +123,7 @@ fn main() -> ExitCode {
         Some(name) if name == run::KEEP => return run::keep(arguments),
         _ => {
             log_to_standard_error();
+            be_told_of_the_file_size_limit();
             Cli::parse().command
         }
     };
@@ -155,6 +157,13 @@ fn main() -> ExitCode {
 /// Warnings and worse, unless the environment says otherwise (`RUST_LOG`).
 fn log_to_standard_error() {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+}
+
+/// Makes a write beyond `RLIMIT_FSIZE` an error, `EFBIG`, where it would end this process.
+fn be_told_of_the_file_size_limit() {
+    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default()) {
+        log::warn!("cannot handle SIGXFSZ: {error}");
+    }
 }
 
 /// Reads the arguments of this one command, as `Cli::parse` would: describing all commands takes longer

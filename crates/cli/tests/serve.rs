@@ -13,7 +13,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-use support::{TOWLINE, bad, good, text};
+use support::{TOWLINE, World, bad, good, noise, text};
 use tempfile::TempDir;
 
 /// How long a server may take to do what it is told, on a busy machine.
@@ -378,4 +378,61 @@ fn clients_of_a_server_without_descriptors_come_to_an_end() {
     }
     assert!(served > 0);
     server.end();
+}
+
+/// A client that has no descriptors for shared memory does without.
+#[test]
+fn clients_without_descriptors_come_to_an_end() {
+    let world = World::new();
+    fs::write(world.local("served/file"), b"contents").unwrap();
+    let mut served = 0;
+    for (limit, transport) in (4..12).flat_map(|n| ["tcp", "shm"].map(|transport| (n, transport))) {
+        let script = "ulimit -n $2; exec timeout 50 \"$0\" cat \"$1\"";
+        let url = world.through(transport, "dir/file");
+        let output = Command::new("sh")
+            .args(["-c", script, TOWLINE, &url, &limit.to_string()])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let told = output.status.code() == Some(1) && said.contains("oo many open files");
+        let good = output.status.success() && output.stdout == b"contents";
+        assert!(good || told, "{limit} {transport}: {:?}: {said}", output.status);
+        served += usize::from(good);
+    }
+    assert!(served > 0);
+}
+
+/// A file that may not become longer is an error, and ends neither the server nor the client.
+#[test]
+fn the_limit_of_file_sizes_is_told() {
+    let world = World::new();
+    let large = world.local("large");
+    fs::write(&large, noise(3 << 20, 1)).unwrap();
+    fs::create_dir(world.local("limited")).unwrap();
+    let limited = |arguments: &[&str]| {
+        let mut command = Command::new("sh");
+        // In units of 512 bytes, or of 1024 in some shells.
+        command.args(["-c", "ulimit -f 2048; exec \"$0\" \"$@\"", TOWLINE]).args(arguments);
+        command.stdin(Stdio::null());
+        command
+    };
+    let export = format!("dir={}", world.local("limited").display());
+    let mut server =
+        Serving::new(&mut limited(&["serve", "--dir", &export, "--listen", "tcp://127.0.0.1:0"]));
+    let line = server.says("listening on tcp://");
+    let address = line.split("tcp://").nth(1).unwrap().split(' ').next().unwrap();
+    for _ in 0..2 {
+        let target = format!("towline://{address}/dir/copy");
+        let said = bad(1, &["cp", large.to_str().unwrap(), &target]);
+        assert!(said.contains("file too large"), "{said}");
+    }
+    assert!(!world.local("limited/copy").exists());
+    server.end();
+    good(&["cp", large.to_str().unwrap(), &world.url("dir/large")]);
+    let (back, url) = (world.local("back"), world.url("dir/large"));
+    let output = limited(&["cp", &url, back.to_str().unwrap()]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("file too large"), "{said}");
+    assert!(!back.exists());
 }

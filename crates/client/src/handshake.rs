@@ -68,23 +68,39 @@ pub(crate) fn greet(
     };
     let greeted = greet_on(link, wants, client, session, secret, options)?;
     let Welcome { local_socket, session, secret, .. } = greeted.welcome;
-    if !near || !matches!(transport, Transport::Nearest(..)) || local_socket == 0 {
+    let Transport::Nearest(host, port) = transport else { return Ok(greeted) };
+    if !near || local_socket == 0 {
         return Ok(greeted);
     }
     // The server is on this machine: the session moves there. That the session is known proves that
     // it is the same server; in another network name space there is none of this name.
-    let nearer =
-        connect_abstract(&local_socket_name(local_socket)).map_err(Failure::Io).and_then(|link| {
-            answer_within(&link, Some(NEARER))?;
-            let greeted = greet_on(link, want::SHARED_MEMORY, client, session, secret, options)?;
-            answer_within(&greeted.link, None)?;
-            Ok(greeted)
-        });
+    let Ok(socket) = connect_abstract(&local_socket_name(local_socket)) else {
+        return Ok(greeted);
+    };
+    let nearer = answer_within(&socket, Some(NEARER)).map_err(Failure::Io).and_then(|()| {
+        let nearer = greet_on(socket, want::SHARED_MEMORY, client, session, secret, options)?;
+        answer_within(&nearer.link, None)?;
+        Ok(nearer)
+    });
     match nearer {
         Ok(Greeted { link, welcome }) if welcome.resumed != resumed::NEW => {
             Ok(Greeted { link, welcome: greeted.welcome })
         }
-        _ => Ok(greeted),
+        Ok(_) => Ok(greeted),
+        Err(Failure::Io(error))
+            if [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&error.kind()) =>
+        {
+            Ok(greeted)
+        }
+        // The session went to a connection that this process has no descriptors or no memory for, and
+        // the one before was closed: it has to come back.
+        Err(_) => {
+            drop(greeted.link);
+            let back = connect_tcp(host, *port, CONNECT)?;
+            let back = greet_on(back, 0, client, session, secret, options)?;
+            let joined = back.welcome.resumed == resumed::JOINED;
+            Ok(Greeted { welcome: if joined { greeted.welcome } else { back.welcome }, ..back })
+        }
     }
 }
 

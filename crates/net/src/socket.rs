@@ -3,7 +3,7 @@
 
 use crate::Target;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 use std::io::{self, IoSlice, IoSliceMut};
@@ -167,7 +167,7 @@ pub fn send_descriptors(
 /// Receives bytes and the descriptors that came with them, at most four.
 ///
 /// # Errors
-/// What `recvmsg(2)` says.
+/// What `recvmsg(2)` says; `EMFILE` when not all descriptors could be received.
 pub fn receive_descriptors(
     fd: impl AsFd,
     target: &mut [u8],
@@ -182,6 +182,9 @@ pub fn receive_descriptors(
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             descriptors.extend(rights);
         }
+    }
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(rustix::io::Errno::MFILE.into());
     }
     Ok((received.bytes, descriptors))
 }

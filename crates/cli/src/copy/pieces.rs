@@ -117,6 +117,9 @@ impl Transfer<'_> {
         let lanes = self.size.saturating_sub(self.from).div_ceil(piece).min(LANES);
         together(lanes as usize, || self.lane(&state, &inside, piece));
         let mut state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if state.extents.at < self.size {
+            state.failure.get_or_insert_with(|| Errno::ENOMEM.into());
+        }
         match state.failure.take() {
             None => Ok(()),
             Some(failure) => {
@@ -128,6 +131,10 @@ impl Transfer<'_> {
 
     fn lane(&self, state: &Mutex<State>, inside: &AtomicBool, piece: u64) {
         let mut buffer = Vec::new();
+        if buffer.try_reserve_exact(piece as usize).is_err() {
+            // Lanes that have memory do all of it.
+            return;
+        }
         while let Some((start, end)) = self.take(state) {
             let result = self.piece(start, end, inside, &mut buffer, piece);
             let mut now = locked(state);
