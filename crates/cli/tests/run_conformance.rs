@@ -658,7 +658,8 @@ fn nothing_leads_above_a_prefix_on_the_server() {
 
 /// Working in a directory that was removed by way of a link; a name with a slash behind it, across a border;
 /// links in an open local directory that lead to us; directories known by paths with links; what is wrong
-/// with either name of two; `..` of a removed directory.
+/// with either name of two; `..` of a removed directory; a name linked with a slash behind it; names relative to
+/// links that are open.
 #[test]
 fn random_programs_that_once_differed() {
     let seeds = [
@@ -671,6 +672,8 @@ fn random_programs_that_once_differed() {
         400_000_038,
         400_000_060,
         400_000_070,
+        400_000_204,
+        400_000_395,
     ];
     random(seeds.into_iter(), 1500);
 }

@@ -39,10 +39,15 @@ fn make_parents(path: &[u8]) {
 }
 
 /// Takes a stand-in out of its place: its directory is there no more.
-fn set_aside(path: &[u8]) -> bool {
+fn set_aside(mount: usize, path: &[u8]) -> bool {
     let gone = working::stand_in_of_removed();
     make_parents(&gone);
-    rename(path, &gone, 0)
+    let is_done = rename(&working::stand_in(mount, path), &gone, 0);
+    if is_done {
+        let above = path.iter().rposition(|b| *b == b'/').unwrap_or(0);
+        working::note_above(&gone, mount, &path[..above]);
+    }
+    is_done
 }
 
 fn path_of(at: &At) -> Vec<u8> {
@@ -69,7 +74,7 @@ pub(crate) fn renamed(from: &At, to: &At, exchange: bool) {
         rename(&target, &source, 0);
     } else {
         if has_target && !exchange {
-            set_aside(&target);
+            set_aside(to.mount, &new);
         }
         make_parents(&target);
         rename(&source, &target, 0);
@@ -81,7 +86,7 @@ pub(crate) fn renamed(from: &At, to: &At, exchange: bool) {
 pub(crate) fn removed(at: &At, directory: bool) {
     let path = path_of(at);
     descriptors::removed((at.mount, &path));
-    if directory && set_aside(&working::stand_in(at.mount, &path)) {
+    if directory && set_aside(at.mount, &path) {
         moved();
     }
 }

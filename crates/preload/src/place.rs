@@ -39,6 +39,13 @@ impl At {
         })
     }
 
+    /// True when it is relative to something open that is no directory.
+    pub(crate) fn is_in_no_directory(&self) -> bool {
+        self.directory.is_some_and(|open| {
+            open.entry.mode.load(Ordering::Relaxed) & libc::S_IFMT != libc::S_IFDIR
+        })
+    }
+
     /// The path from the prefix.
     pub(crate) fn below(&self) -> Vec<u8> {
         match self.directory {
@@ -251,6 +258,14 @@ fn find_relative(mounts: &[Target], directory: i32, path: &[u8]) -> Option<At> {
         return Some(At { mount, directory: Some(open), path: path.to_vec() });
     }
     if let Some((mount, below)) = working::remote() {
+        if mount == working::NO_MOUNT
+            && let Some(rest) = path.strip_prefix(b"..")
+            && matches!(rest, [] | [b'/', ..])
+            && let Some((mount, above)) = working::above_removed(&below)
+        {
+            let path = [if above.is_empty() { b"." } else { &above[..] }, rest].concat();
+            return Some(At { mount, directory: None, path });
+        }
         return Some(At { mount, directory: None, path: join(&below, path) });
     }
     if !path.starts_with(b"..") && !working::is_above() {

@@ -16,6 +16,8 @@ static MOVES: AtomicU64 = AtomicU64::new(0);
 
 /// Where stand-ins of removed directories are.
 const GONE: &[u8] = b"gone";
+/// End of the name of what says where one of them was.
+const ABOVE: &[u8] = b".above";
 /// Number of no mount: of a removed working directory. Whatever is asked there fails with `ENOENT`.
 pub(crate) const NO_MOUNT: usize = usize::MAX;
 
@@ -90,9 +92,34 @@ pub(crate) fn go(mount: usize, below: &[u8]) -> Result<(), i32> {
     enter(&stand_in, (mount, below.to_vec()))
 }
 
-/// Goes to a directory that was removed, which somebody had open.
-pub(crate) fn go_to_removed() -> Result<(), i32> {
-    enter(&stand_in_of_removed(), (NO_MOUNT, Vec::new()))
+/// Goes to a directory that was removed, which somebody had open, and which was in `above`.
+pub(crate) fn go_to_removed(above: Option<(usize, &[u8])>) -> Result<(), i32> {
+    let stand_in = stand_in_of_removed();
+    let name = stand_in[folder().len() + GONE.len() + 1..stand_in.len() - 1].to_vec();
+    enter(&stand_in, (NO_MOUNT, name))?;
+    if let Some((mount, path)) = above {
+        note_above(&stand_in, mount, path);
+    }
+    Ok(())
+}
+
+/// Notes where `..` in a removed directory leads, beside its stand-in.
+pub(crate) fn note_above(stand_in: &[u8], mount: usize, path: &[u8]) {
+    let link = [&stand_in[..stand_in.len() - 1], ABOVE, b"\0"].concat();
+    let target = [format!("{mount}/").as_bytes(), path, b"\0"].concat();
+    let here = libc::AT_FDCWD as usize;
+    let arguments = [target.as_ptr() as usize, here, link.as_ptr() as usize, 0, 0, 0];
+    // SAFETY: both end with zero bytes.
+    unsafe { system_call(libc::SYS_symlinkat, arguments) };
+}
+
+/// Where `..` leads in a removed directory of this name among the stand-ins of such.
+pub(crate) fn above_removed(name: &[u8]) -> Option<(usize, Vec<u8>)> {
+    let link = [&folder()[..], GONE, b"/", name, ABOVE, b"\0"].concat();
+    let target = crate::descriptors::link_of(&link)?;
+    let cut = target.iter().position(|b| *b == b'/')?;
+    let mount = std::str::from_utf8(&target[..cut]).ok()?.parse().ok()?;
+    Some((mount, target[cut + 1..].to_vec()))
 }
 
 /// Goes to a stand-in, which is made where it is missing.
@@ -133,7 +160,7 @@ fn behind(here: &[u8]) -> Option<(usize, Vec<u8>)> {
     let rest = here.strip_prefix(folder().as_slice())?;
     let cut = rest.iter().position(|b| *b == b'/').unwrap_or(rest.len());
     if &rest[..cut] == GONE {
-        return Some((NO_MOUNT, Vec::new()));
+        return Some((NO_MOUNT, rest.get(cut + 1..).unwrap_or_default().to_vec()));
     }
     let mount = std::str::from_utf8(&rest[..cut]).ok()?.parse::<usize>().ok()?;
     Some((mount, rest.get(cut + 1..).unwrap_or_default().to_vec()))

@@ -81,6 +81,36 @@ static void open_directories_are_renamed(void) {
     peek(f, 4);
 }
 
+static void removed_directories_lead_up(void) {
+    struct stat s;
+    MUST(mkdir("d", 0755));
+    make("beside", "text");
+    MUST(symlink("d", "way"));
+    int d = MUST(open("way", O_RDONLY | O_DIRECTORY)), held = MUST(open("d", O_PATH));
+    SAY(chdir("d"));
+    SAY(rmdir("../d"));
+    here("removed");
+    show("../beside");
+    SAY(stat("beside", &s));
+    IN_CHILD(again("cwd", "../beside"));
+    SAY(fstatat(d, "../beside", &s, 0));
+    SAY(unlink("../way"));
+    name_of(d);
+    SAY(chdir(".."));
+    here("above");
+    SAY(fchdir(held));
+    here("removed");
+    show("../beside");
+    SAY(mkdir("../e", 0755));
+    SAY(rename("../e", "../f"));
+    SAY(chdir("../f"));
+    here("beside");
+    int link = MUST(symlinkat("..", AT_FDCWD, "up")) + MUST(open("up", O_PATH | O_NOFOLLOW));
+    SAY(fstatat(link, "x", &s, 0));
+    SAY(renameat(link, "x", AT_FDCWD, "/none"));
+    SAY(fcntl(link, F_GETFL));
+}
+
 static void mappings_see_what_calls_change(void) {
     char text[6000];
     memset(text, 'a', sizeof text);
@@ -220,6 +250,7 @@ static const struct test tests[] = {
     {"long-names", long_names},
     {"working-directory", working_directory_is_renamed},
     {"open-directories", open_directories_are_renamed},
+    {"open-directories", removed_directories_lead_up},
     {"mappings", mappings_see_what_calls_change},
     {"shrinking", mappings_that_shrink},
     {"growing", mappings_that_grow},

@@ -22,7 +22,11 @@ fn go(at: &At) -> Result<c_int, i32> {
             }
         }
         // It was removed, or is not below the prefix any more.
-        Err(libc::ENOENT | libc::EXDEV) => working::go_to_removed()?,
+        Err(libc::ENOENT | libc::EXDEV) => {
+            let up = [&at.path, &b"/.."[..]].concat();
+            let above = at.with(|base, _| base.path_to_enter(&up)).ok().and_then(Result::ok);
+            working::go_to_removed(above.as_deref().map(|above| (at.mount, above)))?;
+        }
         Err(error) => return Err(error),
     }
     Ok(0)

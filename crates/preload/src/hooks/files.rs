@@ -266,7 +266,8 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
             let flags = open.entry.flags.load(Ordering::Relaxed) as c_int;
             const CREATION: c_int = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY;
             const LARGE: c_int = 0o100_000;
-            flags & !CREATION | if flags & libc::O_PATH == 0 { LARGE } else { 0 }
+            const OF_PATHS: c_int = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+            if flags & libc::O_PATH == 0 { flags & !CREATION | LARGE } else { flags & OF_PATHS }
         }
         libc::F_SETFL => {
             let old = open.entry.flags.load(Ordering::Relaxed);

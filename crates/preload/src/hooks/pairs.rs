@@ -142,6 +142,8 @@ fn decide(
     }
     // One of them leads out of there.
     let resolved = |side, follow: bool| match side {
+        // Its path may be that of a link.
+        Some(Led::Remote(at)) if at.is_in_no_directory() => Err(libc::ENOTDIR),
         Some(Led::Remote(at)) if !follow && is_name(&at.path) => Ok(Some(Led::Remote(at))),
         Some(Led::Remote(at)) => place::follow(&at.absolute(), follow).map(Some),
         local => Ok(local),
