@@ -5,6 +5,7 @@
 //! build; nothing is downloaded, since its dependencies are those of the program.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -78,17 +79,35 @@ fn main() {
     let name = format!("preload-{:08x}-{}.so", crc32c::crc32c(&bytes), bytes.len());
     println!("cargo::rustc-env=TOWLINE_LIBRARY={name}");
     println!("cargo::rustc-check-cfg=cfg(launch)");
+    println!("cargo::rerun-if-changed=launch");
     if target == "x86_64-unknown-linux-gnu" {
-        build_launch(&out, &target, &name, bytes.len());
+        match build_launch(&out, &target, &name, bytes.len()) {
+            Ok(entry) => {
+                println!("cargo::rustc-env=TOWLINE_LAUNCH_ENTRY={entry}");
+                println!("cargo::rustc-cfg=launch");
+                println!("cargo::rustc-link-arg-bins=-Wl,--no-dynamic-linker,-e,towline_begin");
+            }
+            Err(why) => println!("cargo::warning=`towline run` will start slower: launch {why}"),
+        }
     }
 }
 
 /// Compiles `launch`, and takes the code out of what the linker made of it: it needs to be loaded by nobody.
-fn build_launch(out: &Path, target: &str, library: &str, library_bytes: usize) {
-    println!("cargo::rerun-if-changed=launch");
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| panic!("cargo sets RUSTC"));
+/// Gives the place in it where it begins.
+fn build_launch(
+    out: &Path,
+    target: &str,
+    library: &str,
+    library_bytes: usize,
+) -> Result<usize, String> {
     let linked = out.join("launch.elf");
-    let status = Command::new(rustc)
+    let mut rustc = Command::new(env::var_os("RUSTC").ok_or("has no compiler")?);
+    if let Some(linker) = env::var_os("RUSTC_LINKER") {
+        let mut option = OsString::from("linker=");
+        option.push(linker);
+        rustc.arg("-C").arg(option);
+    }
+    rustc
         .args(["launch/main.rs", "--edition", "2024", "--crate-name", "launch"])
         .args(["--crate-type", "bin", "--target", target])
         .args(["-Copt-level=s", "-Cpanic=abort", "-Ccodegen-units=1", "-Cstrip=symbols"])
@@ -99,30 +118,41 @@ fn build_launch(out: &Path, target: &str, library: &str, library_bytes: usize) {
         .arg("-o")
         .arg(&linked)
         .env("TOWLINE_LIBRARY", library)
-        .env("TOWLINE_LIBRARY_BYTES", library_bytes.to_string())
-        .status();
-    assert!(status.is_ok_and(|status| status.success()), "launch cannot be built");
-    let elf = fs::read(&linked).unwrap_or_else(|error| panic!("{}: {error}", linked.display()));
+        .env("TOWLINE_LIBRARY_BYTES", library_bytes.to_string());
+    if !rustc.status().is_ok_and(|status| status.success()) {
+        return Err("cannot be compiled".to_owned());
+    }
+    let elf = fs::read(&linked).map_err(|error| format!("cannot be read: {error}"))?;
     let number = |at: usize, bytes: usize| {
         elf[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
     };
+    const LOAD: usize = 1;
+    const DYNAMIC: usize = 2;
+    const WRITABLE: usize = 2;
+    /// Of the table of relocations.
+    const BYTES_OF_RELOCATIONS: usize = 8;
+    const RELOCATION_BYTES: usize = 24;
     let mut code = Vec::new();
     for header in (0..number(56, 2)).map(|index| number(32, 8) + index * 56) {
-        const LOAD: usize = 1;
-        const WRITABLE: usize = 2;
-        if number(header, 4) == LOAD && number(header + 4, 4) & WRITABLE == 0 {
-            let (from, to, bytes) =
-                (number(header + 8, 8), number(header + 16, 8), number(header + 32, 8));
+        let (kind, flags) = (number(header, 4), number(header + 4, 4));
+        let (from, to, bytes) =
+            (number(header + 8, 8), number(header + 16, 8), number(header + 32, 8));
+        if kind == LOAD && flags & WRITABLE == 0 {
             code.resize(to, 0);
             code.extend_from_slice(&elf[from..from + bytes]);
         }
+        // One may be there, of what would unwind.
+        let relocates = |at: usize| {
+            number(at, 8) == BYTES_OF_RELOCATIONS && number(at + 8, 8) > RELOCATION_BYTES
+        };
+        if kind == DYNAMIC && (from..from + bytes).step_by(16).any(relocates) {
+            return Err("has something to be relocated".to_owned());
+        }
     }
     let file = out.join("launch.bin");
-    fs::write(&file, code).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    fs::write(&file, code).map_err(|error| format!("cannot be written: {error}"))?;
     println!("cargo::rustc-env=TOWLINE_LAUNCH={}", file.display());
-    println!("cargo::rustc-env=TOWLINE_LAUNCH_ENTRY={}", number(24, 8));
-    println!("cargo::rustc-cfg=launch");
-    println!("cargo::rustc-link-arg-bins=-Wl,--no-dynamic-linker,-e,towline_begin");
+    Ok(number(24, 8))
 }
 
 /// std names the shared `libgcc_s` itself, whatever `-static-libgcc` says, and loading that costs

@@ -3,7 +3,8 @@
 //! The library that does it (crate `preload`) is part of this program. Here a private directory is
 //! made for the run; then this process becomes the program, while a child of it meets the servers
 //! (the library waits for that before it asks them anything) and closes what the program and its children
-//! leave open (`keeper.rs`).
+//! leave open (`keeper.rs`). Plain command lines never come here where the program begins in `launch`: that does
+//! the same, and comes back only as the keeper ([`keep`]).
 
 mod directory;
 mod faults;
