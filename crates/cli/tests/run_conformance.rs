@@ -674,6 +674,7 @@ fn random_programs_that_once_differed() {
         400_000_070,
         400_000_204,
         400_000_395,
+        500_002_021,
     ];
     random(seeds.into_iter(), 1500);
 }

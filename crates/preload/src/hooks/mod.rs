@@ -68,7 +68,7 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
         if result == T::FAILED
             && guard::errno() == libc::ENOENT
             // SAFETY: as the program says.
-            && let Some(found) = unsafe { led_in(at, path, follow) }
+            && let Some(found) = unsafe { led_in(at, path, follow || ends_with_slash(path)) }
         {
             guard::set_errno(errno);
             return match found {
@@ -106,6 +106,15 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
         Ok(Done::Outside(path)) => local(libc::AT_FDCWD, path.as_ptr().cast()),
         Err(error) => finish(Err(error)),
     }
+}
+
+/// True for a path with a slash at its end, which makes a link there be followed.
+///
+/// # Safety
+/// `path` is null or ends with a zero byte.
+unsafe fn ends_with_slash(path: *const c_char) -> bool {
+    // SAFETY: as the caller says.
+    place::is_address(path) && unsafe { CStr::from_ptr(path) }.to_bytes().ends_with(b"/")
 }
 
 /// Where a local path leads that was not found, if symbolic links lead there through something
