@@ -121,7 +121,7 @@ pub(crate) fn put(
 ) -> Result<serde_json::Value, String> {
     match on {
         On::Nbd(place, export, order) => {
-            let failed = |error: std::io::Error| format!("{place:?}: {error}");
+            let failed = |error: std::io::Error| format!("{place}: {error}");
             load(
                 asked,
                 32 << 20,

@@ -25,6 +25,15 @@ pub(crate) enum Place {
     Unix(PathBuf),
 }
 
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => f.write_str(address),
+            Self::Unix(path) => write!(f, "unix://{}", path.display()),
+        }
+    }
+}
+
 impl std::str::FromStr for Place {
     type Err = String;
 
