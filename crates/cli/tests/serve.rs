@@ -258,6 +258,12 @@ fn what_cannot_be_is_refused_with_words() {
         let complaint = refused(&[&["--listen", &socket], arguments].concat());
         assert!(complaint.contains(words), "{complaint}");
     }
+    let script = "ulimit -v 400000; exec \"$0\" serve --mem large=2G --listen \"$1\"";
+    let mut limited = Command::new("sh");
+    limited.args(["-c", script, TOWLINE, &socket]).stdin(Stdio::null());
+    let complaint = String::from_utf8(limited.output().unwrap().stderr).unwrap();
+    let words = "export \"large\": a file system of 2147483648 bytes in memory: ";
+    assert!(complaint.contains(words), "{complaint}");
     let long = format!("unix:///{}", "x".repeat(200));
     let complaint = refused(&["--listen", &long]);
     assert!(complaint.contains("at most 107 bytes"), "{complaint}");

@@ -43,16 +43,14 @@ impl Exports {
         for export in exports {
             let name = &export.name;
             let wrong = |what: &str| {
-                Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    format!("export \"{name}\": {what}"),
-                ))
+                let what = format!("export \"{name}\": {what}");
+                io::Error::new(io::ErrorKind::InvalidInput, what)
             };
             if name.is_empty() || name.contains('/') || name.contains('\0') {
-                return wrong("name is empty or has a slash in it");
+                return Err(wrong("name is empty or has a slash in it"));
             }
             if next.iter().any(|a| a.export.name == *name) {
-                return wrong("name is used twice");
+                return Err(wrong("name is used twice"));
             }
             let old =
                 self.active.read().iter().find(|a| a.export == *export).map(|a| a.store.clone());
@@ -60,9 +58,12 @@ impl Exports {
                 (_, ExportKind::Memory(limit)) => {
                     let old = self.memory(name);
                     if let Some(most) = old.as_ref().map(|m| m.limit_max()).filter(|m| m < limit) {
-                        return wrong(&format!("its memory can grow to at most {most} bytes"));
+                        return Err(wrong(&format!("its memory can grow to at most {most} bytes")));
                     }
-                    let memory = old.map_or_else(|| MemoryStore::new(name, *limit), Ok)?;
+                    let memory = old.map_or_else(|| MemoryStore::new(name, *limit), Ok);
+                    let memory = memory.map_err(|error| {
+                        wrong(&format!("a file system of {limit} bytes in memory: {error}"))
+                    })?;
                     (memory.clone() as Arc<dyn FileStore>, Some(memory))
                 }
                 (Some(store), _) => (store, None),

@@ -16,6 +16,7 @@
 use crate::record::{GENERATION_AT, Intent, Place, RECORD_BYTES, Record};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,6 +77,8 @@ struct Table {
     entries: HashMap<u64, u32>,
     /// Sessions from before the restart whose clients have not come back yet.
     unclaimed: HashMap<u64, Unclaimed>,
+    /// The last session that began found no room.
+    full: bool,
 }
 
 struct Unclaimed {
@@ -243,13 +246,22 @@ impl State {
 
     /// Keeps a new session; `None` when there is no room for it.
     pub fn begin(self: &Arc<Self>, session: u64, secret: u64) -> Option<Journal> {
-        let Some(entry) = self.table.lock().free.pop() else {
-            log::warn!("more than {SESSIONS_MAX} sessions: a further one will not survive");
+        let no_room = |table: &mut Table, why: &dyn fmt::Display| {
+            // Clients come and go, so it is said once until there is room again.
+            if !std::mem::replace(&mut table.full, true) {
+                log::warn!("no room for the state of new sessions, which will not survive: {why}");
+            }
+        };
+        let mut table = self.table.lock();
+        let Some(entry) = table.free.pop() else {
+            no_room(&mut table, &format_args!("there are {SESSIONS_MAX}"));
             return None;
         };
+        drop(table);
         if let Err(error) = self.memory.allocate(area_at(entry), AREA_BYTES) {
-            log::warn!("no room for the state of a session, which will not survive: {error}");
-            self.table.lock().free.push(entry);
+            let mut table = self.table.lock();
+            table.free.push(entry);
+            no_room(&mut table, &error);
             return None;
         }
         let mut bytes = [0; 32];
@@ -260,7 +272,10 @@ impl State {
         bytes[20..24].copy_from_slice(&crc.to_le_bytes());
         self.memory.copy_in(entry_at(entry), &bytes);
         self.memory.word32(entry_at(entry) + 24).store(1, Ordering::Release);
-        self.table.lock().entries.insert(session, entry);
+        let mut table = self.table.lock();
+        table.entries.insert(session, entry);
+        table.full = false;
+        drop(table);
         Some(Journal { state: self.clone(), entry, session })
     }
 
