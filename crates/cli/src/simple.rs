@@ -1,4 +1,4 @@
-//! `towline mkdir`, `mv` and `ln`: one request for each argument.
+//! `towline mkdir`, `mv` and `ln`: names are made, changed and added.
 
 use crate::remote::{Place, Remotes, flag};
 use crate::report::{Failure, Outcome, Report};
@@ -208,8 +208,18 @@ fn rename_one(
         Err(failure) if !failure.is(Errno::ENOENT) => {
             Err(failure.with(format_args!("moving it to {target}")))
         }
-        result => result,
+        Err(failure) => Err(failure),
+        Ok(()) if is_same(&source, &target) => {
+            Err(Failure::new(format!("is the same file as {target}: both names stay")))
+        }
+        Ok(()) => Ok(()),
     }
+}
+
+/// True when both are names of one file, which a rename leaves as they are and calls that a success.
+fn is_same(source: &Place, target: &Place) -> bool {
+    let inode = |place: &Place| place.base.stat_path(place.path(), false).map(|attr| attr.inode);
+    inode(source).is_ok_and(|left| inode(target).is_ok_and(|moved| moved == left))
 }
 
 /// Runs `ln`.

@@ -129,6 +129,10 @@ fn names_are_made_moved_and_linked() {
     good(&["ln", &url("moved"), &url("hard")]);
     assert!(bad(1, &["ln", &url("moved"), &url("hard")]).contains("file exists"));
     assert!(bad(1, &["ln", "-f", &url("moved"), &url("hard")]).contains("same file"));
+    for again in ["moved", "hard"] {
+        assert!(bad(1, &["mv", &url("moved"), &url(again)]).contains("same file"), "{again}");
+        assert_eq!(text(&["cat", &url("moved"), &url("hard")]), "contentscontents");
+    }
     good(&["ln", "-s", "moved", &url("soft")]);
     good(&["ln", "-sf", "hard", &url("soft")]);
     assert_eq!(text(&["cat", &url("soft")]), "contents");
