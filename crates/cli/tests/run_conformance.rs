@@ -659,7 +659,7 @@ fn nothing_leads_above_a_prefix_on_the_server() {
 /// Working in a directory that was removed by way of a link; a name with a slash behind it, across a border;
 /// links in an open local directory that lead to us; directories known by paths with links; what is wrong
 /// with either name of two; `..` of a removed directory; a name linked with a slash behind it; names relative to
-/// links that are open.
+/// links that are open; reads and copies of nothing from directories.
 #[test]
 fn random_programs_that_once_differed() {
     let seeds = [
@@ -675,6 +675,8 @@ fn random_programs_that_once_differed() {
         400_000_204,
         400_000_395,
         500_002_021,
+        700_001_065,
+        700_001_085,
     ];
     random(seeds.into_iter(), 1500);
 }

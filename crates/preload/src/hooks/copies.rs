@@ -121,7 +121,12 @@ fn place_of_is_own(at: *mut off64_t) -> bool {
 }
 
 /// What is wrong with the descriptors of a `sendfile`, in the kernel's order.
-unsafe fn check_sendfile(to: c_int, from: c_int, at: *mut off64_t) -> Result<(), i32> {
+unsafe fn check_sendfile(
+    to: c_int,
+    from: c_int,
+    at: *mut off64_t,
+    count: size_t,
+) -> Result<(), i32> {
     let source = End::of(from)?;
     if !source.reads {
         return Err(libc::EBADF);
@@ -134,7 +139,8 @@ unsafe fn check_sendfile(to: c_int, from: c_int, at: *mut off64_t) -> Result<(),
     if !target.writes {
         return Err(libc::EBADF);
     }
-    let is_plain = matches!(source.kind, libc::S_IFREG | libc::S_IFBLK);
+    // Of nothing it does not matter of what.
+    let is_plain = count == 0 || matches!(source.kind, libc::S_IFREG | libc::S_IFBLK);
     if (target.appends && target.kind != libc::S_IFIFO) || !is_plain {
         return Err(libc::EINVAL);
     }
@@ -148,7 +154,7 @@ pub(crate) unsafe fn sendfile(to: c_int, from: c_int, at: *mut off64_t, count: s
     }
     // SAFETY: as the program says.
     unsafe {
-        match check_sendfile(to, from, at) {
+        match check_sendfile(to, from, at, count) {
             Ok(()) => copy(from, at, to, std::ptr::null_mut(), count.min(CALL_BYTES_MAX)),
             Err(error) => finish(Err(error)),
         }

@@ -129,14 +129,15 @@ unsafe fn scatter(
     };
     // SAFETY: as the program says.
     let parts = unsafe { parts(vector, count) }?;
-    if let [part] = parts {
-        // SAFETY: as the program says.
-        return Ok(get(unsafe { target(part.iov_base, part.iov_len) }?)? as isize);
-    }
     let total: usize = parts.iter().map(|part| part.iov_len).sum();
     if total == 0 {
         // Of a directory, too.
-        return remote::check_readable(open).map(|()| 0);
+        let is_wrong = at.is_some_and(|at| at < 0);
+        return if is_wrong { Err(libc::EINVAL) } else { remote::check_readable(open).map(|()| 0) };
+    }
+    if let [part] = parts {
+        // SAFETY: as the program says.
+        return Ok(get(unsafe { target(part.iov_base, part.iov_len) }?)? as isize);
     }
     let mut all = vec![0; total.min(CALL_BYTES_MAX)];
     let count = get(&mut all)?;
