@@ -33,6 +33,10 @@ fn main() {
     let target = variable("TARGET");
     let link = out.join("link");
     let mut flags = String::from("-Clink-arg=-static-libgcc");
+    if target.starts_with("x86_64") {
+        // Where it begins as a program, which hosts another one.
+        flags.push_str(" -Clink-arg=-Wl,--entry=towline_host");
+    }
     if link_unwinder_statically(&link) {
         flags.push_str(&format!(" -Lnative={}", link.display()));
         // `towline` itself is started for each run, too.

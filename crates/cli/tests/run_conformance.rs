@@ -7,114 +7,24 @@ mod support;
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use support::compare::{Libc, compiled, finished, same, tree};
 use support::{TOWLINE, World, wait_until};
-
-/// Longest time for one program; the machine may be busy.
-const LIMIT: Duration = Duration::from_secs(170);
-
-/// Compiles one of the programs.
-fn compiled(world: &World, name: &str) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(name);
-    let program = world.local(name.strip_suffix(".c").unwrap());
-    // As distributions compile: with the forms of functions that check lengths.
-    let output = Command::new("cc")
-        .args(["-O1", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-Wno-unused-result"])
-        .arg("-o")
-        .args([&program, &source])
-        .args(["-pthread", "-ldl"])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    program
-}
-
-/// Runs a command to its end, which must come in time.
-fn finished(command: &mut Command, transcript: &Path) -> (String, Option<i32>) {
-    let file = fs::File::create(transcript).unwrap();
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(file.try_clone().unwrap())
-        .stderr(file)
-        .spawn()
-        .unwrap();
-    let start = Instant::now();
-    loop {
-        let text = || String::from_utf8_lossy(&fs::read(transcript).unwrap()).into_owned();
-        if let Some(status) = child.try_wait().unwrap() {
-            return (text(), status.code());
-        }
-        if start.elapsed() > LIMIT {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("{command:?} did not end in {LIMIT:?}; it said:\n{}", text());
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// What is in a directory: names, kinds, modes, links, targets and bytes.
-fn tree(directory: &Path) -> String {
-    let script = "find . -printf '%p %y %m %n %l\\n' | sort; find . -type f | sort | xargs cksum";
-    let output = Command::new("sh").args(["-c", script]).current_dir(directory).output().unwrap();
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// Runs a program with its arguments on a local directory and under `run`, and compares.
-fn same(source: &str, arguments: &[&str]) {
-    let world = World::new();
-    let program = compiled(&world, source);
-    // The parent of the prefix is a directory here, as that of the local one is.
-    for side in ["local", "remote"] {
-        fs::create_dir(world.local(side)).unwrap();
-    }
-    let local = world.local("local/data");
-    fs::create_dir(&local).unwrap();
-    let mut command = Command::new(&program);
-    command.args(arguments).current_dir(&local);
-    let (expected, code) = finished(&mut command, &world.local("expected"));
-    assert_eq!(code, Some(0), "{expected}");
-    for transport in ["shm", "tcp"] {
-        let served = world.local("served").join(transport);
-        fs::create_dir(&served).unwrap();
-        let prefix = world.local("remote/data");
-        let url = world.through(transport, &format!("dir/{transport}"));
-        let mut command = Command::new(TOWLINE);
-        command
-            .args(["run", "--at", &format!("{}={url}", prefix.display()), "--", "sh", "-c"])
-            .args(["cd \"$0\" && exec \"$@\""])
-            .args([&prefix, &program])
-            .args(arguments);
-        let (got, code) = finished(&mut command, &world.local("got"));
-        let wanted = expected.replace(local.to_str().unwrap(), prefix.to_str().unwrap());
-        if got != wanted || code != Some(0) {
-            let output = Command::new("diff")
-                .args(["-U4"])
-                .args([world.local("expected"), world.local("got")])
-                .output()
-                .unwrap();
-            let difference = String::from_utf8_lossy(&output.stdout);
-            panic!("{source} over {transport} ends with {code:?}; {difference}");
-        }
-        assert_eq!(tree(&served), tree(&local), "{source} over {transport} leaves other files");
-    }
-}
 
 #[test]
 fn descriptors_behave() {
-    same("descriptors.c", &[]);
+    same(Libc::Shared, "descriptors.c", &[]);
 }
 
 #[test]
 fn children_of_vfork_leave_their_parents_as_they_were() {
-    same("vfork.c", &[]);
+    same(Libc::Shared, "vfork.c", &[]);
 }
 
 #[test]
 fn descriptors_that_are_used_again_behave() {
-    same("reused.c", &[]);
+    same(Libc::Shared, "reused.c", &[]);
 }
 
 /// How often a process has a file of this machine open.
@@ -127,7 +37,7 @@ fn opened(process: u32, file: &Path) -> usize {
 #[test]
 fn what_is_closed_is_closed_on_the_server() {
     let world = World::new();
-    let program = compiled(&world, "reused.c");
+    let program = compiled(Libc::Shared, &world, "reused.c");
     let folder = world.local("served/folder");
     fs::create_dir(&folder).unwrap();
     let file = folder.join("file");
@@ -157,42 +67,42 @@ fn what_is_closed_is_closed_on_the_server() {
 
 #[test]
 fn streams_behave() {
-    same("streams.c", &[]);
+    same(Libc::Shared, "streams.c", &[]);
 }
 
 #[test]
 fn large_mappings_that_are_stored_to_behave() {
-    same("stored.c", &[]);
+    same(Libc::Shared, "stored.c", &[]);
 }
 
 #[test]
 fn large_mappings_behave() {
-    same("mapped.c", &[]);
+    same(Libc::Shared, "mapped.c", &[]);
 }
 
 #[test]
 fn processes_and_locks_behave() {
-    same("processes.c", &[]);
+    same(Libc::Shared, "processes.c", &[]);
 }
 
 #[test]
 fn moved_directories_and_changed_mappings_behave() {
-    same("moved.c", &[]);
+    same(Libc::Shared, "moved.c", &[]);
 }
 
 #[test]
 fn handlers_of_signals_behave() {
-    same("signals.c", &[]);
+    same(Libc::Shared, "signals.c", &[]);
 }
 
 #[test]
 fn walks_behave() {
-    same("walks.c", &[]);
+    same(Libc::Shared, "walks.c", &[]);
 }
 
 #[test]
 fn made_up_names_patterns_and_messages_behave() {
-    same("texts.c", &[]);
+    same(Libc::Shared, "texts.c", &[]);
 }
 
 #[test]
@@ -202,7 +112,7 @@ fn files_are_made_as_the_user_for_files() {
         return;
     }
     let world = World::new();
-    let program = compiled(&world, "texts.c");
+    let program = compiled(Libc::Shared, &world, "texts.c");
     let folder = world.local("folder");
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
@@ -449,7 +359,7 @@ fn every_function_of_libc_is_taken_over_or_needs_not() {
 #[test]
 fn every_function_of_the_table_is_ours() {
     let world = World::new();
-    let program = compiled(&world, "whose.c");
+    let program = compiled(Libc::Shared, &world, "whose.c");
     let names = taken_over();
     assert!(names.len() > 230, "only {} names found in the table", names.len());
     let at = format!("{}={}", world.local("at").display(), world.url("dir"));
@@ -504,7 +414,7 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
     if !can_mount(&world) {
         return;
     }
-    let program = compiled(&world, "random.c");
+    let program = compiled(Libc::Shared, &world, "random.c");
     for seed in seeds {
         println!("random {seed} {steps}");
         let turn = seed as usize;

@@ -4,6 +4,7 @@
 
 mod support;
 
+use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -197,6 +198,13 @@ fn a_report_says_what_was_taken_over_and_what_slipped_through() {
 fn programs_out_of_reach_are_told_of_before_they_run() {
     let world = World::new();
     let program = compile(&world, "once", &["-static"]);
+    // Where calls cannot be trapped nothing can be hosted.
+    let wrapper = compile(&world, "without_trap", &[]);
+    let under_run = |world: &World, program: &[&str]| {
+        let mut command = Command::new(&wrapper);
+        let at = format!("{PREFIX}={}", world.url("dir"));
+        finish(command.args([TOWLINE, "run", "--at", &at, "--"]).args(program))
+    };
     let program = program.to_str().unwrap();
     let file = format!("{PREFIX}/file");
     fs::write(world.local("served/file"), "12345").unwrap();
@@ -206,7 +214,7 @@ fn programs_out_of_reach_are_told_of_before_they_run() {
         text.contains(&wanted) && text.contains(end) && text.contains("towline cp")
     };
     // By `run` itself.
-    let got = under_run(&world, &[], &[program, &file]);
+    let got = under_run(&world, &[program, &file]);
     assert!(told(&got, "; not started:"), "{}", text(&got.stderr));
     assert_eq!((got.status.code(), text(&got.stdout)), (Some(126), String::new()));
     // By a child that executes, spawns, or looks for it.
@@ -223,22 +231,22 @@ fn programs_out_of_reach_are_told_of_before_they_run() {
             println!("SKIPPED: python3 is not installed");
             continue;
         }
-        let got = under_run(&world, &[], &command);
+        let got = under_run(&world, &command);
         assert!(told(&got, "; not started:"), "{command:?}: {}", text(&got.stderr));
         assert_eq!(got.status.code(), Some(status), "{command:?}: {}", text(&got.stderr));
     }
     // In a remote directory it runs, as it may want nothing there.
     let script = format!("cd {PREFIX} && echo /etc/hostname | {program} > /dev/null");
-    let got = under_run(&world, &[], &["sh", "-c", &script]);
+    let got = under_run(&world, &["sh", "-c", &script]);
     assert!(told(&got, "remote files: use"), "{}", text(&got.stderr));
     assert_eq!(got.status.code(), Some(0));
     // Elsewhere nothing is said.
-    let got = under_run(&world, &[], &["sh", "-c", &format!("echo /etc/hosts | {program}")]);
+    let got = under_run(&world, &["sh", "-c", &format!("echo /etc/hosts | {program}")]);
     assert_eq!((got.status.code(), text(&got.stderr)), (Some(0), String::new()));
     // A remote one, too.
     fs::copy(program, world.local("served/once")).unwrap();
     let remote = format!("{PREFIX}/once");
-    let got = under_run(&world, &[], &["sh", "-c", &format!("{remote} {file}; exit $?")]);
+    let got = under_run(&world, &["sh", "-c", &format!("{remote} {file}; exit $?")]);
     assert!(text(&got.stderr).contains(&format!("{remote} is statically linked")));
     assert_eq!(got.status.code(), Some(126), "{}", text(&got.stderr));
 }
@@ -261,6 +269,10 @@ fn check_tells_what_works() {
         let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         let found = found.as_array().unwrap().first().cloned().unwrap_or_default();
         assert_eq!(output.status.success(), found["works"] == true, "{found}");
+        let is_hosted = found["hosted"] == true;
+        let can_be = ["static", "static-go", "other-libc"].map(Value::from);
+        assert_eq!(is_hosted, has_trap() && can_be.contains(&found["obstacle"]), "{found}");
+        assert_eq!(found["works"] == true, is_hosted || found["obstacle"].is_null(), "{found}");
         found
     };
     let obstacle = |program: &Path| check(program)["obstacle"].as_str().map(str::to_owned);
@@ -307,7 +319,7 @@ fn check_tells_what_works() {
 }
 
 #[test]
-fn go_programs_work_with_libc_and_are_told_of_without() {
+fn go_programs_work_with_libc_and_without() {
     if std::env::var_os("TOWLINE_LONG").is_none() || !has_trap() {
         println!("SKIPPED: Go programs are tried in the long tier");
         return;
@@ -325,25 +337,23 @@ fn go_programs_work_with_libc_and_are_told_of_without() {
         let built = finish(&mut command);
         assert!(built.status.success(), "{}", text(&built.stderr));
     };
-    build(&source, "1");
-    let local = world.local("local");
-    fs::create_dir(&local).unwrap();
-    let expected = finish(Command::new(&program).arg(&local));
-    assert_eq!(text(&expected.stderr), "");
-    for round in 0..5 {
-        let top = world.local("served").join(format!("round-{round}"));
-        fs::create_dir(&top).unwrap();
-        let name = format!("{PREFIX}/round-{round}");
-        let got = under_run(&world, &[], &[program.to_str().unwrap(), &name]);
-        assert_eq!(text(&got.stdout), text(&expected.stdout), "{}", text(&got.stderr));
-        assert!(got.status.success());
-    }
     let plain = fs::read_to_string(&source).unwrap();
     let plain = plain.replace("// #include <stdlib.h>\nimport \"C\"\n", "");
     let other = world.local("plain.go");
     fs::write(&other, plain.replace("C.abs(-1)", "1")).unwrap();
-    build(&other, "0");
-    let got = under_run(&world, &[], &[program.to_str().unwrap(), PREFIX]);
-    assert!(text(&got.stderr).contains("is a Go program without libc"), "{}", text(&got.stderr));
-    assert_eq!(got.status.code(), Some(126));
+    for (source, cgo) in [(&source, "1"), (&other, "0")] {
+        build(source, cgo);
+        let local = world.local("local").join(cgo);
+        fs::create_dir_all(&local).unwrap();
+        let expected = finish(Command::new(&program).arg(&local));
+        assert_eq!(text(&expected.stderr), "");
+        for round in 0..5 {
+            let top = world.local("served").join(format!("round-{cgo}-{round}"));
+            fs::create_dir(&top).unwrap();
+            let name = format!("{PREFIX}/round-{cgo}-{round}");
+            let got = under_run(&world, &[], &[program.to_str().unwrap(), &name]);
+            assert_eq!(text(&got.stdout), text(&expected.stdout), "{}", text(&got.stderr));
+            assert!(got.status.success());
+        }
+    }
 }

@@ -4,6 +4,7 @@
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{FileHeader, ProgramHeader};
 use object::{Endianness, FileKind};
+use std::ffi::CStr;
 
 /// Bytes at the beginning of a program that [`Form::of`] wants to see.
 pub const FIRST_BYTES: usize = 4096;
@@ -82,7 +83,12 @@ fn binary<H: FileHeader<Endian = Endianness>>(first: &[u8], wide: bool) -> Optio
     })
 }
 
-/// Why a program cannot be reached.
+/// The dynamic linker of glibc, at the place that the ABI of x86-64 gives it. With the library as its
+/// program it hosts a program that the library cannot be preloaded into: arguments are the program's
+/// name, the library, the program's path, and the program's arguments from its name on.
+pub const LINKER: &CStr = c"/lib64/ld-linux-x86-64.so.2";
+
+/// Why the library cannot be preloaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// It has libc's functions inside.
@@ -143,6 +149,12 @@ impl Obstacle {
         changes.then_some(Self::Privileged)
     }
 
+    /// True when such a program can be hosted instead, where the kernel lets us.
+    #[must_use]
+    pub fn can_be_hosted(self) -> bool {
+        matches!(self, Self::Static | Self::Go | Self::OtherLibc)
+    }
+
     /// A word for it.
     #[must_use]
     pub fn code(self) -> &'static str {
@@ -163,18 +175,20 @@ impl Obstacle {
 
     /// What is wrong, to follow the program's name.
     #[must_use]
-    pub fn what(self) -> &'static str {
+    pub fn is(self) -> &'static str {
         match self {
-            Self::Static => "is statically linked, so that it does not see remote files",
-            Self::Go => "is a Go program without libc, so that it does not see remote files",
-            Self::OtherLibc => "uses another libc than glibc, so that it does not see remote files",
-            Self::OtherMachine => {
-                "is for another machine or for 32 bits, so that it does not see remote files"
-            }
-            Self::Privileged => {
-                "is setuid or setgid or has capabilities, so that it does not see remote files"
-            }
+            Self::Static => "is statically linked",
+            Self::Go => "is a Go program without libc",
+            Self::OtherLibc => "uses another libc than glibc",
+            Self::OtherMachine => "is for another machine or for 32 bits",
+            Self::Privileged => "is setuid or setgid or has capabilities",
         }
+    }
+
+    /// The same, and what follows from it where it is not hosted.
+    #[must_use]
+    pub fn what(self) -> String {
+        format!("{}, so that it does not see remote files", self.is())
     }
 
     /// What to do instead.

@@ -1,6 +1,15 @@
 //! Whether the kernel can trap system calls of this process.
 #![allow(unsafe_code)]
 
+/// True where FS and GS can be changed by programs (Linux 5.9), as guests need it beside the trap.
+#[must_use]
+pub fn has_thread_registers() -> bool {
+    const HWCAP2_FSGSBASE: libc::c_ulong = 2;
+    // SAFETY: a plain function.
+    cfg!(target_arch = "x86_64")
+        && unsafe { libc::getauxval(libc::AT_HWCAP2) } & HWCAP2_FSGSBASE != 0
+}
+
 /// True when it can: Syscall User Dispatch, on x86-64 since Linux 5.11. It is tried out in this
 /// thread, for no time and with all addresses exempt.
 #[must_use]

@@ -14,6 +14,8 @@ mod descriptors;
 mod elf;
 mod fresh;
 mod guard;
+#[cfg(target_arch = "x86_64")]
+mod guest;
 mod handlers;
 mod hooks;
 mod known;

@@ -146,9 +146,20 @@ fn find_run() -> Option<Run> {
     Some(Run { state, directory, config, mounts })
 }
 
-extern "C" fn start(_: i32, arguments: *const *const c_char, environment: *const *const c_char) {
+pub(crate) extern "C" fn start(
+    count: i32,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) {
     let _ = guard::inside(|| {
         let Some(run) = find_run() else { return Ok(()) };
+        // SAFETY: the list that the program starts with.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            crate::guest::note(count, arguments);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = count;
         RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
         // SAFETY: no other thread runs yet that could create files meanwhile.
         unsafe {

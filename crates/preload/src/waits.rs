@@ -68,6 +68,16 @@ pub(crate) fn trapped(work: impl Fn() -> isize) -> isize {
     }
 }
 
+/// Answers a call of a guest, which has these signals blocked. Who is told [`RESTART`] makes it anew
+/// when the handlers have run.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn answering(blocked: u64, work: impl FnOnce() -> isize) -> isize {
+    let _ = TRAPPED.try_with(|trapped| trapped.set(Some(blocked)));
+    let result = work();
+    let _ = TRAPPED.try_with(|trapped| trapped.set(None));
+    result
+}
+
 /// True where a call that is to be begun again is begun again by [`trapped`].
 pub(crate) fn is_trapped() -> bool {
     TRAPPED.try_with(Cell::get).is_ok_and(|trapped| trapped.is_some())

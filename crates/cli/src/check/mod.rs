@@ -6,6 +6,7 @@ mod examine;
 pub(crate) use examine::{Verdict, examine, find};
 
 use crate::report::{Outcome, Report};
+use crate::run::can_host;
 use calls::Calls;
 use serde_json::json;
 use std::ffi::OsString;
@@ -13,6 +14,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use towline_instance::program::Obstacle;
 
 const EXAMPLES: &str = "\
 A program without a slash in its name is looked for in PATH. Examined are the program and, of a
@@ -41,6 +43,8 @@ struct Finding {
     name: String,
     verdict: Verdict,
     calls: Calls,
+    /// The library does not get into it, but one of our processes can host it.
+    is_hosted: bool,
     works: bool,
 }
 
@@ -78,8 +82,10 @@ fn check(program: &OsString, name: String, has_trap: bool) -> Outcome<Finding> {
         None if verdict.is_binary => calls::of(&std::fs::read(binary)?),
         _ => Calls::default(),
     };
-    let works = verdict.obstacle.is_none() && (calls.sites == 0 || has_trap);
-    Ok(Finding { name, verdict, calls, works })
+    let can_be_hosted = |(obstacle, _): &(Obstacle, PathBuf)| obstacle.can_be_hosted();
+    let is_hosted = verdict.obstacle.as_ref().is_some_and(can_be_hosted) && can_host();
+    let works = is_hosted || (verdict.obstacle.is_none() && (calls.sites == 0 || has_trap));
+    Ok(Finding { name, verdict, calls, is_hosted, works })
 }
 
 /// What is to be known of a program that works, or why it does not.
@@ -93,8 +99,17 @@ fn remarks(finding: &Finding, has_trap: bool) -> Vec<String> {
         remarks.push("it is neither a binary nor names an interpreter: shells run it".to_owned());
     }
     if let Some((obstacle, program)) = &verdict.obstacle {
-        remarks.push(format!("{} {}", program.display(), obstacle.what()));
-        remarks.push(obstacle.instead().to_owned());
+        let program = program.display();
+        if finding.is_hosted {
+            remarks.push(format!(
+                "{program} {}: it is hosted, so that each of its system calls is trapped, which \
+                 costs some 1 us",
+                obstacle.is()
+            ));
+        } else {
+            remarks.push(format!("{program} {}", obstacle.what()));
+            remarks.push(obstacle.instead().to_owned());
+        }
     }
     if calls.sites > 0 {
         let names: Vec<&str> = calls.names.iter().map(String::as_str).collect();
@@ -127,13 +142,14 @@ fn as_text(finding: &Finding, has_trap: bool) -> String {
 }
 
 fn as_json(finding: &Finding, has_trap: bool) -> serde_json::Value {
-    let Finding { name, verdict, calls, works } = finding;
+    let Finding { name, verdict, calls, is_hosted, works } = finding;
     let shown = |path: &PathBuf| path.to_string_lossy().into_owned();
     json!({
         "program": name,
         "path": shown(&verdict.path),
         "works": works,
         "run_by": verdict.run_by.iter().map(shown).collect::<Vec<_>>(),
+        "hosted": is_hosted,
         "obstacle": verdict.obstacle.as_ref().map(|(obstacle, _)| obstacle.code()),
         "system_calls": { "places": calls.sites, "names": calls.names, "trapped": has_trap },
         "io_uring": calls.uring,

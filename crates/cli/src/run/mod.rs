@@ -21,9 +21,11 @@ use crate::demo::start_server;
 use crate::report::{Failure, Outcome, Report};
 use directory::{Library, RunDirectory};
 use keeper::Keeper;
+use program::Command;
 use reach::Reach;
+pub(crate) use reach::can_host;
 use rustix::process::Pid;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
@@ -31,6 +33,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use summary::Format;
 use towline_client::{Client, File, Options, Transport, Url};
+use towline_instance::program::LINKER;
 use towline_instance::{Config, DEVICE_MAJOR, MOUNTS_MAX, Mount, Prepared, Root, State, VARIABLE};
 use towline_net::address::Address;
 use towline_server::{Config as ServerConfig, Export, ExportKind, Server};
@@ -40,8 +43,9 @@ pub(crate) const ABOUT: &str = "Run a program with remote files below local path
 
 const EXAMPLES: &str = "\
 Paths below a prefix are remote for the program and its children, all others are untouched. The
-prefix need not exist. Static programs (most of those written in Go) and setuid programs are not
-reached; `towline check` tells which. They are not started when an argument names a prefix.
+prefix need not exist. Static programs (most of those written in Go) and those for musl are hosted,
+which makes their system calls slower. Setuid programs are not reached, and not started when an
+argument names a prefix; `towline check` tells which they are.
 
 Examples:
   towline run --at /data=towline://host/data -- bash
@@ -366,21 +370,27 @@ fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
 /// Becomes the program, or, when there is something to say at its end, starts it and waits for it. Gives
 /// the exit status.
 fn execute(args: &Args, library: &Path, directory: &Path, reach: Reach) -> Outcome<u8> {
-    let mut preload = library.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        preload.push(":");
-        preload.push(others);
-    }
-    let variables = [("LD_PRELOAD", preload.as_os_str()), (VARIABLE, directory.as_os_str())];
+    let is_unreached = reach == Reach::Unreached;
+    let is_hosted = matches!(reach, Reach::Hosted(..));
+    let command = match reach {
+        Reach::Hosted(program, arguments) => hosting(library, program, arguments),
+        _ => Command { program: args.command[0].clone(), arguments: args.command.clone() },
+    };
+    // What hosts another program has it already, and the guest is not to be told of it.
+    let own = if is_hosted { None } else { Some(library.as_os_str().to_owned()) };
+    let others = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty());
+    let preload = own.into_iter().chain(others).collect::<Vec<_>>().join(OsStr::new(":"));
+    let preload = Some(preload.as_os_str()).filter(|list| !list.is_empty());
+    let variables = [("LD_PRELOAD", preload), (VARIABLE, Some(directory.as_os_str()))];
     // The library waits until the run has begun where it matters; who has none must not be there before.
-    if (args.report.is_some() || reach == Reach::Unreached)
+    if (args.report.is_some() || is_unreached)
         && !State::open(directory.as_os_str().as_bytes())?.has_begun()
     {
         return Ok(STATUS_OURS);
     }
     let done = match args.report {
-        None => Err(program::become_one(&args.command, variables)),
-        Some(_) => program::wait_for(&args.command, variables),
+        None => Err(program::become_one(&command, variables)),
+        Some(_) => program::wait_for(&command, variables),
     };
     let status = done.unwrap_or_else(|error| {
         let name = args.command[0].to_string_lossy();
@@ -396,6 +406,15 @@ fn execute(args: &Args, library: &Path, directory: &Path, reach: Reach) -> Outco
         summary::print(directory, format);
     }
     Ok(status)
+}
+
+/// What hosts a program with these arguments.
+fn hosting(library: &Path, program: PathBuf, arguments: Vec<OsString>) -> Command {
+    let own = [arguments[0].clone(), library.into(), program.into()];
+    Command {
+        program: OsStr::from_bytes(LINKER.to_bytes()).into(),
+        arguments: own.into_iter().chain(arguments).collect(),
+    }
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::ffi::{CString, OsStr, OsString};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::ExitStatusExt;
-use std::process::Command;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process;
 
 /// What others send to us is meant for the program.
 const PASSED_ON: [i32; 4] = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
@@ -23,36 +23,57 @@ const ALL: [i32; 7] = [
     libc::SIGCHLD,
 ];
 
-/// Variables of the environment that are set for it.
-type Variables<'a> = [(&'a str, &'a OsStr); 2];
+/// What is executed.
+pub(super) struct Command {
+    /// A path, or a name to be looked for in `PATH`.
+    pub(super) program: OsString,
+    /// Its arguments, from its name on.
+    pub(super) arguments: Vec<OsString>,
+}
+
+/// Variables of the environment that are set for it, or taken away.
+type Variables<'a> = [(&'a str, Option<&'a OsStr>); 2];
 
 /// Becomes the program, which finds all as this process found it; or tells why not. No other thread may
 /// run.
 #[allow(unsafe_code)]
-pub(super) fn become_one(command: &[OsString], variables: Variables) -> io::Error {
+pub(super) fn become_one(command: &Command, variables: Variables) -> io::Error {
     let text = |text: &OsString| CString::new(text.as_bytes());
     // Arguments of a process have no zero bytes.
-    let Ok(command) = command.iter().map(text).collect::<Result<Vec<_>, _>>() else {
+    let program = CString::new(command.program.as_bytes());
+    let arguments = command.arguments.iter().map(text).collect::<Result<Vec<_>, _>>();
+    let (Ok(program), Ok(texts)) = (program, arguments) else {
         return io::ErrorKind::InvalidInput.into();
     };
-    let mut arguments: Vec<_> = command.iter().map(|argument| argument.as_ptr()).collect();
+    let mut arguments: Vec<_> = texts.iter().map(|argument| argument.as_ptr()).collect();
     arguments.push(std::ptr::null());
     for (name, value) in variables {
         // SAFETY: no other thread runs that could look at the environment.
-        unsafe { std::env::set_var(name, value) };
+        unsafe {
+            match value {
+                Some(value) => std::env::set_var(name, value),
+                None => std::env::remove_var(name),
+            }
+        }
     }
     // SAFETY: strings that end with zero bytes, in a list that ends with null; both outlive the call.
-    unsafe { libc::execvp(arguments[0], arguments.as_ptr()) };
+    unsafe { libc::execvp(program.as_ptr(), arguments.as_ptr()) };
     io::Error::last_os_error()
 }
 
 /// Runs the program to its end, and passes signals on. Gives the exit status, or 128 and the number of
 /// the signal that ended it.
-pub(super) fn wait_for(command: &[OsString], variables: Variables) -> io::Result<u8> {
+pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8> {
     let before = signals::hold(&ALL);
     let signals = Signals::new(&ALL)?;
-    let mut program = Command::new(&command[0]);
-    program.args(&command[1..]).envs(variables);
+    let mut program = process::Command::new(&command.program);
+    program.arg0(&command.arguments[0]).args(&command.arguments[1..]);
+    for (name, value) in variables {
+        match value {
+            Some(value) => program.env(name, value),
+            None => program.env_remove(name),
+        };
+    }
     let mut child = signals::with_mask(&before, || program.spawn())?;
     let pid = Pid::from_child(&child);
     loop {

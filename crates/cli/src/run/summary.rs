@@ -57,9 +57,9 @@ impl Slip {
     }
 
     fn text(self) -> String {
-        let what = |code| Obstacle::from_code(code).map_or(code, Obstacle::what);
+        let what = |code| Obstacle::from_code(code).map_or_else(|| code.to_owned(), Obstacle::what);
         match self {
-            Self::Program(code) => what(code).to_owned(),
+            Self::Program(code) => what(code),
             Self::Refused(code) => format!("{}; not started", what(code)),
             Self::Thread => {
                 "made threads or processes without libc, whose own system calls are not answered"

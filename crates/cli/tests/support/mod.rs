@@ -1,6 +1,8 @@
 //! A server and a place for files, for tests of the program as its users run it.
 #![allow(dead_code)] // each test program uses its part
 
+pub(crate) mod compare;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, BufReader};

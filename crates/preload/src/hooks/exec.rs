@@ -1,7 +1,7 @@
 //! New programs: they find the library and the run in their environment, and may themselves be
 //! remote.
 
-use super::reach;
+use super::reach::{self, Way};
 use crate::descriptors;
 use crate::guard::{finish, inside, system_call};
 use crate::place::{self, At, Led};
@@ -10,7 +10,7 @@ use crate::{mirror, start};
 use libc::{FILE, c_char, c_int, pid_t};
 use std::ffi::CStr;
 use towline_instance::VARIABLE;
-use towline_instance::program::FIRST_BYTES;
+use towline_instance::program::{FIRST_BYTES, LINKER};
 
 pub(super) type Strings = *const *const c_char;
 
@@ -86,6 +86,24 @@ impl Environment {
         Some(new)
     }
 
+    /// The environment for what hosts a program: it has the library anyway, and the guest, whose linker
+    /// would not understand it, is not to be told of it.
+    unsafe fn of_host(given: Strings) -> Option<Self> {
+        let library = &start::config()?.library;
+        // SAFETY: as the program says.
+        let mut new = Self { strings: unsafe { list(given) }, own: Vec::new() };
+        // SAFETY: strings of the environment.
+        let of = |string: &*const c_char| unsafe { value_of(*string, b"LD_PRELOAD") };
+        let others = new.strings.iter().find_map(of).unwrap_or_default();
+        let others = others.split(|b| matches!(b, b':' | b' '));
+        let others: Vec<&[u8]> =
+            others.filter(|one| !one.is_empty() && *one != library.as_slice()).collect();
+        new.set(VARIABLE.as_bytes(), start::directory());
+        new.set(b"LD_PRELOAD", &others.join(&b':'));
+        new.strings.push(std::ptr::null());
+        Some(new)
+    }
+
     fn set(&mut self, name: &[u8], value: &[u8]) {
         // SAFETY: strings of the environment.
         self.strings.retain(|string| unsafe { value_of(*string, name) }.is_none());
@@ -148,13 +166,18 @@ unsafe fn execute_remote(
     };
     // SAFETY: as the program says.
     unsafe {
-        if let Err(error) = reach::check_first(CStr::from_ptr(name).to_bytes(), first, arguments) {
-            return error;
-        }
+        let way = match reach::check_first(CStr::from_ptr(name).to_bytes(), first, arguments) {
+            Ok(way) => way,
+            Err(error) => return error,
+        };
         if let Some(line) = first.strip_prefix(b"#!") {
             return script(line, name, arguments, environment, depth);
         }
         match inside(|| mirror::copy(at)) {
+            Ok(copy) if way == Way::Hosted => {
+                host(&copy, arguments, environment);
+                crate::guard::errno()
+            }
             Ok(copy) => with_environment(environment, Some(&copy), |own| {
                 let call = [copy.as_ptr() as usize, arguments as usize, own as usize, 0, 0, 0];
                 -system_call(libc::SYS_execve, call) as i32
@@ -228,10 +251,15 @@ unsafe fn execute(
                 Err(error) => finish(Err(error)),
             };
         }
-        if place::is_address(path)
-            && let Err(error) = reach::check(path, arguments)
-        {
-            return finish(Err(error));
+        if let Some(local) = local_path(path) {
+            match reach::check(path, arguments, environment) {
+                Ok(Way::Plain) => {}
+                Ok(Way::Hosted) => return host(local, arguments, environment),
+                Ok(Way::Script(line)) => {
+                    return finish(Err(script(&line, path, arguments, environment, depth)));
+                }
+                Err(error) => return finish(Err(error)),
+            }
         }
         let result = with_environment(environment, local_path(path), |own| {
             real::execve(path, arguments, own)
@@ -250,6 +278,26 @@ unsafe fn execute(
             };
         }
         result
+    }
+}
+
+/// Executes what hosts a local program, whose path ends with a zero byte.
+unsafe fn host(program: &[u8], arguments: Strings, environment: Strings) -> c_int {
+    let library = start::config().map_or(&[][..], |config| &config.library);
+    let library = [library, b"\0"].concat();
+    // SAFETY: as the program says; texts that end with zero bytes, in a list that ends with null.
+    unsafe {
+        let mut own = list(arguments);
+        if own.is_empty() {
+            own.push(program.as_ptr().cast());
+        }
+        let mut all = vec![own[0], library.as_ptr().cast(), program.as_ptr().cast()];
+        all.extend(own);
+        all.push(std::ptr::null());
+        match inside(|| Environment::of_host(environment).ok_or(libc::EINVAL)) {
+            Ok(own) => real::execve(LINKER.as_ptr(), all.as_ptr(), own.as_ptr()),
+            Err(error) => finish(Err(error)),
+        }
     }
 }
 
@@ -384,8 +432,10 @@ pub(crate) unsafe fn execvpe(
         let local = !name.contains(&b'/') && !name.is_empty() && !searches_remote(&path);
         if local && !has_remote_libraries(environment) {
             before();
-            if let Err(error) = reach::check_found(file, arguments, &path) {
-                return finish(Err(error));
+            match reach::check_found(file, arguments, environment, &path) {
+                Ok(Way::Plain) => {}
+                Ok(_) => return find_and_execute(file, arguments, environment, true),
+                Err(error) => return finish(Err(error)),
             }
             return with_environment(environment, None, |own| real::execvpe(file, arguments, own));
         }

@@ -1,10 +1,10 @@
 //! Other users and groups: requests are then made on their behalf, and the run's files are opened to
 //! them, since the kernel asks who opens a placeholder.
 
-use crate::guard::{checked, inside};
+use crate::guard::{checked, finish, inside};
 use crate::table::real;
 use crate::{remote, start};
-use libc::{c_int, gid_t, uid_t};
+use libc::{c_int, c_long, gid_t, uid_t};
 use towline_instance::{MAPPINGS, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
 
 const NAME: &std::ffi::CStr = c"system.posix_acl_access";
@@ -123,6 +123,17 @@ pub(crate) unsafe fn setresuid(user: uid_t, effective: uid_t, saved: uid_t) -> c
     admit(effective);
     // SAFETY: as the program says.
     changed(unsafe { real::setresuid(user, effective, saved) })
+}
+
+/// One of these calls made without libc, in which `user`, or nobody, is to be the effective one.
+pub(crate) unsafe fn by_call(number: c_long, user: usize, [a, b, c]: [usize; 3]) -> c_long {
+    admit(user as uid_t);
+    // SAFETY: as the program says.
+    let done = unsafe { checked(number, [a, b, c, 0, 0, 0]) };
+    if done.is_ok() {
+        changed(0);
+    }
+    finish(done.map(|before| before as c_long))
 }
 
 /// The user and group that files are asked for with alone. They are a thread's, but requests of all

@@ -314,6 +314,10 @@ unsafe fn program_of(at: c_int, path: *const c_char) -> Option<Vec<u8>> {
     }
     // SAFETY: as the program says; the target is as long as said.
     unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if crate::guest::is_own_name(path) {
+            return Some(crate::guest::name());
+        }
         let name = CStr::from_ptr(path).to_bytes();
         if !name.starts_with(b"/proc/") || !name.ends_with(b"/exe") {
             return None;

@@ -3,14 +3,17 @@
 
 use super::files::named_descriptor;
 use super::{
-    attributes, by_path, copies, directories, exec, files, io, locks, maps, misc, names, status,
-    xattr,
+    attributes, by_path, copies, directories, exec, files, identity, io, locks, maps, misc, names,
+    status, xattr,
 };
 use crate::guard::{self, errno, finish, set_errno};
 use crate::table::real;
 use crate::trap::threads;
 use crate::{descriptors, place, start, working};
 use libc::{AT_FDCWD, c_char, c_int, c_long};
+
+/// Who gets no other user by a call.
+const NOBODY: usize = u32::MAX as usize;
 
 /// Most arguments of a system call.
 pub(crate) type Arguments = [usize; 6];
@@ -99,6 +102,8 @@ calls! {
     SYS_ioctl => Subject::Fd(a), misc::ioctl(a as _, b as _, c as _);
     SYS_sendmsg => Subject::Always, misc::sendmsg(a as _, b as _, c as _);
     SYS_recvmsg => Subject::Always, misc::recvmsg(a as _, b as _, c as _);
+    SYS_sendmmsg => Subject::Always, misc::sendmmsg(a as _, b as _, c as _, d as _);
+    SYS_recvmmsg => Subject::Always, misc::recvmmsg(a as _, b as _, c as _, d as _, e as _);
 
     // Data
     SYS_read => Subject::Fd(a), io::read(a as _, b as _, c);
@@ -217,6 +222,16 @@ calls! {
     SYS_getcwd => working_directory(), getcwd(a as _, b);
     SYS_getdents64 => Subject::Fd(a), directories::getdents64(a as _, b as _, c);
 
+    // Users and groups: of this thread alone, which are told to the server as those of all
+    SYS_setuid => Subject::Always, identity::by_call(libc::SYS_setuid, a, [a, 0, 0]);
+    SYS_setreuid => Subject::Always, identity::by_call(libc::SYS_setreuid, b, [a, b, 0]);
+    SYS_setresuid => Subject::Always, identity::by_call(libc::SYS_setresuid, b, [a, b, c]);
+    SYS_setfsuid => Subject::Always, identity::by_call(libc::SYS_setfsuid, a, [a, 0, 0]);
+    SYS_setgid => Subject::Always, identity::by_call(libc::SYS_setgid, NOBODY, [a, 0, 0]);
+    SYS_setregid => Subject::Always, identity::by_call(libc::SYS_setregid, NOBODY, [a, b, 0]);
+    SYS_setresgid => Subject::Always, identity::by_call(libc::SYS_setresgid, NOBODY, [a, b, c]);
+    SYS_setfsgid => Subject::Always, identity::by_call(libc::SYS_setfsgid, NOBODY, [a, 0, 0]);
+
     // New programs
     SYS_exit_group => Subject::Always, end(a as c_int);
     SYS_execve => Subject::Always, exec::execve(a as _, b as _, c as _);
@@ -283,15 +298,19 @@ pub(crate) unsafe fn whose(number: c_long, arguments: Arguments) -> Whose {
     }
 }
 
-/// Notes what the kernel did without us: a descriptor that it gave out is no remote file.
-pub(crate) fn done_by_kernel(number: c_long, result: isize) {
-    let opens = match number {
+/// True for a call whose result is a descriptor, which may have had the number of a remote file.
+pub(crate) fn gives_descriptor(number: c_long) -> bool {
+    match number {
         #[cfg(target_arch = "x86_64")]
         libc::SYS_open | libc::SYS_creat => true,
         libc::SYS_openat | libc::SYS_openat2 | libc::SYS_dup => true,
         _ => false,
-    };
-    if opens && result >= 0 {
+    }
+}
+
+/// Notes what the kernel did without us: a descriptor that it gave out is no remote file.
+pub(crate) fn done_by_kernel(number: c_long, result: isize) {
+    if gives_descriptor(number) && result >= 0 {
         descriptors::forget(result as c_int);
     }
 }

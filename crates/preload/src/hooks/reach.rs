@@ -2,7 +2,7 @@
 //! to do with something remote.
 
 use crate::guard::{checked, inside, system_call};
-use crate::{report, start, trap, working};
+use crate::{descriptors, report, start, trap, working};
 use libc::c_char;
 use std::ffi::CStr;
 use towline_instance::notes::Note;
@@ -13,39 +13,108 @@ const INTERPRETERS_MAX: u32 = 5;
 
 type Strings = *const *const c_char;
 
-/// Looks at a local program before it is executed: `EACCES` when it cannot be reached although one of
-/// its arguments names a prefix. It would take something else for the remote file, or make it anew on
-/// this machine. Others are started, but told of.
+/// How a program is to be executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// By the kernel.
+    Plain,
+    /// By one of our processes, as its guest.
+    Hosted,
+    /// By its interpreter, which is hosted: the script's beginning behind `#!`.
+    Script(Vec<u8>),
+}
+
+/// What tells that a program may have to do with something remote.
+#[derive(Clone, Copy)]
+struct Near {
+    /// One of its arguments names a prefix.
+    is_named: bool,
+    /// That, or a variable of its environment does, or it inherits a remote working directory or
+    /// standard stream.
+    is_near: bool,
+}
+
+impl Near {
+    /// # Safety
+    /// The lists end with null, or are null.
+    unsafe fn of(arguments: Strings, environment: Strings) -> Self {
+        // SAFETY: as the caller says.
+        unsafe {
+            let has_any = !arguments.is_null() && !(*arguments).is_null();
+            let none = std::ptr::null();
+            let is_named = has_any && trap::is_mentioned([arguments.add(1), none]);
+            let is_near = is_named
+                || working::is_remote()
+                || (0..3).any(|stream| descriptors::find(stream).is_some())
+                || trap::is_mentioned([environment, none]);
+            Self { is_named, is_near }
+        }
+    }
+}
+
+/// Looks at a local program before it is executed. `EACCES` when it can neither be reached nor hosted
+/// although one of its arguments names a prefix: it would take something else for the remote file, or
+/// make it anew on this machine. Others are started, but told of.
 ///
 /// # Safety
-/// The path is null or a string, the arguments are a list that ends with null, or null.
-pub(crate) unsafe fn check(path: *const c_char, arguments: Strings) -> Result<(), i32> {
+/// The path is null or a string; the lists end with null, or are null.
+pub(crate) unsafe fn check(
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> Result<Way, i32> {
     if start::state().is_none() || path.is_null() {
-        return Ok(());
+        return Ok(Way::Plain);
     }
     // SAFETY: as the caller says.
-    let is_named = unsafe { is_named(arguments) };
-    if !is_named && !working::is_remote() && !report::is_on() {
-        return Ok(());
+    let near = unsafe { Near::of(arguments, environment) };
+    if !near.is_near && !report::is_on() {
+        return Ok(Way::Plain);
     }
     inside(|| {
         // SAFETY: as the caller says.
         let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-        obstacle(path, 0).map_or(Ok(()), |(obstacle, program)| tell(obstacle, program, is_named))
+        let Some((obstacle, program)) = obstacle(path, 0) else { return Ok(Way::Plain) };
+        if !near.is_near || !can_host(obstacle) {
+            return tell(obstacle, program, near.is_named).map(|()| Way::Plain);
+        }
+        let is_script = program != path;
+        let (first, _) = look(path).ok_or(libc::ENOEXEC)?;
+        match first.strip_prefix(b"#!").filter(|_| is_script) {
+            Some(line) => Ok(Way::Script(line.to_vec())),
+            None => Ok(Way::Hosted),
+        }
     })
+}
+
+#[cfg(target_arch = "x86_64")]
+fn can_host(obstacle: Obstacle) -> bool {
+    obstacle.can_be_hosted() && crate::guest::is_possible()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn can_host(_: Obstacle) -> bool {
+    false
 }
 
 /// [`check`] for a remote program, by its first bytes.
 ///
 /// # Safety
 /// The arguments are a list that ends with null, or null.
-pub(crate) unsafe fn check_first(path: &[u8], first: &[u8], arguments: Strings) -> Result<(), i32> {
+pub(crate) unsafe fn check_first(
+    path: &[u8],
+    first: &[u8],
+    arguments: Strings,
+) -> Result<Way, i32> {
     // SAFETY: as the caller says.
-    let is_named = unsafe { is_named(arguments) };
-    inside(|| match Form::of(first) {
-        Form::Binary(binary) => Obstacle::of(&binary, name(path))
-            .map_or(Ok(()), |obstacle| tell(obstacle, path.to_vec(), is_named)),
-        _ => Ok(()),
+    let near = unsafe { Near::of(arguments, std::ptr::null()) };
+    inside(|| {
+        let Form::Binary(binary) = Form::of(first) else { return Ok(Way::Plain) };
+        match Obstacle::of(&binary, name(path)) {
+            None => Ok(Way::Plain),
+            Some(obstacle) if can_host(obstacle) => Ok(Way::Hosted),
+            Some(obstacle) => tell(obstacle, path.to_vec(), near.is_named).map(|()| Way::Plain),
+        }
     })
 }
 
@@ -56,12 +125,13 @@ pub(crate) unsafe fn check_first(path: &[u8], first: &[u8], arguments: Strings) 
 pub(crate) unsafe fn check_found(
     file: *const c_char,
     arguments: Strings,
+    environment: Strings,
     folders: &[u8],
-) -> Result<(), i32> {
+) -> Result<Way, i32> {
     // SAFETY: as the caller says.
     unsafe {
-        if !is_named(arguments) && !working::is_remote() && !report::is_on() {
-            return Ok(());
+        if !Near::of(arguments, environment).is_near && !report::is_on() {
+            return Ok(Way::Plain);
         }
         let name = CStr::from_ptr(file).to_bytes();
         for folder in folders.split(|b| *b == b':') {
@@ -70,20 +140,11 @@ pub(crate) unsafe fn check_found(
             let call =
                 [libc::AT_FDCWD as usize, full.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
             if system_call(libc::SYS_faccessat, call) == 0 {
-                return check(full.as_ptr().cast(), arguments);
+                return check(full.as_ptr().cast(), arguments, environment);
             }
         }
     }
-    Ok(())
-}
-
-/// True when an argument beyond the program's own name names a prefix.
-unsafe fn is_named(arguments: Strings) -> bool {
-    // SAFETY: as the caller says.
-    unsafe {
-        let has_any = !arguments.is_null() && !(*arguments).is_null();
-        has_any && trap::is_mentioned([arguments.add(1), std::ptr::null()])
-    }
+    Ok(Way::Plain)
 }
 
 fn tell(obstacle: Obstacle, program: Vec<u8>, is_named: bool) -> Result<(), i32> {
@@ -107,17 +168,37 @@ fn name(path: &[u8]) -> &[u8] {
 
 /// What is in the way of a program, and of which: a script's interpreter stands for it.
 fn obstacle(path: &[u8], depth: u32) -> Option<(Obstacle, Vec<u8>)> {
+    let (first, rights) = look(path)?;
+    match Form::of(&first) {
+        // Scripts take no rights from their files.
+        Form::Script(interpreter, _) if depth < INTERPRETERS_MAX => {
+            obstacle(&interpreter, depth + 1)
+        }
+        Form::Binary(binary) => {
+            // Who gets rights is not to be hosted, whatever else it is.
+            let found = rights.or_else(|| Obstacle::of(&binary, name(path)))?;
+            Some((found, path.to_vec()))
+        }
+        _ => None,
+    }
+}
+
+/// The first bytes of a program, and what its rights put in the way; `None` for one that cannot be
+/// read or executed.
+fn look(path: &[u8]) -> Option<(Vec<u8>, Option<Obstacle>)> {
     let mut text = path.to_vec();
     text.push(0);
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
     let open = [libc::AT_FDCWD as usize, text.as_ptr() as usize, flags as usize, 0, 0, 0];
-    let mut first = [0u8; FIRST_BYTES];
+    let executes = [libc::AT_FDCWD as usize, text.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
+    let mut first = vec![0u8; FIRST_BYTES];
     // SAFETY: all zero is a valid `stat`.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
     let mut capabilities = false;
     // SAFETY: the path ends with a zero byte, the places are as long as said, and the descriptor is
     // closed by who opened it.
     let count = unsafe {
+        checked(libc::SYS_faccessat, executes).ok()?;
         let fd = checked(libc::SYS_openat, open).ok()?;
         let _ = checked(libc::SYS_fstat, [fd, &raw mut status as usize, 0, 0, 0, 0]);
         let read = [fd, first.as_mut_ptr() as usize, FIRST_BYTES, 0, 0, 0];
@@ -129,19 +210,9 @@ fn obstacle(path: &[u8], depth: u32) -> Option<(Obstacle, Vec<u8>)> {
         system_call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
         count.ok()?
     };
+    first.truncate(count);
     let rights = (status.st_mode, status.st_uid, status.st_gid);
-    match Form::of(&first[..count]) {
-        // Scripts take no rights from their files.
-        Form::Script(interpreter, _) if depth < INTERPRETERS_MAX => {
-            obstacle(&interpreter, depth + 1)
-        }
-        Form::Binary(binary) => {
-            let found = Obstacle::of(&binary, name(path))
-                .or_else(|| Obstacle::of_rights(rights, capabilities, user()))?;
-            Some((found, path.to_vec()))
-        }
-        _ => None,
-    }
+    Some((first, Obstacle::of_rights(rights, capabilities, user())))
 }
 
 /// User and group of this process.

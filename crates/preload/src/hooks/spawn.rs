@@ -3,7 +3,8 @@
 //! child is to open or go to), the same is done in a child of `fork`, by the hooked functions.
 
 use super::exec::{self, Strings};
-use super::{directories, files, reach};
+use super::reach::{self, Way};
+use super::{directories, files};
 use crate::guard::{errno, set_errno, system_call};
 use crate::table::real;
 use crate::{descriptors, place, start};
@@ -116,10 +117,15 @@ pub(crate) unsafe fn posix_spawn(
         if is_remote(path, list) {
             return by_fork(pid, path, list, attributes, (arguments, environment), exec::execve);
         }
-        if place::is_address(path)
-            && let Err(error) = reach::check(path, arguments)
-        {
-            return error;
+        if place::is_address(path) {
+            match reach::check(path, arguments, environment) {
+                Ok(Way::Plain) => {}
+                Ok(_) => {
+                    let call = (arguments, environment);
+                    return by_fork(pid, path, list, attributes, call, exec::execve);
+                }
+                Err(error) => return error,
+            }
         }
         let local = real::posix_spawn as Spawn;
         let result = plain(local, pid, path, file_actions, attributes, arguments, environment);
@@ -151,12 +157,17 @@ pub(crate) unsafe fn posix_spawnp(
             return by_fork(pid, file, list, attributes, (arguments, environment), exec::search);
         }
         let reached = if has_folder {
-            reach::check(file, arguments)
+            reach::check(file, arguments, environment)
         } else {
-            reach::check_found(file, arguments, &exec::search_path())
+            reach::check_found(file, arguments, environment, &exec::search_path())
         };
-        if let Err(error) = reached {
-            return error;
+        match reached {
+            Ok(Way::Plain) => {}
+            Ok(_) => {
+                let call = (arguments, environment);
+                return by_fork(pid, file, list, attributes, call, exec::search);
+            }
+            Err(error) => return error,
         }
         let local = real::posix_spawnp as Spawn;
         plain(local, pid, file, file_actions, attributes, arguments, environment)

@@ -79,6 +79,15 @@ pub(crate) fn signal_of_program(signal: c_int, handler: usize) -> Option<usize> 
     Some(exchange(Some(KernelAction { handler, flags, restorer: 0, mask: 0 })).handler)
 }
 
+/// [`pass_on`] to a guest, whose handler cannot be called with our FS: only what has none is done.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn pass_on_to_guest(signal: c_int) {
+    if exchange(None).handler == libc::SIG_DFL {
+        // SAFETY: there is no handler that would want the rest.
+        unsafe { pass_on(signal, std::ptr::null_mut(), std::ptr::null_mut()) };
+    }
+}
+
 /// Does what the program wants on a `SIGSYS` that is not of our making.
 ///
 /// # Safety

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use towline_instance::notes::Note;
 
 /// `si_code` of a system call that was trapped.
-const SYS_USER_DISPATCH: c_int = 2;
+pub(crate) const SYS_USER_DISPATCH: c_int = 2;
 /// Where `siginfo_t` says for which machine the call was made.
 const ARCHITECTURE_AT: usize = 28;
 const ARCHITECTURE: u32 = 0xc000_003e;
@@ -57,22 +57,28 @@ unsafe extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mu
             return chained::pass_on(signal, info, context);
         }
         let context = &mut *context.cast::<ucontext_t>();
-        let architecture = info.cast::<u8>().add(ARCHITECTURE_AT).cast::<u32>().read();
-        if architecture == ARCHITECTURE {
-            answer(context);
-        } else {
-            // A call for 32-bit programs, by `int 0x80`.
+        if is_narrow(info) {
             context.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::ENOSYS);
+        } else {
+            answer(context);
         }
     }
     set_errno(errno);
 }
 
-/// Answers the call that the registers hold.
-unsafe fn answer(context: &mut ucontext_t) {
-    let registers = &mut context.uc_mcontext.gregs;
+/// True for a call for 32-bit programs, by `int 0x80`.
+///
+/// # Safety
+/// What the kernel lends to a handler.
+pub(crate) unsafe fn is_narrow(info: *const siginfo_t) -> bool {
+    // SAFETY: the offset lies within the structure.
+    unsafe { info.cast::<u8>().add(ARCHITECTURE_AT).cast::<u32>().read() != ARCHITECTURE }
+}
+
+/// The call that the registers hold.
+pub(crate) fn call_of(context: &ucontext_t) -> (c_long, Arguments) {
+    let registers = &context.uc_mcontext.gregs;
     let word = |register: c_int| registers[register as usize] as usize;
-    let number = word(libc::REG_RAX) as c_long;
     let arguments = [
         word(libc::REG_RDI),
         word(libc::REG_RSI),
@@ -81,6 +87,13 @@ unsafe fn answer(context: &mut ucontext_t) {
         word(libc::REG_R8),
         word(libc::REG_R9),
     ];
+    (word(libc::REG_RAX) as c_long, arguments)
+}
+
+/// Answers the call that the registers hold.
+unsafe fn answer(context: &mut ucontext_t) {
+    let (number, arguments) = call_of(context);
+    let registers = &mut context.uc_mcontext.gregs;
     // SAFETY: the arguments are those of the program.
     let result = unsafe {
         match number {
@@ -95,7 +108,7 @@ unsafe fn answer(context: &mut ucontext_t) {
             | libc::SYS_ppoll
             | libc::SYS_pselect6
             | libc::SYS_epoll_pwait
-            | libc::SYS_epoll_pwait2 => masks::wait(number, arguments),
+            | libc::SYS_epoll_pwait2 => masks::wait(number, arguments, system_call),
             libc::SYS_sigaltstack => change_stack(context, arguments),
             libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone | libc::SYS_clone3 => {
                 new_task(context, number, arguments)
@@ -144,7 +157,10 @@ unsafe fn ours(number: c_long, arguments: Arguments) -> isize {
 }
 
 /// `rt_sigprocmask`: on the mask that the program gets back.
-unsafe fn change_mask(context: &mut ucontext_t, [how, set, old, bytes, ..]: Arguments) -> isize {
+pub(crate) unsafe fn change_mask(
+    context: &mut ucontext_t,
+    [how, set, old, bytes, ..]: Arguments,
+) -> isize {
     if bytes != masks::SET_BYTES {
         return -(libc::EINVAL as isize);
     }
@@ -169,7 +185,7 @@ unsafe fn change_mask(context: &mut ucontext_t, [how, set, old, bytes, ..]: Argu
 }
 
 /// `sigaltstack`: the one that the program gets back.
-unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Arguments) -> isize {
+pub(crate) unsafe fn change_stack(context: &mut ucontext_t, [new, old, ..]: Arguments) -> isize {
     let current = &mut context.uc_stack;
     let at = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
     // A new program may get the flags of what its parent had, but not the stack.

@@ -12,12 +12,22 @@ pub(crate) const BITS_FREE: u64 =
 /// Bytes of the kernel's signal sets.
 pub(crate) const SET_BYTES: usize = 8;
 
+/// Option of `prctl` by which calls are trapped.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
+
 /// Takes `SIGSYS` out of this thread's mask.
 pub(crate) fn let_in() {
     let set = BIT;
     let arguments = [libc::SIG_UNBLOCK as usize, &raw const set as usize, 0, SET_BYTES, 0, 0];
     // SAFETY: the set outlives the call.
     unsafe { system_call(libc::SYS_rt_sigprocmask, arguments) };
+}
+
+/// A kernel's set without `SIGSYS`.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn without_trap(set: u64) -> u64 {
+    set & !BIT
 }
 
 /// A kernel's set without `SIGSYS`, if calls are trapped.
@@ -106,7 +116,32 @@ struct Nested {
     bytes: usize,
 }
 
-/// Makes a system call that waits with a mask of its own.
+/// Which argument of a system call that waits is its mask, or leads to it.
+#[cfg(target_arch = "x86_64")]
+fn place_of_mask(number: libc::c_long) -> usize {
+    match number {
+        libc::SYS_rt_sigsuspend => 0,
+        libc::SYS_ppoll => 3,
+        libc::SYS_pselect6 => 5,
+        _ => 4,
+    }
+}
+
+/// True when such a call has a mask.
+///
+/// # Safety
+/// As for [`wait`].
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn has_mask(
+    number: libc::c_long,
+    arguments: crate::hooks::numbers::Arguments,
+) -> bool {
+    let at = arguments[place_of_mask(number)];
+    // SAFETY: null or what the call says.
+    at != 0 && (number != libc::SYS_pselect6 || unsafe { !(*(at as *const Nested)).set.is_null() })
+}
+
+/// Makes a system call that waits with a mask of its own, by `make`.
 ///
 /// # Safety
 /// The arguments are those of such a call.
@@ -114,13 +149,9 @@ struct Nested {
 pub(crate) unsafe fn wait(
     number: libc::c_long,
     mut arguments: crate::hooks::numbers::Arguments,
+    make: unsafe fn(libc::c_long, crate::hooks::numbers::Arguments) -> isize,
 ) -> isize {
-    let at = match number {
-        libc::SYS_rt_sigsuspend => 0,
-        libc::SYS_ppoll => 3,
-        libc::SYS_pselect6 => 5,
-        _ => 4,
-    };
+    let at = place_of_mask(number);
     // SAFETY: null or a set, as the caller says; the copies outlive the call.
     unsafe {
         let mut nested = Nested { set: arguments[at] as *const u64, bytes: SET_BYTES };
@@ -139,6 +170,6 @@ pub(crate) unsafe fn wait(
                 nested.set as usize
             };
         }
-        system_call(number, arguments)
+        make(number, arguments)
     }
 }

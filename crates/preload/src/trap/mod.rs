@@ -17,11 +17,11 @@
 //! of all masks (`masks.rs`), and its handler stays ours (`chained.rs`).
 
 #[cfg(target_arch = "x86_64")]
-mod handler;
+pub(crate) mod handler;
 #[cfg(target_arch = "x86_64")]
-mod stack;
+pub(crate) mod stack;
 
-mod chained;
+pub(crate) mod chained;
 pub(crate) mod masks;
 pub(crate) mod threads;
 
@@ -44,6 +44,17 @@ static STATE: AtomicU8 = AtomicU8::new(UNTRIED);
 /// Longest part of the arguments and of the environment that is looked through, in bytes.
 const LOOKED_AT_MAX: usize = 256 * 1024;
 
+/// True when system calls of other programs can be trapped.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn is_there() -> bool {
+    match STATE.load(Ordering::Relaxed) {
+        ARMED => true,
+        MISSING => false,
+        // Not to be tried in a thread that is armed: that would end it.
+        _ => towline_instance::has_trap(),
+    }
+}
+
 /// True when system calls of this process may be trapped.
 #[inline]
 pub(crate) fn is_armed() -> bool {
@@ -53,6 +64,11 @@ pub(crate) fn is_armed() -> bool {
 /// Arms this thread, and with the first one the process. Without effect where the kernel has no such
 /// trap; all else works as before.
 pub(crate) fn arm() {
+    // All calls of a guest are trapped from its beginning.
+    #[cfg(target_arch = "x86_64")]
+    if crate::guest::is_here() {
+        return;
+    }
     if !guard::is_armed() && STATE.load(Ordering::Relaxed) != MISSING {
         let _ = inside(|| {
             arm_now();
@@ -63,6 +79,10 @@ pub(crate) fn arm() {
 
 /// Arms the only thread of a forked child whose parent was armed.
 pub(crate) fn arm_child() {
+    #[cfg(target_arch = "x86_64")]
+    if crate::guest::is_here() {
+        return crate::guest::in_child();
+    }
     guard::set_armed(false);
     if is_armed() {
         arm();
@@ -77,7 +97,6 @@ fn arm_now() {
 
 #[cfg(target_arch = "x86_64")]
 fn arm_now() {
-    const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
     const ON: usize = 1;
     let missing = || {
         STATE.store(MISSING, Ordering::Relaxed);
@@ -91,7 +110,7 @@ fn arm_now() {
     masks::let_in();
     let selector = guard::selector() as usize;
     let arguments =
-        [PR_SET_SYSCALL_USER_DISPATCH, ON, libc.start, libc.end - libc.start, selector, 0];
+        [masks::PR_SET_SYSCALL_USER_DISPATCH, ON, libc.start, libc.end - libc.start, selector, 0];
     // SAFETY: the selector lives as long as the thread.
     match unsafe { checked(libc::SYS_prctl, arguments) } {
         Ok(_) => {
@@ -105,6 +124,13 @@ fn arm_now() {
         Err(_) if is_first => missing(),
         Err(_) => {}
     }
+}
+
+/// The calls of this process are trapped by `guest`.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn is_hosting() {
+    STATE.store(ARMED, Ordering::Relaxed);
+    report::record_with(|| Note::Armed { program: report::program() });
 }
 
 /// Where the code of libc is.

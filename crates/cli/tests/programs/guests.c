@@ -1,0 +1,242 @@
+/* What programs do that bring a libc of their own: threads of every kind, stacks for signals, memory by brk,
+   waits that signals end, their own name, and new programs. With "again": prints the file named last. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static void put(const char *name, const char *text) {
+    int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0 || close(fd)) printf("put %s: %s\n", name, strerror(errno));
+}
+
+static const char *get(const char *name) {
+    static __thread char text[64];
+    int fd = open(name, O_RDONLY);
+    ssize_t length = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[length < 0 ? 0 : length] = 0;
+    return text;
+}
+
+static __thread int own;
+static int together;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t over = PTHREAD_COND_INITIALIZER;
+
+static void *work(void *argument) {
+    long number = (long)argument;
+    char name[16], text[16];
+    own = number;
+    snprintf(name, sizeof name, "t%ld", number);
+    for (int i = 0; i < 20; i++) {
+        snprintf(text, sizeof text, "%ld-%d", number, i);
+        put(name, text);
+        if (strcmp(get(name), text)) printf("thread %ld reads %s, not %s\n", number, get(name), text);
+    }
+    unlink(name);
+    pthread_mutex_lock(&lock);
+    together += own == number;
+    pthread_cond_signal(&over);
+    pthread_mutex_unlock(&lock);
+    return (void *)(number * 2);
+}
+
+static void threads(void) {
+    pthread_t all[8];
+    long sum = 0;
+    for (int round = 0; round < 5; round++) {
+        for (long i = 0; i < 8; i++) pthread_create(&all[i], NULL, work, (void *)i);
+        for (int i = 0; i < 8; i++) {
+            void *result;
+            pthread_join(all[i], &result);
+            sum += (long)result;
+        }
+    }
+    printf("joined %ld, together %d\n", sum, together);
+    together = 0;
+    pthread_attr_t detached;
+    pthread_attr_init(&detached);
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    for (long i = 0; i < 40; i++) {
+        pthread_t one;
+        pthread_create(&one, &detached, work, (void *)(i % 8 + 100 * i));
+        pthread_mutex_lock(&lock);
+        while (together <= i) pthread_cond_wait(&over, &lock);
+        pthread_mutex_unlock(&lock);
+    }
+    printf("detached, together %d\n", together);
+}
+
+static char *stack;
+static volatile sig_atomic_t came, was_on;
+
+static void arrived(int signal) {
+    char here;
+    came++;
+    was_on = stack && &here > stack && &here < stack + 65536;
+    put("from-handler", signal == SIGALRM ? "alarm" : "other");
+}
+
+static void handle(int signal, int flags) {
+    struct sigaction action = {.sa_handler = arrived, .sa_flags = flags};
+    sigaction(signal, &action, NULL);
+}
+
+static void signals(void) {
+    stack_t new = {.ss_sp = stack = malloc(65536), .ss_size = 65536}, old;
+    printf("stack %d\n", sigaltstack(&new, &old));
+    printf("before: %s\n", old.ss_flags & SS_DISABLE ? "none" : "some");
+    handle(SIGUSR1, SA_ONSTACK);
+    raise(SIGUSR1);
+    printf("came %d, on its stack %d, wrote %s\n", came, was_on, get("from-handler"));
+    new.ss_flags = SS_DISABLE;
+    printf("no stack %d\n", sigaltstack(&new, &old));
+    raise(SIGUSR1);
+    printf("came %d, on its stack %d\n", came, was_on);
+    free(stack);
+    stack = NULL;
+    sigset_t set, none;
+    sigemptyset(&set);
+    sigemptyset(&none);
+    sigaddset(&set, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    raise(SIGUSR1);
+    printf("blocked, came %d\n", came);
+    int result = sigsuspend(&none);
+    printf("sigsuspend %d %s, came %d\n", result, strerror(errno), came);
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+    sigfillset(&set);
+    sigdelset(&set, SIGALRM);
+    handle(SIGALRM, 0);
+    struct itimerval soon = {.it_value = {.tv_usec = 50000}};
+    setitimer(ITIMER_REAL, &soon, NULL);
+    result = sigsuspend(&set);
+    printf("sigsuspend %d %s, came %d, wrote %s\n", result, strerror(errno), came, get("from-handler"));
+    int ends[2];
+    char byte;
+    result = pipe(ends);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    ssize_t length = read(ends[0], &byte, 1);
+    printf("read %zd %s\n", length, strerror(errno));
+    int pair[2];
+    result = socketpair(AF_UNIX, SOCK_DGRAM, 0, pair);
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    setitimer(ITIMER_REAL, &soon, NULL);
+    length = recvmsg(pair[0], &message, 0);
+    printf("recvmsg %zd %s, came %d\n", length, strerror(errno), came);
+    mkfifo("fifo", 0600);
+    (void)result;
+    /* A lock that another process has. */
+    int fd = open("locked", O_RDWR | O_CREAT, 0600);
+    struct flock all = {.l_type = F_WRLCK};
+    int ready[2];
+    result = pipe(ready);
+    pid_t child = fork();
+    if (child == 0) {
+        fcntl(fd, F_SETLK, &all);
+        result = write(ready[1], "r", 1);
+        pause();
+        _exit(0);
+    }
+    length = read(ready[0], &byte, 1);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    result = fcntl(fd, F_SETLKW, &all);
+    printf("lock %d %s, came %d\n", result, strerror(errno), came);
+    handle(SIGALRM, SA_RESTART);
+    setitimer(ITIMER_REAL, &soon, NULL);
+    kill(child, SIGTERM);
+    result = fcntl(fd, F_SETLKW, &all);
+    printf("lock %d\n", result);
+    int status;
+    while (waitpid(child, &status, 0) != child) {}
+    printf("child ended by %d\n", WTERMSIG(status));
+    while (came < 8) usleep(1000);
+    signal(SIGALRM, SIG_DFL);
+}
+
+static void memory(void) {
+    char *end = (char *)syscall(SYS_brk, 0);
+    printf("brk %s\n", syscall(SYS_brk, end + (1 << 20)) == (long)end + (1 << 20) ? "good" : "bad");
+    memset(end, 7, 1 << 20);
+    printf("shorter %s\n", syscall(SYS_brk, end + 4096) == (long)end + 4096 ? "good" : "bad");
+    printf("still %d, %s\n", end[4095], syscall(SYS_brk, 0) == (long)end + 4096 ? "there" : "moved");
+    printf("back %s\n", syscall(SYS_brk, end) == (long)end ? "good" : "bad");
+    for (int i = 0; i < 200; i++) free(malloc(i * 10000));
+    put("m", "mapped text");
+    int fd = open("m", O_RDWR);
+    char *text = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    printf("%.11s\n", text);
+    memcpy(text, "MAPPED", 6);
+    munmap(text, 4096);
+    close(fd);
+    printf("%s\n", get("m"));
+}
+
+static void programs(char *self) {
+    char name[4096] = "";
+    ssize_t length = readlink("/proc/self/exe", name, sizeof name - 1);
+    char *last = strrchr(self, '/');
+    printf("own name %s\n", length > 0 && !strcmp(strrchr(name, '/'), last ? last : self) ? "good" : name);
+    int fd = open("/proc/self/exe", O_RDONLY);
+    printf("own program %s\n", read(fd, name, 4) == 4 && !memcmp(name, "\177ELF", 4) ? "good" : "bad");
+    struct stat by_name, by_path;
+    printf("%d %d\n", stat("/proc/self/exe", &by_name), stat(self, &by_path));
+    printf("%s\n", by_name.st_ino == by_path.st_ino ? "the same" : "others");
+    close(fd);
+    fflush(stdout);
+    for (int how = 0; how < 3; how++) {
+        pid_t child = how == 1 ? vfork() : fork();
+        if (child == 0) {
+            char *again[] = {self, "again", "m", NULL};
+            char *none[] = {NULL};
+            if (how == 2)
+                execve("/proc/self/exe", again, none);
+            else
+                execv(self, again);
+            _exit(99);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        printf("child exits %d\n", WEXITSTATUS(status));
+        fflush(stdout);
+    }
+    printf("system %d\n", system("cat < m; echo; echo from the shell > s"));
+    printf("%s", get("s"));
+    FILE *shell = popen("cat s", "r");
+    while (fgets(name, sizeof name, shell)) printf("popen: %s", name);
+    printf("pclose %d\n", pclose(shell));
+}
+
+int main(int count, char **arguments) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (count > 1 && !strcmp(arguments[1], "again")) {
+        printf("again with %d: %s\n", count, get(arguments[count - 1]));
+        return 7;
+    }
+    threads();
+    signals();
+    memory();
+    programs(arguments[0]);
+    if (fork() == 0) {
+        threads();
+        printf("%s\n", get("m"));
+        exit(3);
+    }
+    int status;
+    wait(&status);
+    printf("child exits %d\n", WEXITSTATUS(status));
+    return 0;
+}

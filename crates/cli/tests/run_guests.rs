@@ -1,0 +1,121 @@
+//! `towline run`: programs that bring a libc of their own, or none, are hosted: they say and leave the
+//! same on a local directory and on a remote one, as others do (`run_conformance.rs`).
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::process::Command;
+use support::compare::{Libc, compiled, finished, same};
+use support::{TOWLINE, World};
+
+/// False where nothing can be hosted, which is said.
+fn can_host() -> bool {
+    let can = towline_instance::has_trap() && towline_instance::has_thread_registers();
+    if !can {
+        println!("SKIPPED: hosting needs x86-64, FSGSBASE and Linux 5.11");
+    }
+    can
+}
+
+fn same_as_guest(libc: Libc, source: &str) {
+    if can_host() && libc.is_here() {
+        same(libc, source, &[]);
+    }
+}
+
+#[test]
+fn threads_signals_memory_and_programs_of_static_ones_behave() {
+    same_as_guest(Libc::Static, "guests.c");
+}
+
+#[test]
+fn threads_signals_memory_and_programs_for_musl_behave() {
+    same_as_guest(Libc::Musl, "guests.c");
+    same_as_guest(Libc::StaticMusl, "guests.c");
+}
+
+#[test]
+fn descriptors_behave() {
+    same_as_guest(Libc::Static, "descriptors.c");
+}
+
+#[test]
+fn streams_behave() {
+    same_as_guest(Libc::Static, "streams.c");
+}
+
+#[test]
+fn processes_and_locks_behave() {
+    same_as_guest(Libc::Static, "processes.c");
+}
+
+#[test]
+fn handlers_of_signals_behave() {
+    same_as_guest(Libc::Static, "signals.c");
+}
+
+#[test]
+fn mappings_and_moved_directories_behave() {
+    same_as_guest(Libc::Static, "moved.c");
+    same_as_guest(Libc::Static, "mapped.c");
+}
+
+#[test]
+fn walks_behave() {
+    same_as_guest(Libc::Static, "walks.c");
+}
+
+/// However it is started: by `towline run`, by a shell, from a remote directory, for a script.
+#[test]
+fn guests_are_hosted_however_they_are_started() {
+    if !can_host() || !Libc::Static.is_here() {
+        return;
+    }
+    let world = World::new();
+    let program = compiled(Libc::Static, &world, "guests.c");
+    fs::write(world.local("served/file"), "12345").unwrap();
+    fs::copy(&program, world.local("served/guests")).unwrap();
+    let script = format!("#!{} again\n", program.display());
+    for place in ["script", "served/script"] {
+        use std::os::unix::fs::PermissionsExt;
+        fs::write(world.local(place), &script).unwrap();
+        fs::set_permissions(world.local(place), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let prefix = world.local("at");
+    let file = prefix.join("file");
+    let at = format!("{}={}", prefix.display(), world.url("dir"));
+    let run = |report: &[&str], command: &[&str]| {
+        let mut run = Command::new(TOWLINE);
+        run.arg("run").args(report).args(["--at", &at, "--"]).args(command);
+        run.env("FILE", &file).env("AT", &prefix).env("HERE", &world.path);
+        finished(&mut run, &world.local("said"))
+    };
+    let (path, name) = (program.to_str().unwrap(), file.to_str().unwrap());
+    let by_python = "import os, sys; sys.exit(os.waitstatus_to_exitcode(os.waitpid(\
+                     os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0)[1]))";
+    for command in [
+        vec![path, "again", name],
+        vec!["sh", "-c", "$HERE/guests again $FILE"],
+        vec!["sh", "-c", "PATH=$HERE:$PATH; guests again $FILE"],
+        vec!["sh", "-c", "cd $AT && ./guests again file"],
+        vec!["env", "-i", path, "again", name],
+        vec!["python3", "-c", by_python, path, "again", name],
+    ] {
+        let (said, code) = run(&[], &command);
+        assert_eq!((said.as_str(), code), ("again with 3: 12345\n", Some(7)), "{command:?}");
+    }
+    // A script's interpreter: its arguments are the option, the script, and the script's arguments.
+    let local = world.local("script");
+    for command in [vec![local.to_str().unwrap(), name], vec!["sh", "-c", "$AT/script $FILE"]] {
+        let (said, code) = run(&[], &command);
+        assert_eq!((said.as_str(), code), ("again with 4: 12345\n", Some(7)), "{command:?}");
+    }
+    // What is not there, and what may not be executed.
+    let (said, code) = run(&[], &["sh", "-c", "$HERE/none $FILE"]);
+    assert_eq!(code, Some(127), "{said}");
+    fs::write(world.local("cut"), &fs::read(&program).unwrap()[..200]).unwrap();
+    let (said, code) = run(&[], &["sh", "-c", "chmod +x $HERE/cut; $HERE/cut $FILE"]);
+    assert_eq!(code, Some(126), "{said}");
+}

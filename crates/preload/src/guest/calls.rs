@@ -1,0 +1,262 @@
+//! What a guest asks the kernel for: each of its system calls comes here.
+
+use super::switch::{self, Thread};
+use super::{heap, threads};
+use crate::guard::{self, errno, handled_signals, mask, set_quiet, system_call};
+use crate::hooks::numbers::{self, Arguments, Whose};
+use crate::trap::chained;
+use crate::trap::handler::{self, SYS_USER_DISPATCH};
+use crate::trap::{masks, stack};
+use crate::{report, waits};
+use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
+
+/// Longest that the instruction of a system call is.
+const CALL_BYTES: i64 = 2;
+
+/// The handler of `SIGSYS`, with our FS and all signals blocked.
+pub(super) unsafe extern "C" fn answer(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel lends both.
+    unsafe {
+        if (*info).si_code != SYS_USER_DISPATCH {
+            return chained::pass_on_to_guest(signal);
+        }
+        let context = &mut *context.cast::<ucontext_t>();
+        if handler::is_narrow(info) {
+            context.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::ENOSYS);
+            return;
+        }
+        let (number, arguments) = handler::call_of(context);
+        if let Some(result) = call(context, number, arguments) {
+            context.uc_mcontext.gregs[libc::REG_RAX as usize] = result as i64;
+        }
+    }
+}
+
+/// Answers a call; `None`: the registers say how to go on.
+unsafe fn call(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> Option<isize> {
+    let [first, second, ..] = arguments;
+    // SAFETY: the arguments are those of the guest.
+    let result = unsafe {
+        match number {
+            libc::SYS_rt_sigreturn => {
+                switch::bare(context);
+                return None;
+            }
+            libc::SYS_exit => return end(context),
+            libc::SYS_arch_prctl => return registers(context, arguments),
+            libc::SYS_prctl if first == masks::PR_SET_SYSCALL_USER_DISPATCH => {
+                -(libc::EINVAL as isize)
+            }
+            libc::SYS_brk => heap::set_end(first) as isize,
+            libc::SYS_munmap
+                if (first..first.saturating_add(second)).contains(&stack_of(context)) =>
+            {
+                // musl's way out of a thread that nobody waits for.
+                Thread::current().unmaps = first..first + second;
+                0
+            }
+            libc::SYS_set_tid_address if !Thread::current().is_first => {
+                Thread::current().clears = first as *mut c_int;
+                system_call(libc::SYS_gettid, [0; 6])
+            }
+            libc::SYS_rt_sigaction => chained::kernel_sigaction(arguments),
+            libc::SYS_rt_sigprocmask => handler::change_mask(context, arguments),
+            libc::SYS_rt_sigsuspend
+            | libc::SYS_ppoll
+            | libc::SYS_pselect6
+            | libc::SYS_epoll_pwait
+            | libc::SYS_epoll_pwait2 => {
+                if !masks::has_mask(number, arguments) {
+                    switch::pass(context);
+                    return None;
+                }
+                masks::wait(number, arguments, |number, arguments| switch::wait(number, &arguments))
+            }
+            libc::SYS_sigaltstack => change_stack(context, arguments),
+            // Who gets that does it the old way.
+            libc::SYS_clone3 => -(libc::ENOSYS as isize),
+            libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone => {
+                threads::new_task(context, number, arguments)
+            }
+            _ => return report::counted_trap(number, || any_other(context, number, arguments)),
+        }
+    };
+    Some(result)
+}
+
+fn stack_of(context: &ucontext_t) -> usize {
+    context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize
+}
+
+/// The end of a thread.
+unsafe fn end(context: &mut ucontext_t) -> Option<isize> {
+    // SAFETY: nothing here has to be dropped.
+    unsafe {
+        if Thread::current().is_first {
+            switch::bare(context);
+            return None;
+        }
+        mask(libc::SIG_SETMASK, u64::MAX);
+        Thread::leave()
+    }
+}
+
+/// `arch_prctl`: FS is the guest's own, GS is ours.
+unsafe fn registers(context: &mut ucontext_t, [what, value, ..]: Arguments) -> Option<isize> {
+    const SET_GS: usize = 0x1001;
+    const SET_FS: usize = 0x1002;
+    const GET_FS: usize = 0x1003;
+    const GET_GS: usize = 0x1004;
+    // SAFETY: a place for a word, as the guest says.
+    unsafe {
+        match what {
+            SET_FS => Thread::current().its = value,
+            GET_FS => (value as *mut usize).write_unaligned(Thread::current().its),
+            SET_GS | GET_GS => return Some(-(libc::EPERM as isize)),
+            _ => {
+                switch::pass(context);
+                return None;
+            }
+        }
+    }
+    Some(0)
+}
+
+/// `sigaltstack`: while the guest has none, the kernel has one of ours.
+unsafe fn change_stack(context: &mut ucontext_t, arguments: Arguments) -> isize {
+    // SAFETY: the thread is one of a guest; the arguments are its own.
+    unsafe {
+        let spare = Thread::current().spare_stack();
+        let current = &mut context.uc_stack;
+        if current.ss_sp == spare.ss_sp {
+            current.ss_flags = libc::SS_DISABLE;
+        }
+        let result = handler::change_stack(context, arguments);
+        let current = &mut context.uc_stack;
+        if current.ss_flags & libc::SS_DISABLE != 0 || current.ss_size == 0 {
+            *current = spare;
+        }
+        if result == 0 && arguments[0] != 0 {
+            // Now, and from another stack: the kernel does not change the one that is in use, which may
+            // be the spare one, also not on the way back.
+            let change = [&raw const *current as usize, 0, 0, 0, 0, 0];
+            stack::on_own(|| system_call(libc::SYS_sigaltstack, change));
+        }
+        result
+    }
+}
+
+/// A call that changes nothing of how the guest goes on.
+unsafe fn any_other(
+    context: &mut ucontext_t,
+    number: c_long,
+    mut arguments: Arguments,
+) -> Option<isize> {
+    // SAFETY: as the guest says.
+    unsafe {
+        if let Some(interrupted) = readiness(context, number, arguments) {
+            return interrupted;
+        }
+        let own = super::own_name(number, &mut arguments);
+        if super::asks_own_name(number, arguments) {
+            return ours(context, number, arguments);
+        }
+        let whose = numbers::whose(number, arguments);
+        let answered_here = match whose {
+            Whose::Ours => return ours(context, number, arguments),
+            // It may wait, and then handlers of the guest run.
+            Whose::Looked => !waits_for_others(number, arguments),
+            Whose::Kernels => numbers::gives_descriptor(number),
+        };
+        if !answered_here && !own {
+            switch::pass(context);
+            return None;
+        }
+        let result = system_call(number, arguments);
+        if whose == Whose::Looked && result == -(libc::ENOENT as isize) {
+            return ours(context, number, arguments);
+        }
+        numbers::done_by_kernel(number, result);
+        Some(result)
+    }
+}
+
+/// Waits until a message can be sent or received, as handlers of the guest may run then: while the call
+/// itself is ours they wait. What is given ends the call, or begins it anew.
+unsafe fn readiness(
+    context: &mut ucontext_t,
+    number: c_long,
+    arguments: Arguments,
+) -> Option<Option<isize>> {
+    let (events, flags) = match number {
+        libc::SYS_recvmsg => (libc::POLLIN, arguments[2]),
+        libc::SYS_recvmmsg => (libc::POLLIN, arguments[3]),
+        libc::SYS_sendmsg => (libc::POLLOUT, arguments[2]),
+        libc::SYS_sendmmsg => (libc::POLLOUT, arguments[3]),
+        _ => return None,
+    };
+    let fd = arguments[0];
+    // SAFETY: plain calls; the list and the set outlive the last.
+    unsafe {
+        let status = system_call(libc::SYS_fcntl, [fd, libc::F_GETFL as usize, 0, 0, 0, 0]);
+        let is_free = (flags as c_int & libc::MSG_DONTWAIT) | (status as c_int & libc::O_NONBLOCK);
+        if status < 0 || is_free != 0 {
+            return None;
+        }
+        let mut list = [libc::pollfd { fd: fd as c_int, events, revents: 0 }];
+        let set = (&raw const context.uc_sigmask).cast::<u64>().read();
+        let (list, set) = (list.as_mut_ptr() as usize, &raw const set as usize);
+        let done = switch::wait(libc::SYS_ppoll, &[list, 1, 0, set, masks::SET_BYTES, 0]);
+        (done == -(libc::EINTR as isize)).then(|| {
+            if handled_signals().interrupting != 0 {
+                return Some(done);
+            }
+            begin_anew(context)
+        })
+    }
+}
+
+/// The call is made again: the registers are still those of it.
+fn begin_anew(context: &mut ucontext_t) -> Option<isize> {
+    context.uc_mcontext.gregs[libc::REG_RIP as usize] -= CALL_BYTES;
+    None
+}
+
+/// True for the opening of what makes its opener wait: a pipe with a name, or a terminal.
+unsafe fn waits_for_others(number: c_long, arguments: Arguments) -> bool {
+    let (at, path) = match number {
+        libc::SYS_open => (libc::AT_FDCWD as usize, arguments[0]),
+        libc::SYS_openat | libc::SYS_openat2 => (arguments[0], arguments[1]),
+        _ => return false,
+    };
+    // SAFETY: all zero is a valid `stat`; the path is as the guest says.
+    unsafe {
+        let mut status: libc::stat = std::mem::zeroed();
+        let call = [at, path, &raw mut status as usize, 0, 0, 0];
+        system_call(libc::SYS_newfstatat, call) == 0
+            && matches!(status.st_mode & libc::S_IFMT, libc::S_IFIFO | libc::S_IFCHR)
+    }
+}
+
+/// A call of ours, on a stack of ours. Signals with handlers wait meanwhile; the others do what they do.
+unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> Option<isize> {
+    // SAFETY: the kernel's sets have 8 bytes, libc's begin with them.
+    let blocked = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
+    mask(libc::SIG_SETMASK, masks::without(blocked | handled_signals().all));
+    let quiet = set_quiet(true);
+    let result = waits::answering(blocked, || {
+        // SAFETY: as the guest says.
+        let done = stack::on_own(|| match unsafe { numbers::carry_out(number, arguments) } {
+            -1 => -(errno() as isize),
+            result => result as isize,
+        });
+        done.unwrap_or(-(libc::ENOMEM as isize))
+    });
+    set_quiet(quiet);
+    guard::mask(libc::SIG_SETMASK, masks::without(u64::MAX));
+    if result == -(waits::RESTART as isize) {
+        // When the handlers have run.
+        return begin_anew(context);
+    }
+    Some(result)
+}
