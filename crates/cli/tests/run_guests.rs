@@ -119,3 +119,28 @@ fn guests_are_hosted_however_they_are_started() {
     let (said, code) = run(&[], &["sh", "-c", "chmod +x $HERE/cut; $HERE/cut $FILE"]);
     assert_eq!(code, Some(126), "{said}");
 }
+
+#[test]
+fn a_report_names_guests_and_what_they_did() {
+    if !can_host() || !Libc::Static.is_here() {
+        return;
+    }
+    let world = World::new();
+    let program = compiled(Libc::Static, &world, "guests.c");
+    let prefix = world.local("at");
+    std::fs::create_dir(world.local("served/folder")).unwrap();
+    let at = format!("{}={}", prefix.display(), world.url("dir/folder"));
+    let output = Command::new(TOWLINE)
+        .args(["run", "--report=json", "--at", &at, "--", "sh", "-c", "cd \"$0\" && exec \"$1\""])
+        .args([&prefix, &program])
+        .output()
+        .unwrap();
+    let report = String::from_utf8_lossy(&output.stderr);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["slipped"].as_array().map(Vec::len), Some(0), "{report}");
+    let of_it = |one: &&serde_json::Value| one["program"] == program.to_str().unwrap();
+    let programs = report["programs"].as_array().unwrap();
+    assert!(programs.iter().find(of_it).unwrap()["trapped"].as_u64() >= Some(1), "{report}");
+    let answered = &report["system_calls"]["answered"];
+    assert!(answered["write"].as_u64() >= Some(800), "{report}");
+}

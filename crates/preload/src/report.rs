@@ -85,6 +85,10 @@ pub(crate) fn begin(functions: &[&str]) {
 
 /// The program of this process.
 pub(crate) fn program() -> Vec<u8> {
+    #[cfg(target_arch = "x86_64")]
+    if crate::guest::is_here() {
+        return crate::guest::name();
+    }
     crate::descriptors::link_of(b"/proc/self/exe\0").unwrap_or_default()
 }
 

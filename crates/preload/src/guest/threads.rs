@@ -1,17 +1,16 @@
 //! Processes and threads that a guest makes.
 
 use super::switch::Thread;
+use crate::descriptors;
 use crate::guard::{mask, system_call};
 use crate::hooks::numbers::Arguments;
 use crate::table::real;
 use crate::trap::{stack, threads};
-use crate::{descriptors, report};
 use libc::{c_int, c_long, c_void, ucontext_t};
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use towline_instance::notes::Note;
 
 /// Our own part of a thread's stack: its guest brings another.
 const STACK_BYTES: usize = 256 * 1024;
@@ -94,10 +93,7 @@ unsafe fn new_thread(context: &ucontext_t, asked: Asked) -> isize {
     let begin = Box::new(Begin { asked, context: begins, fs, known: Arc::clone(&known) });
     // Those of the new one wait until it is the guest's.
     mask(libc::SIG_SETMASK, u64::MAX);
-    let made = stack::on_own(|| {
-        report::record_with(|| Note::Thread { program: report::program() });
-        create(begin)
-    });
+    let made = stack::on_own(|| create(begin));
     if made != Some(0) {
         return -(libc::EAGAIN as isize);
     }
