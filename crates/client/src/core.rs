@@ -24,7 +24,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
@@ -256,6 +256,12 @@ enum Head {
 }
 
 impl Out {
+    /// True for the message of a slot of which nothing has left.
+    fn is_unsent(&self, slot: &Slot) -> bool {
+        self.done == 0
+            && matches!(&self.head, Head::Kept(message) if Arc::ptr_eq(message, &slot.message))
+    }
+
     fn header(header: &Header) -> Self {
         Self { head: Head::Bare(header.to_bytes()), data: None, done: 0 }
     }
@@ -300,6 +306,8 @@ pub(crate) struct Core {
     pub(crate) state: Mutex<State>,
     /// Held while sending, so that messages stay whole. Locked before the state, never after it.
     out: Mutex<VecDeque<Out>>,
+    /// When something was sent last, in milliseconds of the coarse clock.
+    sent_at: AtomicU64,
     receiving: Mutex<Receiving>,
     slot_free: Condvar,
     counters: Counters,
@@ -377,6 +385,7 @@ impl Core {
             ],
             state: Mutex::new(state),
             out: Mutex::default(),
+            sent_at: AtomicU64::new(0),
             receiving: Mutex::new(Receiving {
                 input: Input::default(),
                 scratch: vec![0; SCRATCH_BYTES],

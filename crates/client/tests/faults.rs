@@ -4,7 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -171,14 +171,22 @@ fn root_names(server: &Server, export: &str) -> Vec<Vec<u8>> {
 
 const CHILD: &str = "TOWLINE_TEST_SERVER";
 
-/// Not a test by itself: the server that `a_killed_server_is_gone_on_with` kills.
+/// Not a test by itself: the server that tests kill.
 #[test]
 fn child_server() {
     let Ok(text) = std::env::var(CHILD) else { return };
     let (port, directory) = text.split_once(' ').unwrap();
-    let server = Server::start(&config(Path::new(directory), port.parse().unwrap())).unwrap();
+    let directory = Path::new(directory);
+    let mut config = config(directory, port.parse().unwrap());
+    config.listen.push(towline_net::address::Address::Unix(socket_of(directory)));
+    let server = Server::start(&config).unwrap();
     println!("port {}", port_of(&server));
     std::thread::sleep(Duration::from_secs(120));
+}
+
+/// Where a child listens, too.
+fn socket_of(directory: &Path) -> PathBuf {
+    directory.with_extension("socket")
 }
 
 fn start_child(directory: &Path, port: u16) -> (Child, u16) {
@@ -266,6 +274,30 @@ fn a_killed_server_is_gone_on_with() {
             .unwrap()
             .is_empty()
     );
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_server_killed_while_nothing_is_asked_leaves_nothing_unknown() {
+    let directory = TempDir::new().unwrap();
+    let port = 10_000 + (std::process::id() % 10_000) as u16;
+    let (mut child, port) = start_child(directory.path(), port);
+    let socket = socket_of(directory.path());
+    let unix = Transport::Unix(socket.clone());
+    let clients = [&tcp(port), &unix, &Transport::Shm(socket.clone())]
+        .map(|transport| Client::connect(transport, Options::default()).unwrap());
+    let roots = clients.each_ref().map(|client| client.attach(b"dir").unwrap());
+    for round in 0..4 {
+        for (number, root) in roots.iter().enumerate() {
+            let name = format!("{round}-{number}");
+            root.make_directory(name.as_bytes(), 0o700).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        (child, _) = start_child(directory.path(), port);
+    }
     child.kill().unwrap();
     child.wait().unwrap();
 }

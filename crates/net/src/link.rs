@@ -56,6 +56,13 @@ impl Link {
         }
     }
 
+    /// True when the peer has closed its end, or is gone; what it sent before may still be there. Costs a
+    /// system call.
+    #[must_use]
+    pub fn peer_closed(&self) -> bool {
+        self.fd().is_some_and(socket::peer_closed)
+    }
+
     /// Receives into `target`; zero bytes mean that the peer closed.
     ///
     /// # Errors

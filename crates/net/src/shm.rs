@@ -9,7 +9,7 @@ use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
 use crate::{Spin, Target, look_often};
 use rustix::thread::futex;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -356,14 +356,8 @@ impl ShmLink {
     /// True when the peer's end of the socket is gone.
     #[must_use]
     pub fn peer_closed(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
         // Not by receiving: a descriptor may wait there to be taken.
-        let mut watched = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        match poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
-            Ok(_) => !watched[0].revents().is_empty(),
-            Err(rustix::io::Errno::INTR) => false,
-            Err(_) => true,
-        }
+        crate::socket::peer_closed(self.socket.as_fd())
     }
 
     /// For the server: hands memory over that it will lend parts of, over the socket. It has to be

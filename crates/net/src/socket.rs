@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::Target;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -9,6 +10,16 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// True when the other end of a socket is closed, or nobody has it any more.
+pub(crate) fn peer_closed(socket: BorrowedFd<'_>) -> bool {
+    let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    match poll(&mut watched, Some(&Timespec::default())) {
+        Ok(_) => !watched[0].revents().is_empty(),
+        Err(rustix::io::Errno::INTR) => false,
+        Err(_) => true,
+    }
+}
 
 /// Memory to be sent, by address.
 #[derive(Clone, Copy, Debug)]

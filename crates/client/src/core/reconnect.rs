@@ -106,6 +106,8 @@ impl Core {
         self.receiving.lock().input = Input::default();
         let mut state = self.state.lock();
         let state = &mut *state;
+        let unsent: Vec<bool> =
+            state.slots.iter().map(|slot| out.iter().any(|out| out.is_unsent(slot))).collect();
         out.clear();
         if welcome.resumed != resumed::JOINED {
             // The last slot is kept for this.
@@ -142,7 +144,8 @@ impl Core {
                 self.tell(state, number as u16);
                 continue;
             }
-            if welcome.resumed == resumed::NEW && !slot.repeatable {
+            // What nobody has seen was not done.
+            if welcome.resumed == resumed::NEW && !slot.repeatable && !unsent[number] {
                 self.complete(state, number, Err(Error::Unknown));
                 continue;
             }
