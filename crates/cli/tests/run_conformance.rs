@@ -223,7 +223,12 @@ fn programs_start_as_they_would_alone() {
     let at = format!("{}={}", world.local("at").display(), world.url("dir"));
     let script = "trap '' PIPE USR1; umask 027; exec 7</dev/null; ulimit -n 200
         $@ sh -c 'grep -E \"^(Sig(Blk|Ign|Cgt)|Umask)\" /proc/self/status; ulimit -n; cd /proc/self/fd; echo *'";
-    let run = format!("{TOWLINE} run --at {at} --");
+    // The second two begin another way than plain ones.
+    let runs = [
+        format!("{TOWLINE} run --at {at} --"),
+        format!("{TOWLINE} run --at {at} --at /else{} --", &at[at.find('=').unwrap()..]),
+        format!("{TOWLINE} run --at {at} --report --"),
+    ];
     let said = |prefix: &str| {
         let mut shell = Command::new("sh");
         shell.args(["-c", script, "sh"]).args(prefix.split(' ').filter(|word| !word.is_empty()));
@@ -232,7 +237,9 @@ fn programs_start_as_they_would_alone() {
     };
     let plain = said("");
     assert!(plain.contains("Umask"), "{plain}");
-    assert_eq!(said(&run), plain);
+    for run in runs {
+        assert_eq!(said(&run), plain, "{run}");
+    }
 }
 
 /// Closed streams stay harmless: what is written to one must not land in a file of the run.

@@ -63,6 +63,7 @@ pub(super) fn become_one(command: &Command, variables: Variables) -> io::Error {
 
 /// Runs the program to its end, and passes signals on. Gives the exit status, or 128 and the number of
 /// the signal that ended it.
+#[allow(unsafe_code)]
 pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8> {
     let before = signals::hold(&ALL);
     let signals = Signals::new(&ALL)?;
@@ -73,6 +74,14 @@ pub(super) fn wait_for(command: &Command, variables: Variables) -> io::Result<u8
             Some(value) => program.env(name, value),
             None => program.env_remove(name),
         };
+    }
+    // SAFETY: a plain call, which may be made in the child.
+    unsafe {
+        // The library gives the child the default action, whatever this process has.
+        program.pre_exec(|| {
+            signals::take_pipe_signal();
+            Ok(())
+        });
     }
     let mut child = signals::with_mask(&before, || program.spawn())?;
     let pid = Pid::from_child(&child);

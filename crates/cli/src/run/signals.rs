@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A set of signals, as libc has it.
 pub(super) type Mask = libc::sigset_t;
@@ -28,11 +29,32 @@ pub(super) fn with_mask<T>(mask: &Mask, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Takes back that the runtime of the language ignores SIGPIPE, which programs would inherit.
+/// SIGPIPE was ignored when this process began.
+static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Runs before the runtime of the language, which ignores that signal.
+#[allow(unsafe_code)]
+extern "C" fn note_pipe_signal() {
+    // SAFETY: all zero is valid, and the structure outlives the call.
+    unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), &raw mut now);
+        PIPE_WAS_IGNORED.store(now.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+    }
+}
+
+#[used]
+#[allow(unsafe_code)]
+#[unsafe(link_section = ".init_array")]
+static NOTE_PIPE_SIGNAL: extern "C" fn() = note_pipe_signal;
+
+/// Takes back that the runtime of the language ignores SIGPIPE, which programs would inherit: they find
+/// it as this process did.
 #[allow(unsafe_code)]
 pub(crate) fn take_pipe_signal() {
-    // SAFETY: the default action needs no handler.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+    let was = if PIPE_WAS_IGNORED.load(Ordering::Relaxed) { libc::SIG_IGN } else { libc::SIG_DFL };
+    // SAFETY: neither needs a handler.
+    unsafe { libc::signal(libc::SIGPIPE, was) };
 }
 
 #[allow(unsafe_code)]
