@@ -1,11 +1,9 @@
 //! Loads the dynamic linker, as the kernel does for programs that name one.
 
 use crate::Beginning;
+use crate::layout::LINKER;
 use crate::system::{MMAP, call, close, open, read};
 use crate::text::{HEADERS, Header, INTERPRETER, LOAD, elf};
-
-/// The dynamic linker. (Where tools look for it: a note in `main.rs` of the program names it, too.)
-const LINKER: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
 
 const PAGE: usize = 4096;
 const READABLE: usize = 1;

@@ -25,7 +25,7 @@ pub mod userfault;
 pub use config::{Config, Mount, Root};
 pub use layout::{DEVICE_MAJOR, PLACEHOLDERS, STATE, VARIABLE};
 pub use state::{Entry, Prepared, State, Taken};
-pub use trap::{has_thread_registers, has_trap};
+pub use trap::{can_host, has_thread_registers, has_trap};
 
 /// File in that folder, so that its closing is noticed, with what users are to be told at once.
 pub const NOTICES: &str = "notices";

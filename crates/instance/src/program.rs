@@ -83,10 +83,13 @@ fn binary<H: FileHeader<Endian = Endianness>>(first: &[u8], wide: bool) -> Optio
     })
 }
 
-/// The dynamic linker of glibc, at the place that the ABI of x86-64 gives it. With the library as its
-/// program it hosts a program that the library cannot be preloaded into: arguments are the program's
-/// name, the library, the program's path, and the program's arguments from its name on.
-pub const LINKER: &CStr = c"/lib64/ld-linux-x86-64.so.2";
+/// The dynamic linker of glibc. With the library as its program it hosts a program that the library cannot
+/// be preloaded into: arguments are the program's name, the library, the program's path, and the program's
+/// arguments from its name on.
+pub const LINKER: &CStr = match CStr::from_bytes_with_nul(crate::layout::LINKER) {
+    Ok(path) => path,
+    Err(_) => panic!("it ends with a zero byte"),
+};
 
 /// Why the library cannot be preloaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,12 @@ pub fn has_thread_registers() -> bool {
         && unsafe { libc::getauxval(libc::AT_HWCAP2) } & HWCAP2_FSGSBASE != 0
 }
 
+/// True where guests can be hosted, which is found out as by [`has_trap`].
+#[must_use]
+pub fn can_host() -> bool {
+    has_thread_registers() && has_trap()
+}
+
 /// True when it can: Syscall User Dispatch, on x86-64 since Linux 5.11. It is tried out in this
 /// thread, for no time and with all addresses exempt.
 #[must_use]

@@ -2,7 +2,7 @@
 
 use super::switch::{self, Thread};
 use super::{heap, threads};
-use crate::guard::{self, errno, handled_signals, mask, set_quiet, system_call};
+use crate::guard::{errno, handled_signals, mask, set_quiet, system_call};
 use crate::hooks::numbers::{self, Arguments, Whose};
 use crate::trap::chained;
 use crate::trap::handler::{self, SYS_USER_DISPATCH};
@@ -253,7 +253,7 @@ unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -
         done.unwrap_or(-(libc::ENOMEM as isize))
     });
     set_quiet(quiet);
-    guard::mask(libc::SIG_SETMASK, masks::without(u64::MAX));
+    mask(libc::SIG_SETMASK, masks::without(u64::MAX));
     if result == -(waits::RESTART as isize) {
         // When the handlers have run.
         return begin_anew(context);

@@ -253,7 +253,7 @@ fn install() -> Result<(), i32> {
     // SAFETY: both outlive the call; the handler is for what is trapped from now on.
     unsafe { checked(libc::SYS_rt_sigaction, call) }?;
     chained::exchange(Some(KernelAction { restorer: 0, ..old }));
-    trap::is_hosting();
+    trap::hosts_a_guest();
     Ok(())
 }
 

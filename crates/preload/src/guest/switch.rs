@@ -9,6 +9,7 @@
 //! except for those without a handler (`calls.rs`), and while `towline_guest_wait` has given FS back.
 
 use crate::guard::{checked, system_call};
+use crate::trap::masks;
 use libc::{c_int, c_void, ucontext_t};
 use std::arch::global_asm;
 use std::mem::offset_of;
@@ -251,11 +252,10 @@ impl Thread {
 
     /// The kernel's part of it, which children lack.
     pub(super) fn dispatches(&self) -> Result<(), i32> {
-        const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
         const ON: usize = 1;
         let exempt = code();
         let call = [
-            PR_SET_SYSCALL_USER_DISPATCH,
+            masks::PR_SET_SYSCALL_USER_DISPATCH,
             ON,
             exempt.start,
             exempt.len(),

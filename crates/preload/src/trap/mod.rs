@@ -128,7 +128,7 @@ fn arm_now() {
 
 /// The calls of this process are trapped by `guest`.
 #[cfg(target_arch = "x86_64")]
-pub(crate) fn is_hosting() {
+pub(crate) fn hosts_a_guest() {
     STATE.store(ARMED, Ordering::Relaxed);
     report::record_with(|| Note::Armed { program: report::program() });
 }
