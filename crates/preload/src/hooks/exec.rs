@@ -99,7 +99,12 @@ impl Environment {
         let others: Vec<&[u8]> =
             others.filter(|one| !one.is_empty() && *one != library.as_slice()).collect();
         new.set(VARIABLE.as_bytes(), start::directory());
-        new.set(b"LD_PRELOAD", &others.join(&b':'));
+        if others.is_empty() {
+            // SAFETY: strings of the environment.
+            new.strings.retain(|string| unsafe { value_of(*string, b"LD_PRELOAD") }.is_none());
+        } else {
+            new.set(b"LD_PRELOAD", &others.join(&b':'));
+        }
         new.strings.push(std::ptr::null());
         Some(new)
     }

@@ -74,13 +74,14 @@ pub(crate) unsafe fn check(
     inside(|| {
         // SAFETY: as the caller says.
         let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-        let Some((obstacle, program)) = obstacle(path, 0) else { return Ok(Way::Plain) };
+        let Some((first, rights)) = look(path) else { return Ok(Way::Plain) };
+        let Some((obstacle, program)) = obstacle(path, &first, rights, 0) else {
+            return Ok(Way::Plain);
+        };
         if !near.is_near || !can_host(obstacle) {
             return tell(obstacle, program, near.is_named).map(|()| Way::Plain);
         }
-        let is_script = program != path;
-        let (first, _) = look(path).ok_or(libc::ENOEXEC)?;
-        match first.strip_prefix(b"#!").filter(|_| is_script) {
+        match first.strip_prefix(b"#!") {
             Some(line) => Ok(Way::Script(line.to_vec())),
             None => Ok(Way::Hosted),
         }
@@ -166,13 +167,19 @@ fn name(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or_default()
 }
 
-/// What is in the way of a program, and of which: a script's interpreter stands for it.
-fn obstacle(path: &[u8], depth: u32) -> Option<(Obstacle, Vec<u8>)> {
-    let (first, rights) = look(path)?;
-    match Form::of(&first) {
+/// What is in the way of a program, from what [`look`] says of it, and of which: a script's interpreter
+/// stands for it.
+fn obstacle(
+    path: &[u8],
+    first: &[u8],
+    rights: Option<Obstacle>,
+    depth: u32,
+) -> Option<(Obstacle, Vec<u8>)> {
+    match Form::of(first) {
         // Scripts take no rights from their files.
         Form::Script(interpreter, _) if depth < INTERPRETERS_MAX => {
-            obstacle(&interpreter, depth + 1)
+            let (first, rights) = look(&interpreter)?;
+            obstacle(&interpreter, &first, rights, depth + 1)
         }
         Form::Binary(binary) => {
             // Who gets rights is not to be hosted, whatever else it is.
