@@ -12,7 +12,7 @@ use support::{TOWLINE, World};
 
 /// False where nothing can be hosted, which is said.
 fn can_host() -> bool {
-    let can = towline_instance::has_trap() && towline_instance::has_thread_registers();
+    let can = towline_instance::can_host();
     if !can {
         println!("SKIPPED: hosting needs x86-64, FSGSBASE and Linux 5.11");
     }

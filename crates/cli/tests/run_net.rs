@@ -299,6 +299,10 @@ fn check_tells_what_works() {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(&dynamic, fs::Permissions::from_mode(0o4755)).unwrap();
         assert_eq!(obstacle(&dynamic).as_deref(), Some("privileged"));
+        // What is hosted would not get its rights.
+        std::os::unix::fs::chown(&fixed, Some(1), Some(1)).unwrap();
+        fs::set_permissions(&fixed, fs::Permissions::from_mode(0o4755)).unwrap();
+        assert_eq!(obstacle(&fixed).as_deref(), Some("privileged"));
     } else {
         println!("SKIPPED: only root can make a program of somebody else setuid");
     }

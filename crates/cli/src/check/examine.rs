@@ -4,7 +4,7 @@ use crate::report::{Failure, Outcome};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use towline_instance::program::{FIRST_BYTES, Form, Obstacle};
@@ -18,6 +18,9 @@ pub(crate) struct Verdict {
     pub(crate) path: PathBuf,
     /// The interpreters of a script, up to the binary.
     pub(crate) run_by: Vec<PathBuf>,
+    /// What stands for a script's name before its arguments when it is executed: the last interpreter, what
+    /// the others add, and the script. Empty for a binary; `None` where `env` starts what runs it.
+    pub(crate) line: Option<Vec<OsString>>,
     /// The program or the last interpreter is a binary.
     pub(crate) is_binary: bool,
     /// Why it does not work, and which of these programs it is that does not.
@@ -42,8 +45,13 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
 /// # Errors
 /// A program or interpreter that cannot be read or executed.
 pub(crate) fn examine(path: &Path) -> Outcome<Verdict> {
-    let mut verdict =
-        Verdict { path: path.to_owned(), run_by: Vec::new(), is_binary: false, obstacle: None };
+    let mut verdict = Verdict {
+        path: path.to_owned(),
+        run_by: Vec::new(),
+        line: Some(Vec::new()),
+        is_binary: false,
+        obstacle: None,
+    };
     let mut at = path.to_owned();
     while verdict.run_by.len() < INTERPRETERS_MAX {
         match look(&at)? {
@@ -51,6 +59,13 @@ pub(crate) fn examine(path: &Path) -> Outcome<Verdict> {
             (Form::Script(interpreter, option), _) => {
                 let next = PathBuf::from(OsStr::from_bytes(&interpreter));
                 verdict.run_by.push(next.clone());
+                if let Some(line) = &mut verdict.line {
+                    // In the place of the script's own name.
+                    line.splice(..line.len().min(1), [at.into_os_string()]);
+                    let option = Some(OsString::from_vec(option.clone()));
+                    let option = option.filter(|option| !option.is_empty());
+                    line.splice(0..0, [next.clone().into_os_string()].into_iter().chain(option));
+                }
                 at = next;
                 // What `env` starts runs the script.
                 let started = option.split(u8::is_ascii_whitespace).next().unwrap_or_default();
@@ -58,14 +73,16 @@ pub(crate) fn examine(path: &Path) -> Outcome<Verdict> {
                 let is_env = at.file_name().is_some_and(|name| name == "env");
                 if is_env && let Some(found) = find(OsStr::from_bytes(started)) {
                     verdict.run_by.push(found.clone());
+                    verdict.line = None;
                     at = found;
                 }
             }
             (Form::Binary(binary), rights) => {
                 let name = at.file_name().unwrap_or_default().as_bytes();
                 verdict.is_binary = true;
-                verdict.obstacle =
-                    Obstacle::of(&binary, name).or(rights).map(|obstacle| (obstacle, at.clone()));
+                // Who gets rights is not to be hosted, whatever else it is.
+                let found = rights.or_else(|| Obstacle::of(&binary, name));
+                verdict.obstacle = found.map(|obstacle| (obstacle, at.clone()));
                 break;
             }
         }

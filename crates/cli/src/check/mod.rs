@@ -6,7 +6,6 @@ mod examine;
 pub(crate) use examine::{Verdict, examine, find};
 
 use crate::report::{Outcome, Report};
-use crate::run::can_host;
 use calls::Calls;
 use serde_json::json;
 use std::ffi::OsString;
@@ -83,7 +82,8 @@ fn check(program: &OsString, name: String, has_trap: bool) -> Outcome<Finding> {
         _ => Calls::default(),
     };
     let can_be_hosted = |(obstacle, _): &(Obstacle, PathBuf)| obstacle.can_be_hosted();
-    let is_hosted = verdict.obstacle.as_ref().is_some_and(can_be_hosted) && can_host();
+    let is_hosted =
+        verdict.obstacle.as_ref().is_some_and(can_be_hosted) && towline_instance::can_host();
     let works = is_hosted || (verdict.obstacle.is_none() && (calls.sites == 0 || has_trap));
     Ok(Finding { name, verdict, calls, is_hosted, works })
 }

@@ -23,7 +23,6 @@ use directory::{Library, RunDirectory};
 use keeper::Keeper;
 use program::Command;
 use reach::Reach;
-pub(crate) use reach::can_host;
 use rustix::process::Pid;
 use std::ffi::{OsStr, OsString};
 use std::io;

@@ -5,14 +5,11 @@ use crate::report::Report;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use towline_instance::notes::Note;
-use towline_instance::program::{FIRST_BYTES, Form, Obstacle};
+use towline_instance::program::Obstacle;
 use towline_instance::{NOTICES, mentions};
-
-/// Most interpreters of interpreters, as in Linux.
-const INTERPRETERS_MAX: usize = 5;
 
 /// Whether the library reaches the command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,51 +28,20 @@ pub(super) enum Reach {
 pub(super) fn may_start(command: &[OsString], prefixes: &[&[u8]]) -> Reach {
     // What is not found fails when it is started, with the right status.
     let Some(path) = find(&command[0]) else { return Reach::Reached };
-    let Ok(Verdict { obstacle: Some((obstacle, program)), .. }) = examine(&path) else {
+    let Ok(Verdict { obstacle: Some((obstacle, program)), line, .. }) = examine(&path) else {
         return Reach::Reached;
     };
     if obstacle.can_be_hosted()
-        && can_host()
-        && let Some((program, arguments)) = hosted(command, path)
+        && towline_instance::can_host()
+        && let Some(line) = line
     {
-        return Reach::Hosted(program, arguments);
+        let before = if line.is_empty() { vec![command[0].clone()] } else { line };
+        return Reach::Hosted(program, before.into_iter().chain(command[1..].to_vec()).collect());
     }
     let names = |argument: &OsString| prefixes.iter().any(|p| mentions(argument.as_bytes(), p));
     let is_named = command[1..].iter().any(names);
     tell(obstacle, &program, is_named);
     if is_named { Reach::Refused } else { Reach::Unreached }
-}
-
-/// True where guests can be hosted.
-pub(crate) fn can_host() -> bool {
-    towline_instance::has_thread_registers() && towline_instance::has_trap()
-}
-
-/// The program that is to be hosted for a command, which may be a script of it; `None` where that starts
-/// another program first, which can be reached.
-fn hosted(command: &[OsString], mut path: PathBuf) -> Option<(PathBuf, Vec<OsString>)> {
-    let mut arguments = command.to_vec();
-    for _ in 0..=INTERPRETERS_MAX {
-        let mut first = Vec::with_capacity(FIRST_BYTES);
-        File::open(&path).ok()?.take(FIRST_BYTES as u64).read_to_end(&mut first).ok()?;
-        match Form::of(&first) {
-            Form::Script(interpreter, option) => {
-                arguments[0] = path.into_os_string();
-                let interpreter = OsString::from_vec(interpreter);
-                let option = Some(OsString::from_vec(option)).filter(|text| !text.is_empty());
-                arguments.splice(0..0, [interpreter.clone()].into_iter().chain(option));
-                path = interpreter.into();
-            }
-            Form::Binary(binary) => {
-                let name = path.file_name().unwrap_or_default().as_bytes();
-                return Obstacle::of(&binary, name)
-                    .is_some_and(Obstacle::can_be_hosted)
-                    .then_some((path, arguments));
-            }
-            Form::Other => return None,
-        }
-    }
-    None
 }
 
 fn tell(obstacle: Obstacle, program: &Path, is_refused: bool) {
