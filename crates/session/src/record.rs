@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | 0 | 4 | CRC-32C of all that follows, up to the end of the results |
 //! | 4 | 4 | generation: of a slot's two records the newer one counts |
-//! | 8 | 8 | session |
+//! | 8 | 8 | secret of the session |
 //! | 16 | 4 | sequence number of the request |
 //! | 20 | 4 | CRC-32C of the request's body |
 //! | 24 | 2 | bytes of results |
@@ -163,8 +163,8 @@ impl Intent {
 pub(crate) struct Record {
     /// Of a slot's two records the one with the higher generation counts.
     pub(crate) generation: u32,
-    /// Session that it belongs to.
-    pub(crate) session: u64,
+    /// Secret of the session that it belongs to: numbers of sessions come again.
+    pub(crate) secret: u64,
     /// Sequence number of the request in its slot.
     pub(crate) sequence: u32,
     /// CRC-32C of the request's body.
@@ -199,7 +199,7 @@ impl Record {
         let mut bytes = [0; RECORD_BYTES];
         let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
         put(GENERATION_AT, &self.generation.to_le_bytes());
-        put(8, &self.session.to_le_bytes());
+        put(8, &self.secret.to_le_bytes());
         put(16, &self.sequence.to_le_bytes());
         put(20, &self.body_crc.to_le_bytes());
         put(24, &(results.len() as u16).to_le_bytes());
@@ -244,7 +244,7 @@ impl Record {
         }
         Some(Self {
             generation: word(GENERATION_AT),
-            session: long(8),
+            secret: long(8),
             sequence: word(16),
             body_crc: word(20),
             index,
@@ -268,7 +268,7 @@ pub(crate) mod tests {
         Reply::Wrote { length: 3, offset: 9 }.encode(&mut results);
         Record {
             generation,
-            session: 77,
+            secret: 77,
             sequence: 5,
             body_crc: 0x1234,
             index: 2,

@@ -26,7 +26,7 @@ use towline_wire::limits::SLOTS_MAX;
 /// "1TWSTATE" as little-endian bytes.
 const MAGIC: u64 = 0x4554_4154_5357_5431;
 /// Changes with every change of this layout, so that no build reads another's wrongly.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Sessions that can be kept; more are served, but not kept.
 pub const SESSIONS_MAX: usize = 4096;
 
@@ -100,7 +100,7 @@ struct Unresolved {
 pub struct Journal {
     state: Arc<State>,
     entry: u32,
-    session: u64,
+    secret: u64,
 }
 
 /// A session that was there before the server started again.
@@ -213,8 +213,8 @@ impl State {
             }
             let mut recorded = 0;
             for slot in 0..SLOTS_MAX as u16 {
-                self.clear_torn(entry, session, slot);
-                let Some(record) = self.newest(entry, session, slot) else { continue };
+                self.clear_torn(entry, secret, slot);
+                let Some(record) = self.newest(entry, secret, slot) else { continue };
                 recorded |= 1 << slot;
                 if let Some(intent) = record.intent {
                     unresolved.push(Unresolved { entry, slot, intent });
@@ -227,9 +227,9 @@ impl State {
     }
 
     /// Empties what is no record of this session, so that all generations can be trusted.
-    fn clear_torn(&self, entry: u32, session: u64, slot: u16) {
+    fn clear_torn(&self, entry: u32, secret: u64, slot: u16) {
         for which in [0, 1] {
-            if self.read(entry, session, slot, which).is_none() {
+            if self.read(entry, secret, slot, which).is_none() {
                 self.memory.copy_in(Self::record_at(entry, slot, which), &[0; 8]);
             }
         }
@@ -276,7 +276,7 @@ impl State {
         table.entries.insert(session, entry);
         table.full = false;
         drop(table);
-        Some(Journal { state: self.clone(), entry, session })
+        Some(Journal { state: self.clone(), entry, secret })
     }
 
     /// A session from before the restart whose client has come back.
@@ -287,7 +287,7 @@ impl State {
         }
         let Unclaimed { recorded, .. } = table.unclaimed.remove(&session)?;
         let entry = *table.entries.get(&session)?;
-        Some(Kept { journal: Journal { state: self.clone(), entry, session }, recorded })
+        Some(Kept { journal: Journal { state: self.clone(), entry, secret }, recorded })
     }
 
     /// Forgets a session.
@@ -350,15 +350,15 @@ impl State {
         area_at(entry) + usize::from(slot) * SLOT_BYTES + which * RECORD_BYTES
     }
 
-    fn read(&self, entry: u32, session: u64, slot: u16, which: usize) -> Option<Record> {
+    fn read(&self, entry: u32, secret: u64, slot: u16, which: usize) -> Option<Record> {
         let mut bytes = [0; RECORD_BYTES];
         self.memory.copy_out(Self::record_at(entry, slot, which), &mut bytes);
-        Record::parse(&bytes).filter(|record| record.session == session)
+        Record::parse(&bytes).filter(|record| record.secret == secret)
     }
 
     /// The record of a slot that counts.
-    fn newest(&self, entry: u32, session: u64, slot: u16) -> Option<Record> {
-        let records = [0, 1].map(|which| self.read(entry, session, slot, which));
+    fn newest(&self, entry: u32, secret: u64, slot: u16) -> Option<Record> {
+        let records = [0, 1].map(|which| self.read(entry, secret, slot, which));
         match records {
             [Some(a), Some(b)] => Some(if newer(a.generation, b.generation) { a } else { b }),
             [a, b] => a.or(b),
@@ -439,8 +439,8 @@ impl State {
 
     fn note_verdict(&self, unresolved: &Unresolved, verdict: Verdict) {
         let &Unresolved { entry, slot, intent } = unresolved;
-        let Some((session, ..)) = self.read_entry(entry) else { return };
-        let Some(mut record) = self.newest(entry, session, slot) else { return };
+        let Some((_, secret, _)) = self.read_entry(entry) else { return };
+        let Some(mut record) = self.newest(entry, secret, slot) else { return };
         if record.intent != Some(intent) {
             return;
         }
@@ -490,13 +490,13 @@ impl Journal {
 
     /// Writes the record of a slot.
     pub(crate) fn write(&self, slot: u16, record: &mut Record, results: &[u8]) {
-        record.session = self.session;
+        record.secret = self.secret;
         self.state.write(self.entry, slot, record, results);
     }
 
     /// The record of a slot.
     pub(crate) fn newest(&self, slot: u16) -> Option<Record> {
-        self.state.newest(self.entry, self.session, slot)
+        self.state.newest(self.entry, self.secret, slot)
     }
 
     /// Takes the record of a slot whose request has come again, and answers for it from now on. To
@@ -505,7 +505,7 @@ impl Journal {
         let mut unresolved = self.state.unresolved.lock();
         unresolved.retain(|u| (u.entry, u.slot) != (self.entry, slot));
         self.state.any_unresolved.store(!unresolved.is_empty(), Ordering::Relaxed);
-        self.state.newest(self.entry, self.session, slot)
+        self.state.newest(self.entry, self.secret, slot)
     }
 }
 

@@ -194,7 +194,7 @@ impl Compound {
         let journal = self.pen.as_ref().map(|pen| pen.journal.clone());
         let journal = journal.filter(|_| store.survives_restart());
         let located = match &journal {
-            Some(_) => change.locate(caller)?,
+            Some(_) => self.sure(change.locate(caller))?,
             None => None,
         };
         let (Some(journal), Some(located)) = (journal, located) else {
@@ -217,7 +217,7 @@ impl Compound {
         }
         let now: Result<Vec<_>, _> =
             located.iter().map(|l| look(&*store, caller, (&*l.directory, l.name))).collect();
-        let now = now?;
+        let now = self.sure(now)?;
         match self.before() {
             Before::NotBegun => {}
             Before::Settled(record) => {
@@ -284,6 +284,16 @@ impl Compound {
         Ok(None)
     }
 
+    /// What a look at a place of the next operation yields. Of one that may have been done before the
+    /// restart, nobody can say what became of it when its place cannot be seen any more.
+    fn sure<T>(&mut self, look: Result<T, Errno>) -> Result<T, Errno> {
+        look.map_err(|errno| {
+            let is_pending = self.is_pending() && self.elsewhere.is_none();
+            self.undecided |= is_pending;
+            if is_pending { Errno::EIO } else { errno }
+        })
+    }
+
     fn changed(
         &mut self,
         context: &mut Context<'_>,
@@ -339,7 +349,11 @@ impl Compound {
         let place = Place::named(opened.file.identity(), &[path, name]);
         let made = |is_there: bool| is_there == (kind == Kind::MakeXattr);
         let _guard = journal.state().guard(&[place], store.may_hang());
-        let is_there = store.xattr(caller, at, follow, XattrAction::Get(name)).is_ok();
+        let is_there = match store.xattr(caller, at, follow, XattrAction::Get(name)) {
+            Err(errno) if errno != Errno::ENODATA && self.is_pending() => self.sure(Err(errno))?,
+            // Who may set it may not always look at it; then that says what is wrong.
+            found => found.is_ok(),
+        };
         journal.settle(self.slot, &place, |intent| {
             let mut result = Vec::new();
             Reply::Done {}.encode(&mut result);

@@ -82,7 +82,7 @@ impl Compound {
         }
         let draft = Record {
             generation: 0,
-            session: 0,
+            secret: 0,
             sequence: self.sequence,
             body_crc,
             index: 0,

@@ -271,6 +271,8 @@ fn one_client() -> (Server, u64, u64, u64) {
     let log = open(2, &Request::Open { base: root, flags: 0o102, mode: 0o600, path: b"log" });
     let message = request(1, &append(log), b"hello world");
     assert_eq!(failure(&server.arrive(id, &message).unwrap()), None);
+    let top = server.store.root().unwrap();
+    server.store.make_directory(&caller(), (&*top, b"sub"), 0o700).unwrap();
     (server, id, root, log)
 }
 
@@ -336,6 +338,29 @@ fn what_nobody_can_know_is_said_and_not_guessed() {
     };
     let (server, failed) = behind_its_back(make, 1, other);
     assert_eq!((failed, server.undecided), (Some(Errno::EIO), 1));
+    // The directory is called otherwise by now, whether the new one is in it or not. Places: a look
+    // (two), the intent's record, before the change, behind it.
+    let make = |root, _| Request::MakeDir { base: root, mode: 0o700, path: b"sub/d" };
+    let moved = |store: &dyn FileStore| {
+        let root = root(store);
+        store.rename(&caller(), (&*root, b"sub"), (&*root, b"other"), 0).unwrap();
+    };
+    for places in [3, 4] {
+        let (server, failed) = behind_its_back(make, places, moved);
+        assert_eq!((failed, server.undecided), (Some(Errno::EIO), 1), "killed at {places}");
+    }
+    let name = |root, _| Request::SetXattr {
+        base: root,
+        flags: 0,
+        how: towline_wire::request::xattr_how::CREATE,
+        path: b"sub",
+        name: b"user.a",
+        value: b"b",
+    };
+    for places in [3, 4] {
+        let (server, failed) = behind_its_back(name, places, moved);
+        assert_eq!((failed, server.undecided), (Some(Errno::EIO), 1), "killed at {places}");
+    }
     // An append to a file where somebody else has put other bytes meanwhile.
     let overwrite = |store: &dyn FileStore| {
         let how = towline_store::OpenHow { flags: 2, mode: 0 };

@@ -55,7 +55,7 @@ fn sessions_and_records_are_there_again() {
     assert_eq!(kept.recorded, 1 | 1 << 63);
     for (slot, intent) in [(0, None), (63, Some(intent()))] {
         let found = kept.journal.newest(slot).unwrap();
-        assert_eq!((found.sequence, found.session, found.intent), (5, 5, intent));
+        assert_eq!((found.sequence, found.secret, found.intent), (5, 50, intent));
     }
     assert!(kept.journal.newest(1).is_none());
     assert!(state.claim(5, 50).is_none(), "claimed twice");
@@ -70,7 +70,7 @@ fn of_a_slot_the_newest_whole_record_counts() {
     write(&journal, 2, 2, None);
     let newest = [0, 1]
         .into_iter()
-        .find(|which| state.read(journal.entry, 5, 2, *which).unwrap().sequence == 2)
+        .find(|which| state.read(journal.entry, 50, 2, *which).unwrap().sequence == 2)
         .unwrap();
     // The last bytes of the newest one were not written any more.
     state.memory.copy_in(State::record_at(journal.entry, 2, newest) + 121, &[9; 4]);
@@ -81,7 +81,7 @@ fn of_a_slot_the_newest_whole_record_counts() {
     assert_eq!(journal.newest(2).unwrap().sequence, 1);
     // The next one goes where the torn one is, and not over the last whole one.
     write(&journal, 2, 3, None);
-    let found = [0, 1].map(|which| state.read(journal.entry, 5, 2, which).unwrap().sequence);
+    let found = [0, 1].map(|which| state.read(journal.entry, 50, 2, which).unwrap().sequence);
     assert_eq!((found[newest], found[1 - newest]), (3, 1));
 }
 
@@ -97,7 +97,29 @@ fn a_session_does_not_see_records_of_the_one_before_it() {
     assert_eq!(journal.entry, entry, "the place was taken again");
     assert!(journal.newest(0).is_none());
     write(&journal, 0, 1, None);
-    assert_eq!(journal.newest(0).unwrap().session, 6);
+    assert_eq!(journal.newest(0).unwrap().secret, 60);
+}
+
+#[test]
+fn a_session_does_not_see_records_of_one_with_its_number() {
+    let file = file();
+    let state = create(&file);
+    let journal = state.begin(5, 50).unwrap();
+    write(&journal, 3, 1, Some(intent()));
+    let entry = journal.entry;
+    state.end(5);
+    drop((journal, state));
+    // Nobody is left, so the next server counts sessions from the beginning.
+    let state = open(&file);
+    assert_eq!(state.last_session(), 0);
+    let journal = state.begin(5, 51).unwrap();
+    assert_eq!(journal.entry, entry, "the place was taken again");
+    assert!(journal.newest(3).is_none());
+    drop((journal, state));
+    let state = open(&file);
+    let kept = state.claim(5, 51).unwrap();
+    assert_eq!(kept.recorded, 0);
+    kept.journal.settle(0, &intent().places[0], |_| panic!("nothing was under way"));
 }
 
 #[test]
