@@ -56,6 +56,11 @@ impl Range {
     fn overlaps(&self, other: &Self) -> bool {
         self.start <= other.last && other.start <= self.last
     }
+
+    /// True when nothing lies between them.
+    fn touches(&self, other: &Self) -> bool {
+        self.start <= other.last.saturating_add(1) && other.start <= self.last.saturating_add(1)
+    }
 }
 
 /// A request that waits for a lock.
@@ -85,6 +90,10 @@ struct FileLocks {
 /// Most processes that one session may speak for.
 const PROCESSES_MAX: usize = 1024;
 
+/// Most ranges of one file that a session, or a family of them, may have locked. Each is looked at by
+/// whoever locks something there.
+const RANGES_MAX: usize = 16 * 1024;
+
 /// Every lock of a server.
 #[derive(Default)]
 pub struct Locks {
@@ -108,7 +117,7 @@ impl Locks {
     ///
     /// # Errors
     /// `EAGAIN` when taken and not to be waited for; `EDEADLK` when waiting would never end;
-    /// `ENOLCK` when the session speaks for too many processes.
+    /// `ENOLCK` when the session speaks for too many processes, or has too many ranges of the file.
     pub fn lock(&mut self, file: FileKey, waiter: Waiter, wait: bool) -> Result<Locked, Errno> {
         self.speaks_for(waiter.session, waiter.owner)?;
         let locks = self.files.entry(file).or_default();
@@ -117,6 +126,9 @@ impl Locks {
             let granted = locks.grant();
             self.tidy(file);
             return Ok(Locked::Done(granted));
+        }
+        if locks.held.len() >= RANGES_MAX && locks.held_by(waiter.owner.session) >= RANGES_MAX {
+            return Err(Errno::ENOLCK);
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
             locks.apply(waiter.owner, waiter.range);
@@ -256,10 +268,21 @@ impl FileLocks {
         self.held.iter().filter(in_the_way).map(|(other, _)| *other).collect()
     }
 
-    /// Replaces what the owner holds within the range, splitting what reaches beyond.
-    fn apply(&mut self, owner: Owner, range: Range) {
+    /// Ranges that the open files of a session, or of a family, hold.
+    fn held_by(&self, session: u64) -> usize {
+        self.held.iter().filter(|(owner, _)| owner.session == session).count()
+    }
+
+    /// Replaces what the owner holds within the range, splitting what reaches beyond; what is locked
+    /// in the same way beside it becomes one with it, as by the kernel.
+    fn apply(&mut self, owner: Owner, mut range: Range) {
         let mut kept = Vec::with_capacity(self.held.len() + 2);
         for (holder, held) in self.held.drain(..) {
+            if holder == owner && held.kind == range.kind && held.touches(&range) {
+                range.start = range.start.min(held.start);
+                range.last = range.last.max(held.last);
+                continue;
+            }
             if holder != owner || !held.overlaps(&range) {
                 kept.push((holder, held));
                 continue;
@@ -336,6 +359,45 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!((range.start, range.length()), (50, 50));
+    }
+
+    #[test]
+    fn ranges_side_by_side_are_one() {
+        let mut locks = Locks::default();
+        let mut lock = |kind, start, length| {
+            locks.lock(FILE, waiter(1, kind, start, length), false).unwrap();
+            let mut held: Vec<_> = locks.files.get(&FILE).map_or(Vec::new(), |file| {
+                file.held.iter().map(|(_, r)| (r.kind, r.start, r.length())).collect()
+            });
+            held.sort_unstable_by_key(|(_, start, _)| *start);
+            held
+        };
+        let (shared, exclusive) = (lock::SHARED, lock::EXCLUSIVE);
+        assert_eq!(lock(shared, 0, 10), [(shared, 0, 10)]);
+        assert_eq!(lock(shared, 20, 10), [(shared, 0, 10), (shared, 20, 10)]);
+        assert_eq!(lock(shared, 10, 10), [(shared, 0, 30)]);
+        assert_eq!(lock(shared, 5, 5), [(shared, 0, 30)]);
+        let split = [(shared, 0, 8), (exclusive, 8, 2), (shared, 10, 20)];
+        assert_eq!(lock(exclusive, 8, 2), split);
+        assert_eq!(lock(exclusive, 10, 0), [(shared, 0, 8), (exclusive, 8, 0)]);
+        assert_eq!(lock(shared, 8, 0), [(shared, 0, 0)]);
+        assert_eq!(lock(lock::UNLOCK, 0, 0), []);
+    }
+
+    #[test]
+    fn a_session_cannot_lock_ranges_without_end() {
+        let mut locks = Locks::default();
+        let range = |place| Range::new(lock::SHARED, 2 * place, 1).unwrap();
+        let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
+        locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
+        let one_more = |id| waiter(id, lock::SHARED, 2 * RANGES_MAX as u64, 1);
+        assert_eq!(locks.lock(FILE, one_more(1), true), Err(Errno::ENOLCK));
+        assert_eq!(locks.lock(FILE, one_more(2), true), Err(Errno::ENOLCK), "of one family");
+        let mut stranger = one_more(3);
+        stranger.owner.session = 2;
+        assert_eq!(locks.lock(FILE, stranger, false), Ok(Locked::Done(vec![])));
+        locks.lock(FILE, waiter(1, lock::UNLOCK, 0, 10), false).unwrap();
+        assert_eq!(locks.lock(FILE, one_more(1), false), Ok(Locked::Done(vec![])));
     }
 
     #[test]
