@@ -1,12 +1,13 @@
 //! What a server is told to do.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use towline_block::{Delivery, RateLimit, Shape};
 use towline_net::address::Address;
-use towline_store::BlockStore;
 use towline_store::block::CacheMode;
+use towline_store::{BlockStore, FileStore};
 use towline_wire::limits::{CLIENT_STALL_SECONDS, FRAGMENT_BYTES_MAX, LOCK_GRACE_SECONDS};
 
 /// Most threads that serve.
@@ -82,6 +83,8 @@ pub enum ExportKind {
     Directory(PathBuf),
     /// A file system in memory, of at most so many bytes.
     Memory(u64),
+    /// A back end of the caller's own.
+    Own(OwnStore<dyn FileStore>),
 }
 
 /// One disk.
@@ -133,20 +136,31 @@ pub enum DiskKind {
     /// second, 0: unlimited). For experiments.
     Delay(u64, Duration, u64),
     /// A back end of the caller's own.
-    Own(OwnStore),
+    Own(OwnStore<dyn BlockStore>),
 }
 
 /// A back end of the caller's own; equal only to itself.
-#[derive(Clone, Debug)]
-pub struct OwnStore(pub Arc<dyn BlockStore>);
+pub struct OwnStore<T: ?Sized>(pub Arc<T>);
 
-impl PartialEq for OwnStore {
+impl<T: ?Sized> Clone for OwnStore<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for OwnStore<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnStore").field(&Arc::as_ptr(&self.0)).finish()
+    }
+}
+
+impl<T: ?Sized> PartialEq for OwnStore<T> {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for OwnStore {}
+impl<T: ?Sized> Eq for OwnStore<T> {}
 
 impl Default for Config {
     fn default() -> Self {

@@ -6,6 +6,7 @@
 
 use crate::core::{Core, Shared, elapsed_ns};
 use crate::grants::{Grant, Running, Served};
+use crate::guarded::guarded;
 use crate::mailbox::Mail;
 use crate::offload::Job;
 use std::sync::Arc;
@@ -60,7 +61,7 @@ impl Errand {
         let Self { session, slot, mut running, store, task } = self;
         let start = Instant::now();
         let Running { compound, caller, .. } = &mut *running;
-        let outcome = match task {
+        let outcome = guarded(|| match task {
             Task::Write(grant) => {
                 Outcome::Wrote(compound.write_fragment(&grant.buffer.bytes()[..grant.length]))
             }
@@ -74,7 +75,11 @@ impl Errand {
                     }
                 }
             }
-        };
+        });
+        let outcome = outcome.unwrap_or_else(|| {
+            running.compound.broken();
+            Outcome::Stopped(Step::Finished)
+        });
         Return { session, slot, running, store, outcome, took: elapsed_ns(start) }
     }
 }

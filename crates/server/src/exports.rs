@@ -67,6 +67,7 @@ impl Exports {
                     (memory.clone() as Arc<dyn FileStore>, Some(memory))
                 }
                 (Some(store), _) => (store, None),
+                (None, ExportKind::Own(store)) => (store.0.clone(), None),
                 (None, ExportKind::Directory(path)) => {
                     match DirectoryStore::new(path, export.read_only) {
                         Ok(store) => {

@@ -15,6 +15,7 @@ mod extents;
 mod families;
 mod grace;
 mod grants;
+mod guarded;
 mod handshake;
 mod lane;
 mod lanes;

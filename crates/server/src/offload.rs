@@ -1,5 +1,6 @@
 //! Threads that may block: what would wait for a device runs here.
 
+use crate::guarded::guarded;
 use crate::mailbox::{Mail, Mailbox};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -60,7 +61,7 @@ impl Offload {
 }
 
 fn execute(job: Job) {
-    if let Some(mail) = (job.work)() {
+    if let Some(Some(mail)) = guarded(job.work) {
         job.reply_to.send(mail);
     }
 }

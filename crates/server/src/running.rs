@@ -3,6 +3,7 @@
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
 use crate::grants::{Grant, Running};
+use crate::guarded::guarded;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
 use crate::messages::send_reply;
@@ -12,7 +13,7 @@ use std::time::Instant;
 use towline_mem::Aggregate;
 use towline_session::files::Table;
 use towline_session::locks::{Locked, Owner};
-use towline_session::{Context, Step};
+use towline_session::{BlockingResult, Context, Step};
 use towline_wire::header::reply_flag;
 use towline_wire::{Header, Kind};
 
@@ -45,7 +46,10 @@ impl Core {
                 caller: &running.caller,
                 session,
             };
-            let step = running.compound.run(&mut context);
+            let step = guarded(|| running.compound.run(&mut context)).unwrap_or_else(|| {
+                running.compound.broken();
+                Step::Finished
+            });
             drop(files);
             let start = std::mem::replace(&mut now, Instant::now());
             running.stages.storage += nanoseconds(now - start);
@@ -86,7 +90,7 @@ impl Core {
                 self.expect(session, |lane| lane.expected += bytes);
                 let work = move || {
                     let start = Instant::now();
-                    let result = work();
+                    let result = guarded(work).unwrap_or_else(BlockingResult::broken);
                     let took = elapsed_ns(start);
                     Some(Mail::Unblocked { session, slot, sequence, result, took })
                 };

@@ -3,6 +3,7 @@
 use crate::core::{Core, elapsed_ns};
 use crate::elsewhere::Task;
 use crate::grants::Running;
+use crate::guarded::guarded;
 use crate::handshake;
 use crate::lane::Lane;
 use crate::native::Arrived;
@@ -139,7 +140,11 @@ impl Serving<'_> {
             return Ok(());
         }
         let start = Instant::now();
-        let last = running.compound.write_fragment(&grant.buffer.bytes()[..grant.length]);
+        let bytes = &grant.buffer.bytes()[..grant.length];
+        let last = guarded(|| running.compound.write_fragment(bytes)).unwrap_or_else(|| {
+            running.compound.broken();
+            true
+        });
         running.stages.storage += elapsed_ns(start);
         drop(grant);
         self.core.wrote(session, header.slot, running, last);

@@ -31,6 +31,14 @@ pub struct BlockingResult {
     result: Result<Value, Errno>,
 }
 
+impl BlockingResult {
+    /// Of work that panicked.
+    #[must_use]
+    pub fn broken() -> Self {
+        Self { result: Err(Errno::EIO) }
+    }
+}
+
 enum Value {
     Done,
     Number(u64),
@@ -100,7 +108,7 @@ pub struct Compound {
     left_open: usize,
     /// Records what it does, where the session is kept.
     pen: Option<Box<Pen>>,
-    /// It failed because nobody can know whether it was done before the server was killed.
+    /// It failed because nobody can know whether it was done.
     undecided: bool,
     /// Store that its next operation needs a thread for that may wait.
     elsewhere: Option<Arc<dyn FileStore>>,
@@ -180,7 +188,18 @@ impl Compound {
         self.modifies
     }
 
-    /// True when it failed because nobody can know whether it was done before the server was killed.
+    /// Ends it with `EIO`, because carrying it out panicked: nobody knows what of it was done.
+    pub fn broken(&mut self) {
+        self.results.clear();
+        self.data = Aggregate::new();
+        self.write = None;
+        self.elsewhere = None;
+        self.undecided = self.modifies;
+        self.fail(Errno::EIO);
+    }
+
+    /// True when it failed because nobody can know whether it was done, before the server was killed or
+    /// before it panicked.
     #[must_use]
     pub fn is_undecided(&self) -> bool {
         self.undecided

@@ -1,5 +1,6 @@
 //! How a core does what waits for a device: on its ring, or on a thread that may wait.
 
+use crate::guarded::guarded;
 use crate::mailbox::{Mail, Mailbox};
 use crate::offload::Job;
 use crate::pools::Pools;
@@ -79,7 +80,9 @@ impl Driver for CoreDriver<'_> {
             }),
             Work::At(at, call) => self.late.push(Late { at, token, call }),
             Work::Ask(call) => {
-                self.on_thread(disk, move || Mail::Answered { token, result: call() });
+                let broken = || Err(Errno::IO.into());
+                let result = move || guarded(call).unwrap_or_else(broken);
+                self.on_thread(disk, move || Mail::Answered { token, result: result() });
             }
         }
     }

@@ -1,0 +1,233 @@
+//! A back end with mistakes: a request that panics in the server fails, and takes no other along.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+use std::any::Any;
+use std::sync::Arc;
+use towline_client::{Client, Error, File, Options, Transport};
+use towline_net::address::Address;
+use towline_server::{Config, Export, ExportKind, OwnStore, Server};
+use towline_store::{
+    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
+};
+use towline_wire::request::sync_kind;
+use towline_wire::{Attr, Errno, StatFs};
+
+/// A directory in which every name is a file. What it does with `sound` is right, all else panics.
+struct Brittle {
+    /// All calls are made by threads that may wait.
+    may_hang: bool,
+}
+
+#[derive(Clone)]
+struct Node {
+    sound: bool,
+}
+
+fn attr() -> Attr {
+    Attr { inode: 1, mode: 0o100_644, size: 7, ..Attr::default() }
+}
+
+fn careful(sound: bool) {
+    assert!(sound, "a mistake");
+}
+
+impl FileStore for Brittle {
+    fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
+        Ok(Arc::new(Node { sound: true }))
+    }
+
+    fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn open(
+        &self,
+        _: &Caller,
+        (_, path): Source<'_>,
+        _: OpenHow,
+    ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
+        Ok((Arc::new(Node { sound: path == b"sound" }), attr()))
+    }
+
+    fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
+        careful(path == b"sound");
+        Ok(attr())
+    }
+
+    fn set_attr(&self, _: &Caller, _: Source<'_>, _: bool, _: &SetAttr) -> Result<Attr, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn access(&self, _: &Caller, _: Source<'_>, _: u32) -> Result<(), Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn make_directory(&self, _: &Caller, (_, path): Source<'_>, _: u32) -> Result<Attr, Errno> {
+        careful(path == b"sound");
+        Ok(attr())
+    }
+
+    fn make_node(&self, _: &Caller, _: Source<'_>, _: u32, _: u64) -> Result<Attr, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn symlink(&self, _: &Caller, _: Source<'_>, _: &[u8]) -> Result<Attr, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn read_link(&self, _: &Caller, _: Source<'_>) -> Result<Vec<u8>, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn link(&self, _: &Caller, _: Source<'_>, _: bool, _: Source<'_>) -> Result<Attr, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn unlink(&self, _: &Caller, _: Source<'_>, _: bool) -> Result<(), Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn rename(&self, _: &Caller, _: Source<'_>, _: Source<'_>, _: u32) -> Result<(), Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn xattr(
+        &self,
+        _: &Caller,
+        _: Source<'_>,
+        _: bool,
+        _: XattrAction<'_>,
+    ) -> Result<Vec<u8>, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn copy_range(
+        &self,
+        _: &dyn OpenFile,
+        _: u64,
+        _: &dyn OpenFile,
+        _: u64,
+        _: u64,
+    ) -> Result<u64, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn stat_fs(&self) -> Result<StatFs, Errno> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn may_block(&self) -> bool {
+        true
+    }
+
+    fn may_hang(&self) -> bool {
+        self.may_hang
+    }
+
+    fn survives_restart(&self) -> bool {
+        false
+    }
+}
+
+impl OpenFile for Node {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn stat(&self) -> Result<Attr, Errno> {
+        Ok(attr())
+    }
+
+    fn read(&self, _: u64, _: usize, wait: bool) -> Result<ReadOutcome, Errno> {
+        if !wait {
+            return Ok(ReadOutcome::WouldBlock);
+        }
+        careful(self.sound);
+        Ok(ReadOutcome::Ready(towline_mem::Aggregate::from_vec(b"content".to_vec())))
+    }
+
+    fn write(&self, offset: u64, data: &[u8], _: bool) -> Result<(usize, u64), Errno> {
+        careful(self.sound);
+        Ok((data.len(), offset))
+    }
+
+    fn read_directory(&self, _: u64, _: bool, _: &mut dyn Listing) -> Result<bool, Errno> {
+        Err(Errno::ENOTDIR)
+    }
+
+    fn sync(&self, _: bool) -> Result<(), Errno> {
+        careful(self.sound);
+        Ok(())
+    }
+
+    fn allocate(&self, _: u32, _: u64, _: u64) -> Result<(), Errno> {
+        Err(Errno::EOPNOTSUPP)
+    }
+
+    fn seek(&self, _: u64, _: u32) -> Result<u64, Errno> {
+        Err(Errno::EINVAL)
+    }
+
+    fn path(&self) -> Result<Vec<u8>, Errno> {
+        Err(Errno::ENOTDIR)
+    }
+
+    fn identity(&self) -> (u64, u64) {
+        (1, 1)
+    }
+}
+
+/// Everything that a client can do to a file of the brittle store.
+fn use_file(root: &File, name: &[u8]) -> [Result<(), Error>; 6] {
+    let file = root.open(name, 2, 0).unwrap();
+    let long = vec![1; 3 << 20];
+    [
+        root.stat_path(name, true).map(drop),
+        root.make_directory(name, 0o700).map(drop),
+        file.read_at(&mut [0; 7], 0).map(drop),
+        file.write_at(b"short", 0).map(drop),
+        file.write_at(&long, 0).map(drop),
+        file.sync(sync_kind::DATA),
+    ]
+}
+
+#[test]
+fn a_request_that_panics_takes_no_other_along() {
+    for may_hang in [false, true] {
+        let store = OwnStore(Arc::new(Brittle { may_hang }) as Arc<dyn FileStore>);
+        let export = Export { name: "b".into(), kind: ExportKind::Own(store), read_only: false };
+        let config = Config {
+            exports: vec![export],
+            listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap()],
+            cores: 1,
+            ..Config::default()
+        };
+        let server = Server::start(&config).unwrap();
+        let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+        let transport = Transport::Tcp(at.ip().to_string(), at.port());
+        let connect = || Client::connect(&transport, Options::default()).unwrap();
+        let (bystander, client) = (connect(), connect());
+        let (watched, root) = (bystander.attach(b"b").unwrap(), client.attach(b"b").unwrap());
+        // More often than there are threads that may block.
+        for round in 0..20 {
+            for (call, result) in use_file(&root, b"broken").into_iter().enumerate() {
+                let error = result.expect_err("it was answered although it panicked");
+                assert_eq!(error.errno(), Errno::EIO, "round {round}, call {call}: {error}");
+                // Whether a change was made nobody knows.
+                let changes = [1, 3, 4].contains(&call);
+                assert_eq!(matches!(error, Error::Unknown), changes, "call {call}: {error}");
+            }
+        }
+        for root in [&watched, &root] {
+            for result in use_file(root, b"sound") {
+                result.unwrap();
+            }
+        }
+        server.stop();
+    }
+}
