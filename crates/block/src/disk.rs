@@ -34,6 +34,16 @@ pub struct Disk {
     pub identity: u64,
     state: Arc<State>,
     meters: Meters,
+    failures: Option<Arc<dyn Failures>>,
+}
+
+/// Keeps beyond the end of the server which disks had a flush that failed: what was lost then is lost
+/// for those who come back after a restart, too, though the new server's flushes succeed.
+pub trait Failures: std::fmt::Debug + Send + Sync {
+    /// The epoch under which a disk of this identity goes on since a flush of it failed, if one has.
+    fn epoch(&self, identity: u64) -> Option<u64>;
+    /// A flush of it failed; it will go on under this epoch.
+    fn note(&self, identity: u64, epoch: u64);
 }
 
 /// What all have to agree on who use the same bytes, also by exports with other options.
@@ -41,6 +51,8 @@ pub struct Disk {
 struct State {
     epoch: AtomicU64,
     failed: AtomicBool,
+    /// The epoch under which it goes on after it had failed. Locked to fail and to forgive.
+    next_epoch: Mutex<u64>,
     flushes: Mutex<Flushes>,
     flushed: Condvar,
     resizing: Mutex<()>,
@@ -81,7 +93,17 @@ impl Disk {
             identity,
             state: Arc::new(State { epoch: AtomicU64::new(epoch), ..State::default() }),
             meters: Meters::default(),
+            failures: None,
         }
+    }
+
+    /// The same, with its failures kept there, and with those that are. To be called first.
+    #[must_use]
+    pub fn remembered(self, failures: Arc<dyn Failures>) -> Self {
+        if let Some(epoch) = failures.epoch(self.identity) {
+            self.state.epoch.store(epoch, Ordering::Release);
+        }
+        Self { failures: Some(failures), ..self }
     }
 
     /// The same, in place of another export that may still be in use: if their bytes are the same, so
@@ -147,9 +169,16 @@ impl Disk {
     }
 
     fn fail(&self, error: &io::Error) {
-        if !self.state.failed.swap(true, Ordering::AcqRel) {
-            self.log_failure(error);
+        let mut next_epoch = self.state.next_epoch.lock();
+        if self.has_failed() {
+            return;
         }
+        *next_epoch = random();
+        if let Some(failures) = &self.failures {
+            failures.note(self.identity, *next_epoch);
+        }
+        self.state.failed.store(true, Ordering::Release);
+        self.log_failure(error);
     }
 
     fn log_failure(&self, error: &io::Error) {
@@ -187,9 +216,10 @@ impl Disk {
 
     /// An operator has looked: changes are allowed again.
     pub fn forgive(&self) {
+        let next_epoch = self.state.next_epoch.lock();
         if self.has_failed() {
             // What was not flushed before may be lost, and those who wrote it have to learn that.
-            self.state.epoch.store(random(), Ordering::Release);
+            self.state.epoch.store(*next_epoch, Ordering::Release);
             self.state.failed.store(false, Ordering::Release);
         }
     }

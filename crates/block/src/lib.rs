@@ -1,4 +1,5 @@
-//! The fragment engine of disks: one for each core, under every front (NBD now).
+//! The fragment engine of disks: one for each core, under every front: NBD, and sessions of our
+//! own.
 //!
 //! A large read is cut into fragments that are read from the disk together, and each is handed
 //! over when it lands, in any order. So the network works while the disk still does, and a read
@@ -23,7 +24,7 @@ mod ways;
 
 pub use changes::{Changes, GRAIN};
 pub use cursor::SHORTEST_FRAGMENT;
-pub use disk::Disk;
+pub use disk::{Disk, Failures};
 pub use engine::{Engine, Limits, OwnerKey, RequestKey};
 pub use memory::Short;
 pub use path::{DataPath, Delivery, Moved};

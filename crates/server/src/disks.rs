@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use towline_block::Disk;
+use towline_block::{Disk, Failures};
 use towline_nbd::{Catalogue, Offer};
 use towline_store::BlockStore;
 use towline_store::block::{CacheMode, DelayStore, FileDisk, ForeignDisk, MemoryDisk, StripeDisk};
@@ -25,11 +25,16 @@ pub(crate) struct NextDisks(Vec<(DiskExport, Arc<Disk>)>);
 pub(crate) struct Disks {
     active: RwLock<Vec<(DiskExport, Arc<Disk>)>>,
     shutting_down: AtomicBool,
+    /// Where failures are kept that outlive the server.
+    failures: Option<Arc<dyn Failures>>,
 }
 
 impl Disks {
-    pub(crate) fn new(disks: &[DiskExport]) -> io::Result<Self> {
-        let this = Self::default();
+    pub(crate) fn new(
+        disks: &[DiskExport],
+        failures: Option<Arc<dyn Failures>>,
+    ) -> io::Result<Self> {
+        let this = Self { failures, ..Self::default() };
         this.replace(this.prepare(disks)?);
         Ok(this)
     }
@@ -63,7 +68,10 @@ impl Disks {
                         Some((_, disk)) => (disk.store.clone(), disk.description.clone()),
                         None => open(export).map_err(|e| wrong(e.to_string()))?,
                     };
-                    let disk = Disk::new(name, &description, store, export.read_only);
+                    let mut disk = Disk::new(name, &description, store, export.read_only);
+                    if let Some(failures) = &self.failures {
+                        disk = disk.remembered(failures.clone());
+                    }
                     let disk = disk.delivered(export.delivery).limited(export.limit);
                     let disk = disk.shaped(export.shape).map_err(|e| wrong(e.to_string()))?;
                     Arc::new(match old {

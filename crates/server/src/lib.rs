@@ -12,6 +12,7 @@ mod disks;
 mod elsewhere;
 mod exports;
 mod extents;
+mod failed_disks;
 mod families;
 mod grace;
 mod grants;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use towline_block::Limits;
+use towline_block::{Failures, Limits};
 use towline_mem::Pool;
 use towline_net::Link;
 use towline_net::address::{Address, Listener};
@@ -142,9 +142,6 @@ impl Server {
         let statistics = Statistics::new(cores);
         let exports =
             Exports::new(&config.exports, statistics.clone()).map_err(StartError::Export)?;
-        let disks = Arc::new(Disks::new(&config.disks).map_err(StartError::Export)?);
-        // Nobody else has set it.
-        let _ = statistics.disks.set(disks.clone());
         let boot_epoch = boot_epoch();
         let directory = match &config.state {
             Some(path) => {
@@ -153,6 +150,10 @@ impl Server {
             }
             None => None,
         };
+        let failures = directory.as_ref().map(|d| d.failed_disks.clone() as Arc<dyn Failures>);
+        let disks = Arc::new(Disks::new(&config.disks, failures).map_err(StartError::Export)?);
+        // Nobody else has set it.
+        let _ = statistics.disks.set(disks.clone());
         let state = directory.as_ref().map(|directory| directory.state.clone());
         let mut first_session = 1;
         let mut lock_holders = Vec::new();

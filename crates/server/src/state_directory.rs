@@ -1,5 +1,7 @@
-//! The directory in which a server keeps its sessions: a lock file and the state.
+//! The directory in which a server keeps what outlives it: a lock file, the state of sessions, and
+//! which disks had failed.
 
+use crate::failed_disks::FailedDisks;
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,6 +18,7 @@ const ASIDE: &str = "sessions.damaged";
 /// A state directory in use.
 pub(crate) struct StateDirectory {
     pub(crate) state: Arc<State>,
+    pub(crate) failed_disks: Arc<FailedDisks>,
     /// Locked as long as it is open.
     _lock: OwnedFd,
 }
@@ -59,7 +62,8 @@ impl StateDirectory {
                     .map_err(|error| format!("{}: cannot be written: {error}", path.display()))?
             }
         };
-        Ok(Self { state: Arc::new(state), _lock: lock })
+        let failed_disks = Arc::new(FailedDisks::open(directory, &boot)?);
+        Ok(Self { state: Arc::new(state), failed_disks, _lock: lock })
     }
 }
 

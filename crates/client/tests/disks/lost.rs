@@ -6,7 +6,7 @@ use crate::setup::{Model, SIZE, disks, own};
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Errno, Error, Group, Options, Transport};
@@ -119,6 +119,8 @@ struct Fragile {
     epoch: u64,
     durable: Arc<Mutex<Vec<u8>>>,
     cached: Mutex<Vec<u8>>,
+    /// The next flush fails, and what was to be flushed is dropped.
+    fails: AtomicBool,
 }
 
 impl std::fmt::Debug for Fragile {
@@ -134,7 +136,8 @@ impl Fragile {
 
     fn with(identity: u64, epoch: u64, durable: Arc<Mutex<Vec<u8>>>) -> Arc<Self> {
         let cached = Mutex::new(durable.lock().clone());
-        Arc::new(Self { identity, epoch, durable, cached })
+        let fails = AtomicBool::new(false);
+        Arc::new(Self { identity, epoch, durable, cached, fails })
     }
 
     /// The machine starts again, and serves the disk.
@@ -201,6 +204,10 @@ impl BlockStore for Fragile {
     }
 
     fn flush(&self) -> io::Result<()> {
+        if self.fails.swap(false, Ordering::Relaxed) {
+            self.cached.lock().copy_from_slice(&self.durable.lock());
+            return Err(io::Error::from_raw_os_error(5));
+        }
         self.durable.lock().copy_from_slice(&self.cached.lock());
         Ok(())
     }
@@ -266,4 +273,23 @@ fn unflushed_writes_that_are_lost_are_told() {
     let other = |old: &Fragile| Fragile::with(2, old.epoch, old.durable.clone());
     let stale = Err(Error::from(Errno::ESTALE));
     assert_eq!(after(flushed, other), (stale.clone().map(|()| 0), stale));
+}
+
+#[test]
+fn a_flush_that_failed_is_told_after_a_restart_too() {
+    let store = Fragile::new();
+    let mut disks = own(store.clone());
+    let (writer, other) = (disks.client(), disks.client());
+    let (mine, theirs) = (writer.disk(b"own").unwrap(), other.disk(b"own").unwrap());
+    mine.write_at(&[1; 512], 0).unwrap();
+    store.fails.store(true, Ordering::Relaxed);
+    assert_eq!(theirs.flush().unwrap_err().errno(), Errno::EIO);
+    // The new server's flushes succeed, and it serves the disk to be written.
+    for _ in 0..2 {
+        disks.restart(store.after_restart());
+        assert_eq!(mine.flush(), Err(Error::WritesLost { disk: "own".into() }));
+        // Who had written nothing goes on, and nothing of it is taken for lost.
+        theirs.write_at(&[2; 512], 512).unwrap();
+    }
+    theirs.flush().unwrap();
 }

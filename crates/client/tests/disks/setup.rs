@@ -58,6 +58,7 @@ pub(crate) fn start(directory: TempDir, disks: Vec<DiskExport>) -> Disks {
         disks,
         listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap(), Address::Unix(socket.clone())],
         cores: 2,
+        state: Some(directory.path().join("state")),
         ..Config::default()
     };
     let server = Server::start(&config).unwrap();
@@ -82,6 +83,7 @@ impl Disks {
             disks: vec![DiskExport::new("own", DiskKind::Own(OwnStore(store)))],
             listen: vec![Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap()],
             cores: 1,
+            state: Some(self.directory.path().join("state")),
             ..Config::default()
         };
         let mut tries = 0;
