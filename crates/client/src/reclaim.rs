@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::time::Duration;
 use towline_net::{Counters, Incoming, Input, Link, Sink, Spin, Target};
+use towline_wire::ranges::Range;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, lock};
 use towline_wire::{Header, Kind, ProtocolError, Reply, Request};
@@ -14,8 +15,11 @@ struct Open {
     path: Vec<u8>,
     flags: u32,
     inode: u64,
-    locks: Vec<Lock>,
+    locks: Vec<(Owner, Range)>,
 }
+
+/// Who holds a lock: its family, and of process locks the process.
+type Owner = (u8, u64);
 
 /// Open files by handle.
 #[derive(Default)]
@@ -64,15 +68,26 @@ impl OpenFiles {
         self.open.entry(handle).or_insert(Open { export, path, flags, inode, locks: Vec::new() });
     }
 
+    /// Notes what was locked or unlocked.
     pub(crate) fn remember_lock(&mut self, handle: u64, new: &Lock) {
+        let (start, length) = match new.family {
+            lock::FLOCK => (0, 0), // has no range
+            _ => (new.start, new.length),
+        };
+        let Ok(range) = Range::new(new.kind, start, length) else { return };
         let Some(open) = self.open.get_mut(&handle) else { return };
-        // Only whole matches are forgotten; what is left over of a split range is asked for again
-        // as it was, which at worst locks more than before and never less.
-        open.locks.retain(|l| {
-            (l.family, l.owner, l.start, l.length) != (new.family, new.owner, new.start, new.length)
-        });
-        if new.kind != lock::UNLOCK {
-            open.locks.push(*new);
+        let owner = (new.family, if new.family == lock::PROCESS { new.owner } else { 0 });
+        range.apply(owner, &mut open.locks);
+        if new.family != lock::PROCESS {
+            return;
+        }
+        // The locks of a process are those of the file, whichever way it was opened.
+        let (inode, export) = (open.inode, open.export.clone());
+        let same = |(other, open): &(&u64, &mut Open)| {
+            **other != handle && open.inode == inode && open.export == export
+        };
+        for (_, open) in self.open.iter_mut().filter(same) {
+            Range { kind: lock::UNLOCK, ..range }.apply(owner, &mut open.locks);
         }
     }
 
@@ -110,16 +125,17 @@ impl OpenFiles {
                 path: &open.path,
             };
             let mut again = each(&[request])?;
-            for l in &open.locks {
+            for &((family, owner), range) in &open.locks {
+                let (kind, start, length) = (range.kind, range.start, range.length());
                 again = again
                     && each(&[Request::Lock {
                         handle,
-                        owner: l.owner,
-                        family: l.family,
-                        kind: l.kind,
+                        owner,
+                        family,
+                        kind,
                         wait: 0,
-                        start: l.start,
-                        length: l.length,
+                        start,
+                        length,
                     }])?;
             }
             if !again {
@@ -209,5 +225,50 @@ impl FirstUse<'_> {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The locks that are asked for again, by handle.
+    fn asked(files: &mut OpenFiles) -> Vec<(u64, u64, u8, u64, u64)> {
+        let mut locks = Vec::new();
+        let each = |requests: &[Request<'_>]| {
+            if let [Request::Lock { handle, owner, kind, start, length, .. }] = *requests {
+                locks.push((handle, owner, kind, start, length));
+            }
+            Ok(true)
+        };
+        files.reclaim(each).unwrap();
+        locks
+    }
+
+    #[test]
+    fn only_what_is_locked_is_locked_again() {
+        let mut files = OpenFiles::default();
+        // Two ways to one file, and one to another.
+        for (handle, inode) in [(1, 7), (2, 7), (3, 8)] {
+            files.remember_path(handle, b"dir", b"f", 2, inode);
+        }
+        let lock = |family, kind, owner, start, length| Lock { family, kind, owner, start, length };
+        let (process, exclusive) = (lock::PROCESS, lock::EXCLUSIVE);
+        files.remember_lock(1, &lock(process, exclusive, 5, 0, 10));
+        files.remember_lock(1, &lock(process, exclusive, 5, 20, 10));
+        files.remember_lock(1, &lock(process, lock::UNLOCK, 5, 5, 20));
+        files.remember_lock(3, &lock(process, exclusive, 5, 0, 10));
+        let left = [(1, 5, exclusive, 0, 5), (1, 5, exclusive, 25, 5), (3, 5, exclusive, 0, 10)];
+        assert_eq!(asked(&mut files), left);
+        // All of the file, by the other way.
+        files.remember_lock(2, &lock(process, lock::UNLOCK, 5, 0, 0));
+        assert_eq!(asked(&mut files), left[2..]);
+        assert!(!files.has_locked(1) && files.has_locked(3));
+        // Locks of an open file are that file's, whoever asks.
+        files.remember_lock(1, &lock(lock::OPEN_FILE, exclusive, 5, 0, 0));
+        files.remember_lock(2, &lock(lock::OPEN_FILE, lock::UNLOCK, 5, 0, 0));
+        assert!(files.has_locked(1));
+        files.remember_lock(1, &lock(lock::OPEN_FILE, lock::UNLOCK, 6, 0, 0));
+        assert!(!files.has_locked(1));
     }
 }

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use towline_wire::Errno;
+pub use towline_wire::ranges::Range;
 use towline_wire::request::lock;
 
 /// Who holds or wants a lock.
@@ -17,50 +18,6 @@ pub struct Owner {
     pub id: u64,
     /// True for process locks, so that a process and a handle of one number differ.
     pub process: bool,
-}
-
-/// A range and how it is locked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    /// Shared or exclusive.
-    pub kind: u8,
-    /// First byte.
-    pub start: u64,
-    /// Last byte, inclusive.
-    pub last: u64,
-}
-
-impl Range {
-    /// From the fields of a request; a length of zero reaches to the end.
-    ///
-    /// # Errors
-    /// `EINVAL` for an unknown kind, `EOVERFLOW` for a range beyond the largest offset.
-    pub fn new(kind: u8, start: u64, length: u64) -> Result<Self, Errno> {
-        if kind > lock::UNLOCK {
-            return Err(Errno::EINVAL);
-        }
-        let last = if length == 0 {
-            u64::MAX
-        } else {
-            start.checked_add(length - 1).ok_or(Errno::EOVERFLOW)?
-        };
-        Ok(Self { kind, start, last })
-    }
-
-    /// Length as in a request: zero when it reaches to the end.
-    #[must_use]
-    pub fn length(&self) -> u64 {
-        if self.last == u64::MAX { 0 } else { self.last - self.start + 1 }
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        self.start <= other.last && other.start <= self.last
-    }
-
-    /// True when nothing lies between them.
-    fn touches(&self, other: &Self) -> bool {
-        self.start <= other.last.saturating_add(1) && other.start <= self.last.saturating_add(1)
-    }
 }
 
 /// A request that waits for a lock.
@@ -122,7 +79,7 @@ impl Locks {
         self.speaks_for(waiter.session, waiter.owner)?;
         let locks = self.files.entry(file).or_default();
         if waiter.range.kind == lock::UNLOCK {
-            locks.apply(waiter.owner, waiter.range);
+            waiter.range.apply(waiter.owner, &mut locks.held);
             let granted = locks.grant();
             self.tidy(file);
             return Ok(Locked::Done(granted));
@@ -131,7 +88,7 @@ impl Locks {
             return Err(Errno::ENOLCK);
         }
         if locks.conflict(waiter.owner, &waiter.range).is_none() {
-            locks.apply(waiter.owner, waiter.range);
+            waiter.range.apply(waiter.owner, &mut locks.held);
             // Turning an exclusive lock into a shared one can let others in.
             return Ok(Locked::Done(locks.grant()));
         }
@@ -273,40 +230,13 @@ impl FileLocks {
         self.held.iter().filter(|(owner, _)| owner.session == session).count()
     }
 
-    /// Replaces what the owner holds within the range, splitting what reaches beyond; what is locked
-    /// in the same way beside it becomes one with it, as by the kernel.
-    fn apply(&mut self, owner: Owner, mut range: Range) {
-        let mut kept = Vec::with_capacity(self.held.len() + 2);
-        for (holder, held) in self.held.drain(..) {
-            if holder == owner && held.kind == range.kind && held.touches(&range) {
-                range.start = range.start.min(held.start);
-                range.last = range.last.max(held.last);
-                continue;
-            }
-            if holder != owner || !held.overlaps(&range) {
-                kept.push((holder, held));
-                continue;
-            }
-            if held.start < range.start {
-                kept.push((holder, Range { last: range.start - 1, ..held }));
-            }
-            if held.last > range.last {
-                kept.push((holder, Range { start: range.last + 1, ..held }));
-            }
-        }
-        if range.kind != lock::UNLOCK {
-            kept.push((owner, range));
-        }
-        self.held = kept;
-    }
-
     /// Gives waiting requests their locks, first come first served, and returns them.
     fn grant(&mut self) -> Vec<Waiter> {
         let mut granted = Vec::new();
         let mut still = Vec::new();
         for waiter in std::mem::take(&mut self.waiting) {
             if self.conflict(waiter.owner, &waiter.range).is_none() {
-                self.apply(waiter.owner, waiter.range);
+                waiter.range.apply(waiter.owner, &mut self.held);
                 granted.push(waiter);
             } else {
                 still.push(waiter);
@@ -359,29 +289,6 @@ mod tests {
             .unwrap()
             .unwrap();
         assert_eq!((range.start, range.length()), (50, 50));
-    }
-
-    #[test]
-    fn ranges_side_by_side_are_one() {
-        let mut locks = Locks::default();
-        let mut lock = |kind, start, length| {
-            locks.lock(FILE, waiter(1, kind, start, length), false).unwrap();
-            let mut held: Vec<_> = locks.files.get(&FILE).map_or(Vec::new(), |file| {
-                file.held.iter().map(|(_, r)| (r.kind, r.start, r.length())).collect()
-            });
-            held.sort_unstable_by_key(|(_, start, _)| *start);
-            held
-        };
-        let (shared, exclusive) = (lock::SHARED, lock::EXCLUSIVE);
-        assert_eq!(lock(shared, 0, 10), [(shared, 0, 10)]);
-        assert_eq!(lock(shared, 20, 10), [(shared, 0, 10), (shared, 20, 10)]);
-        assert_eq!(lock(shared, 10, 10), [(shared, 0, 30)]);
-        assert_eq!(lock(shared, 5, 5), [(shared, 0, 30)]);
-        let split = [(shared, 0, 8), (exclusive, 8, 2), (shared, 10, 20)];
-        assert_eq!(lock(exclusive, 8, 2), split);
-        assert_eq!(lock(exclusive, 10, 0), [(shared, 0, 8), (exclusive, 8, 0)]);
-        assert_eq!(lock(shared, 8, 0), [(shared, 0, 0)]);
-        assert_eq!(lock(lock::UNLOCK, 0, 0), []);
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod header;
 pub mod hello;
 pub mod limits;
 pub mod list;
+pub mod ranges;
 pub mod reply;
 pub mod request;
 
