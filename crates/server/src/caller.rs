@@ -3,7 +3,7 @@
 use crate::offload::own_caller;
 use foldhash::fast::RandomState;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use towline_net::{Link, LinkKind};
 use towline_store::Caller;
@@ -43,7 +43,7 @@ impl Callers {
 }
 
 /// Who is at the other end of a local connection, as the kernel knows it: for a Unix socket by its
-/// credentials, for TCP over loopback by the owner of the client's socket. `None` for a peer on
+/// credentials, for TCP on this machine by the owner of the client's socket. `None` for a peer on
 /// another machine.
 pub(crate) fn peer_of(link: &Link) -> Option<(u32, u32)> {
     let fd = link.fd()?;
@@ -51,27 +51,46 @@ pub(crate) fn peer_of(link: &Link) -> Option<(u32, u32)> {
         let credentials = rustix::net::sockopt::socket_peercred(fd).ok()?;
         return Some((credentials.uid.as_raw(), credentials.gid.as_raw()));
     }
-    let near = SocketAddr::try_from(rustix::net::getsockname(fd).ok()?).ok()?;
-    let far = SocketAddr::try_from(rustix::net::getpeername(fd).ok()??).ok()?;
-    if !far.ip().is_loopback() {
+    let near = canonical(SocketAddr::try_from(rustix::net::getsockname(fd).ok()?).ok()?);
+    let far = canonical(SocketAddr::try_from(rustix::net::getpeername(fd).ok()??).ok()?);
+    if !far.ip().is_loopback() && far.ip() != near.ip() {
         return None;
     }
-    // A loopback peer whose owner cannot be found is trusted with nothing.
-    let table = if far.is_ipv4() { "/proc/net/tcp" } else { "/proc/net/tcp6" };
-    let sockets = std::fs::read_to_string(table).unwrap_or_default();
-    let owner = owner_of(&sockets, far.port(), near.port());
+    // A peer whose owner cannot be found is trusted with nothing. IPv4 addresses are in the other
+    // table, too, where a client uses a socket for both.
+    let owner = ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .find_map(|table| owner_of(&std::fs::read_to_string(table).unwrap_or_default(), far, near));
     Some(owner.map_or((NOBODY, NOBODY), |uid| (uid, group_of(uid))))
 }
 
-/// The owner of the socket with these ports in a table of `proc_net_tcp(5)`. Loopback addresses
-/// are not compared: both ends are on this machine, so the pair of ports is enough.
-fn owner_of(sockets: &str, local: u16, remote: u16) -> Option<u32> {
-    let port = |address: &str| u16::from_str_radix(address.rsplit(':').next()?, 16).ok();
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// The owner of the socket with these ends in a table of `proc_net_tcp(5)`. Another one may have the
+/// same ports and other addresses. A socket that was closed is nobody's any more, and the kernel
+/// names root as its owner: it has no inode.
+fn owner_of(sockets: &str, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
     sockets.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let same = port(fields.get(1)?)? == local && port(fields.get(2)?)? == remote;
-        if same { fields.get(7)?.parse().ok() } else { None }
+        let is_same = address(fields.get(1)?)? == local && address(fields.get(2)?)? == remote;
+        let is_open = fields.get(9)?.parse::<u64>().is_ok_and(|inode| inode != 0);
+        if is_same && is_open { fields.get(7)?.parse().ok() } else { None }
     })
+}
+
+/// An end of a socket as these tables tell it: words as they are in memory, and the port.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (ip, port) = text.rsplit_once(':')?;
+    let word = |at: usize| Some(u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
+    let ip = if ip.len() == 8 {
+        IpAddr::from(word(0)?)
+    } else {
+        let words = [word(0)?, word(8)?, word(16)?, word(24)?];
+        IpAddr::from(<[u8; 16]>::try_from(words.concat()).ok()?)
+    };
+    Some(canonical(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
 }
 
 /// Primary group of a user, from the user database of this machine.
@@ -104,14 +123,53 @@ fn groups_of(uid: u32, gid: u32) -> Arc<[u32]> {
 
 #[cfg(test)]
 mod tests {
-    use super::owner_of;
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
 
     #[test]
-    fn the_owner_of_a_socket_is_found_by_its_ports() {
+    #[cfg(target_endian = "little")] // as the table below
+    fn the_owner_of_a_socket_is_found_by_both_its_ends() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
              0: 0100007F:1D10 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 1\n\
-             1: 0100007F:C350 0100007F:1D10 01 00000000:00000000 00:00000000 00000000  1000        0 2\n";
-        assert_eq!(owner_of(table, 0xc350, 0x1d10), Some(1000));
-        assert_eq!(owner_of(table, 0xc351, 0x1d10), None);
+             1: 0500007F:C350 0100007F:1D10 01 00000000:00000000 00:00000000 00000000  1001        0 3\n\
+             2: 0100007F:C350 0100007F:1D10 01 00000000:00000000 00:00000000 00000000  1000        0 2\n\
+             3: 0100007F:C351 0100007F:1D10 05 00000000:00000000 00:00000000 00000000     0        0 0\n";
+        let server = "127.0.0.1:7440".parse().unwrap();
+        let owner = |client: &str| owner_of(table, client.parse().unwrap(), server);
+        assert_eq!(owner("127.0.0.1:50000"), Some(1000));
+        assert_eq!(owner("127.0.0.5:50000"), Some(1001), "the same ports, another address");
+        assert_eq!(owner("127.0.0.1:50001"), None, "closed: root is not its owner");
+        assert_eq!(owner("127.0.0.1:50002"), None);
+        let six = "00000000000000000000000001000000:1D10";
+        assert_eq!(address(six), Some("[::1]:7440".parse().unwrap()));
+        let mapped = "0000000000000000FFFF00000100007F:1D10";
+        assert_eq!(address(mapped), Some(server));
+        assert_eq!(address("0100007F"), None);
+    }
+
+    #[test]
+    fn who_has_closed_its_socket_is_nobody() {
+        for host in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(host) else {
+                eprintln!("SKIPPED: {host} cannot be had");
+                continue;
+            };
+            let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let accepted = OwnedFd::from(listener.accept().unwrap().0);
+            let link = Link::Socket(accepted, LinkKind::Tcp);
+            let own = rustix::process::geteuid().as_raw();
+            assert_eq!(peer_of(&link).map(|(uid, _)| uid), Some(own));
+            drop(client);
+            // The kernel takes a moment to close it.
+            for _ in 0..1000 {
+                if peer_of(&link) == Some((NOBODY, NOBODY)) {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(peer_of(&link), Some((NOBODY, NOBODY)));
+        }
     }
 }

@@ -384,7 +384,7 @@ impl Core {
     fn mail(&mut self, mail: Mail, scratch: &mut [u8]) {
         match mail {
             Mail::Lane(link) => self.add_lane(link, None, scratch),
-            Mail::Join(link, hello) => self.add_lane(link, Some(hello), scratch),
+            Mail::Join(link, hello, peer) => self.add_lane(link, Some((hello, peer)), scratch),
             Mail::Unblocked { session, slot, sequence, result, took } => {
                 let Some(mut running) = self.take_running(session, slot, sequence) else { return };
                 running.stages.storage += took;

@@ -73,7 +73,13 @@ impl Core {
         }
     }
 
-    pub(crate) fn add_lane(&mut self, link: Arc<Link>, hello: Option<Hello>, scratch: &mut [u8]) {
+    /// Serves a new connection, of which another core may know the hello and who is at its other end.
+    pub(crate) fn add_lane(
+        &mut self,
+        link: Arc<Link>,
+        greeted: Option<(Hello, Option<(u32, u32)>)>,
+        scratch: &mut [u8],
+    ) {
         let index = self.free_lanes.pop().unwrap_or_else(|| {
             self.lanes.push(None);
             self.lanes.len() - 1
@@ -86,11 +92,15 @@ impl Core {
             return;
         }
         self.statistics.lanes.fetch_add(1, Ordering::Relaxed);
-        let peer = if self.shared.identity { peer_of(&link) } else { None };
+        let peer = match &greeted {
+            Some((_, peer)) => *peer,
+            None if self.shared.identity => peer_of(&link),
+            None => None,
+        };
         self.lanes[index] = Some(Lane::new(link, peer));
         self.ticking = true;
-        match hello {
-            Some(hello) => self.greet(index, &hello),
+        match greeted {
+            Some((hello, _)) => self.greet(index, &hello),
             None => self.receive(index, scratch),
         }
     }
@@ -112,7 +122,7 @@ impl Core {
             }
             self.free_lanes.push(index);
             self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);
-            self.shared.mailboxes[home].send(Mail::Join(lane.link, *hello));
+            self.shared.mailboxes[home].send(Mail::Join(lane.link, *hello, lane.peer));
             return;
         }
         let mut welcome = handshake::welcome(epoch);

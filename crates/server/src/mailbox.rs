@@ -23,8 +23,8 @@ pub(crate) enum Mail {
     Transferred { token: u64, result: io::Result<usize>, buffer: PoolBuffer },
     /// What a disk was asked is answered.
     Answered { token: u64, result: io::Result<Vec<Vec<Status>>> },
-    /// This lane's hello names a session of yours.
-    Join(Arc<Link>, Hello),
+    /// This lane's hello names a session of yours; user and group of a local peer.
+    Join(Arc<Link>, Hello, Option<(u32, u32)>),
     /// Blocking work of this session's slot is done; nanoseconds it took.
     Unblocked { session: u64, slot: u16, sequence: u32, result: BlockingResult, took: u64 },
     /// A request comes back from a thread of a store that may hang.
