@@ -7,6 +7,7 @@ mod common;
 
 use common::{
     CREATE, EXCLUSIVE, Process, Raw, TRUNCATE, counter, eventually, pattern, request, setup,
+    setup_with,
 };
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,9 +55,59 @@ fn a_thousand_sessions_are_served_in_little_memory() {
     }
     assert_eq!(counter(&first, "sessions"), SESSIONS as u64 + 1);
     let grown = process.memory().saturating_sub(before);
-    println!("MEASURED {SESSIONS} sessions: {grown} MiB more in the server");
+    let (pinned, sockets) = (process.pinned(), socket_pages());
+    println!(
+        "MEASURED {SESSIONS} sessions: {grown} MiB more in the server, {pinned} KiB pinned or locked; \
+         all TCP of this machine holds {sockets} pages"
+    );
     // Its buffers are bounded by 16 MiB; the rest is a few KiB for each session.
     assert!(grown < 16 + 24, "memory grew by {grown} MiB for {SESSIONS} sessions");
+    // Buffers are registered when a disk first uses them, and here is none.
+    assert!(pinned < 1 << 10, "{pinned} KiB are pinned for sessions");
+    assert_eq!(counter(&first, "payload_discarded"), 0);
+}
+
+/// Pages that the kernel holds for TCP, of all processes in this name space.
+fn socket_pages() -> u64 {
+    let text = std::fs::read_to_string("/proc/net/sockstat").unwrap();
+    let tcp = text.lines().find(|line| line.starts_with("TCP:")).unwrap();
+    let words: Vec<&str> = tcp.split(' ').collect();
+    let at = words.iter().position(|word| *word == "mem").unwrap();
+    words[at + 1].parse().unwrap()
+}
+
+#[test]
+fn what_is_written_is_sent_once_however_many_write() {
+    let setup = setup_with(EngineWish::Automatic, 64 << 20);
+    let data = pattern(64 << 10, 3);
+    std::thread::scope(|scope| {
+        for writer in 0..48 {
+            let (setup, data) = (&setup, &data);
+            scope.spawn(move || {
+                let root = setup.client().attach(b"mem").unwrap();
+                let file = root.open(format!("f{writer}").as_bytes(), CREATE, 0o600).unwrap();
+                for part in 0..8 {
+                    file.write_at(data, part * data.len() as u64).unwrap();
+                }
+            });
+        }
+    });
+    let client = setup.client();
+    assert_eq!(counter(&client, "payload_discarded"), 0);
+    // What was granted before a write failed has no place any more, and is counted.
+    let root = client.attach(b"mem").unwrap();
+    let full = root.open(b"full", CREATE, 0o600).unwrap();
+    let large = vec![1; 8 << 20];
+    // So that the end comes in the midst of a write, where more than one fragment is on its way.
+    let mut at = full.write_at(&large[..1 << 20], 0).unwrap() as u64;
+    loop {
+        match full.write_at(&large, at) {
+            Ok(written) => at += written as u64,
+            Err(error) => break assert_eq!(error.errno(), Errno::ENOSPC),
+        }
+        assert!(at < 64 << 20, "more was written than there is room for");
+    }
+    assert!(counter(&client, "payload_discarded") > 0);
 }
 
 /// What one client has done, another one sees with its next request, whichever way they came.

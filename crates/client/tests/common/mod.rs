@@ -317,9 +317,18 @@ impl Process {
 
     /// Resident memory in MiB, without pages of files and of shared memory.
     pub(crate) fn memory(&self) -> u64 {
+        self.kib("RssAnon:") >> 10
+    }
+
+    /// Memory that the kernel may not take away, in KiB.
+    pub(crate) fn pinned(&self) -> u64 {
+        self.kib("VmPin:") + self.kib("VmLck:")
+    }
+
+    fn kib(&self, name: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = text.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() >> 10
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 }
 
