@@ -2,7 +2,7 @@
 
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
-use crate::grants::{Grant, Running};
+use crate::grants::{GRANTS_MAX, Grant, Running};
 use crate::guarded::guarded;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
@@ -202,7 +202,8 @@ impl Core {
 
     /// Gives buffers to transfers that wait for their data, in turn.
     pub(crate) fn grant(&mut self) {
-        for _ in 0..self.grant_queue.len() {
+        // As often as there are fragments that each may have under way: all of them in one turn.
+        for _ in 0..GRANTS_MAX * self.grant_queue.len() {
             let Some((session, slot)) = self.grant_queue.pop_front() else { return };
             let Some(served) = self.sessions.get_mut(&session) else { continue };
             let Some(index) = served.lane.map(|lane| lane as usize) else { continue };

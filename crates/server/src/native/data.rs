@@ -11,7 +11,7 @@ use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError};
 impl Core {
     /// Gives buffers to writes that wait for their data, in turn.
     pub(crate) fn grant_disks(&mut self) {
-        for _ in 0..self.disk_grants.len() {
+        for _ in 0..GRANTS_MAX * self.disk_grants.len() {
             let Some((session, slot)) = self.disk_grants.pop_front() else { return };
             let Some(served) = self.sessions.get_mut(&session) else { continue };
             let index = served.lane.map(|lane| lane as usize);
