@@ -102,6 +102,27 @@ pub fn runs(known: &[u8], kind: impl Fn(u8) -> bool + Copy) -> impl Iterator<Ite
     })
 }
 
+/// Reads what a mapping is to show, which begins with a page of the file; `read` gets a part of the memory
+/// and where in it that is. Yields how many bytes there are up to the end of the file. A read that yields
+/// less than was asked for has come to that end, or to what cannot be read: then only the next one fails,
+/// and zeros must not stand for what is there. Within a page it is the end.
+///
+/// # Errors
+/// Those of `read`.
+pub fn read_up_to_end<E>(
+    to: &mut [u8],
+    mut read: impl FnMut(&mut [u8], u64) -> Result<usize, E>,
+) -> Result<usize, E> {
+    let mut done = 0;
+    while done < to.len() && done.is_multiple_of(PAGE) {
+        match read(&mut to[done..], done as u64)? {
+            0 => break,
+            count => done += count,
+        }
+    }
+    Ok(done)
+}
+
 /// Writes the pages among these that were stored to, as far as the file reaches. To be done in the
 /// file's [`Turn`], so that an older page does not overtake a newer one, and only where originals are
 /// kept.
@@ -224,6 +245,28 @@ mod tests {
         fn write(&self, data: &[u8], at: u64) -> io::Result<()> {
             self.1.borrow_mut().push((at, data.len()));
             Ok(())
+        }
+    }
+
+    /// Reads four pages of a file of so many bytes, of which those from `broken` on cannot be read.
+    fn read(size: usize, broken: usize) -> Result<usize, u8> {
+        read_up_to_end(&mut [0; 4 * PAGE], |to, at| {
+            let left = size.min(broken).saturating_sub(at as usize);
+            match to.len().min(left) {
+                0 if broken < size => Err(5),
+                count => Ok(count),
+            }
+        })
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_the_end() {
+        for size in [0, 1, PAGE, 2 * PAGE - 1, 3 * PAGE, 4 * PAGE] {
+            assert_eq!(read(size, usize::MAX), Ok(size));
+        }
+        assert_eq!(read(9 * PAGE, usize::MAX), Ok(4 * PAGE));
+        for broken in 0..4 {
+            assert_eq!(read(4 * PAGE, broken * PAGE), Err(5), "from page {broken} on");
         }
     }
 

@@ -195,7 +195,7 @@ fn map_private(wish: &Wish<'_>) -> Result<*mut c_void, i32> {
     }
     // SAFETY: just mapped, readable and writable.
     let bytes = unsafe { std::slice::from_raw_parts_mut(mapped.cast::<u8>(), length) };
-    let read = remote::read_at(open, bytes, offset).and_then(|_| {
+    let read = read_from(open, bytes, offset).and_then(|_| {
         let arguments = [mapped as usize, length, protection as usize, 0, 0, 0];
         // SAFETY: just mapped.
         unsafe { checked(libc::SYS_mprotect, arguments) }
@@ -205,6 +205,12 @@ fn map_private(wish: &Wish<'_>) -> Result<*mut c_void, i32> {
         return Err(error);
     }
     Ok(mapped)
+}
+
+/// Reads from this place of a file on, up to its end.
+fn read_from(open: Open, to: &mut [u8], offset: i64) -> Result<usize, i32> {
+    let read = |part: &mut [u8], at| remote::read_at(open, part, offset + at as i64);
+    towline_instance::memory::read_up_to_end(to, read)
 }
 
 /// The memory of a file's shared mappings, and whether this process has none of them yet.
@@ -487,7 +493,7 @@ impl Growth {
                 .map(|()| Vec::new());
         }
         let mut bytes = vec![0; self.added];
-        remote::read_at(self.open, &mut bytes, self.offset)?;
+        read_from(self.open, &mut bytes, self.offset)?;
         Ok(bytes)
     }
 }

@@ -162,7 +162,7 @@ impl Shared {
         for run in runs(&known, |known| known == 0) {
             // Whole pages: what is behind the end of the file reads as zeros.
             let (bytes, at) = (&mut bytes[..run.len() * PAGE], (first + run.start) * PAGE);
-            let read = remote::with(open, |file| file.read_at(bytes, at as u64))?;
+            let read = remote::with(open, |file| read_from(file, bytes, at))?;
             bytes[read..].fill(0);
             self.put((PAGES_AT + at) as u64, bytes)?;
             if keeps {
@@ -295,7 +295,7 @@ impl Shared {
         for run in runs(&known, |known| known != 0) {
             let (length, at) = (run.len() * PAGE, run.start * PAGE);
             let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
-            let read = remote::with(open, |file| file.read_at(new, at as u64))?;
+            let read = remote::with(open, |file| read_from(file, new, at))?;
             new[read..].fill(0);
             if !keeps {
                 self.put((PAGES_AT + at) as u64, new)?;
@@ -326,6 +326,11 @@ impl Shared {
         self.call(libc::SYS_fstat, &raw mut status as usize, 0, 0)?;
         Ok(status.st_size as usize)
     }
+}
+
+/// Reads from this place of a file on, up to its end.
+fn read_from(file: &File, to: &mut [u8], at: usize) -> Result<usize, towline_client::Error> {
+    memory::read_up_to_end(to, |part, done| file.read_at(part, at as u64 + done))
 }
 
 impl Access for Shared {
