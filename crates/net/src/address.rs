@@ -1,6 +1,7 @@
 //! Addresses of servers: listening and connecting.
 
 use crate::{Link, LinkKind};
+use rustix::net::sockopt;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -10,6 +11,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use towline_wire::limits::PEER_SILENCE_SECONDS;
 
 /// Longest path of a Unix socket: `sun_path` of `unix(7)` without the zero at its end.
 const UNIX_PATH_BYTES_MAX: usize = 107;
@@ -163,7 +165,7 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(true)?;
-                tune(&stream)?;
+                tune(&stream, Side::Server)?;
                 Ok(Link::Socket(stream.into(), LinkKind::Tcp))
             }
             Self::Unix(listener, _) => {
@@ -223,11 +225,37 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
 /// Small messages leave at once. Within a machine there is no congestion to be controlled, and the
 /// pacing of BBR, a default on many servers, costs half of the throughput there (3.3 against 1.3
 /// GB/s of large reads): `reno` has none and may always be chosen.
-fn tune(stream: &TcpStream) -> io::Result<()> {
+fn tune(stream: &TcpStream, side: Side) -> io::Result<()> {
     stream.set_nodelay(true)?;
     if stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
         // Where it cannot be chosen the default stays.
-        let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
+        let _ = sockopt::set_tcp_congestion(stream, "reno");
+        return Ok(());
+    }
+    notice_silence(stream, side)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Server,
+    Client,
+}
+
+/// Lets the kernel ask a peer of which nothing is heard whether its machine is still there: one that
+/// lost its power, or its network, says no goodbye. A client whose peer is gone looks for the server
+/// anew; a session whose client is gone ends some time later, and with it its locks.
+///
+/// A client is content with as long for what it has sent. A server is not: a client that is stopped
+/// while an answer is on its way takes nothing, and lives. There the kernel's own limit holds, which is
+/// some fifteen minutes.
+fn notice_silence(stream: &TcpStream, side: Side) -> io::Result<()> {
+    let limit = Duration::from_secs(PEER_SILENCE_SECONDS);
+    sockopt::set_tcp_keepidle(stream, limit / 2)?;
+    sockopt::set_tcp_keepintvl(stream, limit / 6)?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    if side == Side::Client {
+        sockopt::set_tcp_user_timeout(stream, limit.as_millis() as u32)?;
     }
     Ok(())
 }
@@ -246,7 +274,7 @@ pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
                 last = io::ErrorKind::ConnectionRefused.into();
             }
             Ok(stream) => {
-                tune(&stream)?;
+                tune(&stream, Side::Client)?;
                 return Ok(Link::Socket(stream.into(), LinkKind::Tcp));
             }
             Err(error) => last = error,
@@ -283,4 +311,25 @@ pub fn is_same_host(link: &Link) -> bool {
         Ok(far.is_some_and(|far| far.ip() == near.ip() || far.ip().is_loopback()))
     };
     link.kind() == LinkKind::Tcp && ends().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_peer_is_asked_in_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        notice_silence(&stream, Side::Server).unwrap();
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        let asks =
+            sockopt::tcp_keepintvl(&stream).unwrap() * sockopt::tcp_keepcnt(&stream).unwrap();
+        let noticed = sockopt::tcp_keepidle(&stream).unwrap() + asks;
+        assert_eq!(noticed, Duration::from_secs(PEER_SILENCE_SECONDS));
+        assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 0, "a stopped client lives");
+        notice_silence(&stream, Side::Client).unwrap();
+        let limit = sockopt::tcp_user_timeout(&stream).unwrap();
+        assert_eq!(u64::from(limit), PEER_SILENCE_SECONDS * 1000);
+    }
 }

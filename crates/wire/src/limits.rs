@@ -39,6 +39,8 @@ pub const SESSION_LEASE_SECONDS: u64 = 90;
 pub const FAMILY_LEASE_SECONDS: u64 = 3;
 /// Time for a client to finish the handshake or to use a grant, in seconds.
 pub const CLIENT_STALL_SECONDS: u64 = 30;
+/// A TCP peer on another machine that does not even acknowledge anything for so many seconds is gone.
+pub const PEER_SILENCE_SECONDS: u64 = 30;
 /// How long a client tries to replace a lost lane before an operation fails, in seconds.
 pub const RECONNECT_SECONDS: u64 = 60;
 /// After a restart of a server that remembers its sessions, new locks wait at most so many seconds
