@@ -7,7 +7,7 @@ use crate::{Error, Transport};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use towline_wire::limits::{LISTING_BYTES_MAX, RECONNECT_SECONDS};
+use towline_wire::limits::{CLIENT_STALL_SECONDS, LISTING_BYTES_MAX, RECONNECT_SECONDS};
 use towline_wire::{Attr, Request};
 
 /// How a client behaves.
@@ -16,6 +16,9 @@ use towline_wire::{Attr, Request};
 pub struct Options {
     /// How long a lost connection is tried to be replaced before operations fail.
     pub reconnect: Duration,
+    /// How long a server that took a connection may take to answer the greeting; then it counts as one
+    /// that cannot be reached. Not zero.
+    pub greeting: Duration,
     /// How long to look for an answer before sleeping, in microseconds; where that was in vain it
     /// is done less often, see [`towline_net::Spin`]. Zero: never.
     pub spin_us: u32,
@@ -44,6 +47,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             reconnect: Duration::from_secs(RECONNECT_SECONDS),
+            greeting: Duration::from_secs(CLIENT_STALL_SECONDS),
             spin_us: 100,
             family: 0,
             nearer_after: 0,

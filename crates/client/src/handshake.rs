@@ -66,7 +66,7 @@ pub(crate) fn greet(
         Transport::Shm(path) if near => (connect_unix(path)?, want::SHARED_MEMORY),
         Transport::Unix(path) | Transport::Shm(path) => (connect_unix(path)?, 0),
     };
-    let greeted = greet_on(link, wants, client, session, secret, options)?;
+    let greeted = greet_in_time(link, wants, client, (session, secret), options)?;
     let Welcome { local_socket, session, secret, .. } = greeted.welcome;
     let Transport::Nearest(host, port) = transport else { return Ok(greeted) };
     if !near || local_socket == 0 {
@@ -97,7 +97,7 @@ pub(crate) fn greet(
         Err(_) => {
             drop(greeted.link);
             let back = connect_tcp(host, *port, CONNECT)?;
-            let back = greet_on(back, 0, client, session, secret, options)?;
+            let back = greet_in_time(back, 0, client, (session, secret), options)?;
             let joined = back.welcome.resumed == resumed::JOINED;
             Ok(Greeted { welcome: if joined { greeted.welcome } else { back.welcome }, ..back })
         }
@@ -108,6 +108,28 @@ pub(crate) fn greet(
 fn answer_within(link: &Link, time: Option<Duration>) -> io::Result<()> {
     use rustix::net::sockopt::{Timeout, set_socket_timeout};
     link.fd().map_or(Ok(()), |fd| Ok(set_socket_timeout(fd, Timeout::Recv, time)?))
+}
+
+/// The same, but waits no longer than the options say: a server that is stopped, or whose threads all
+/// wait for a device, still has its connections taken by the kernel.
+fn greet_in_time(
+    link: Link,
+    wants: u32,
+    client: u64,
+    (session, secret): (u64, u64),
+    options: &Options,
+) -> Result<Greeted, Failure> {
+    answer_within(&link, Some(options.greeting))?;
+    let greeted = greet_on(link, wants, client, session, secret, options);
+    let greeted = greeted.map_err(|failure| match failure {
+        Failure::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let what = format!("no answer within {:?}", options.greeting);
+            io::Error::new(io::ErrorKind::TimedOut, what).into()
+        }
+        other => other,
+    })?;
+    answer_within(&greeted.link, None)?;
+    Ok(greeted)
 }
 
 fn greet_on(

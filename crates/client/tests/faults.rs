@@ -318,6 +318,17 @@ fn a_server_that_stays_away_gives_an_error_in_time() {
 }
 
 /// The first bytes of a legal lane: hello for a new session.
+/// The kernel takes connections for a server that is stopped.
+#[test]
+fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut options = Options::default();
+    options.greeting = Duration::from_millis(50);
+    let at = tcp(silent.local_addr().unwrap().port());
+    let Err(error) = Client::connect(&at, options) else { panic!("nobody had answered") };
+    assert!(error.to_string().contains("no answer within 50ms"), "{error}");
+}
+
 fn hello() -> Vec<u8> {
     use towline_wire::hello::{MAGIC, VERSION};
     let mut body = Vec::new();
