@@ -1,7 +1,9 @@
 //! Addresses of servers: listening and connecting.
 
+use crate::congestion::Withheld;
 use crate::{Link, LinkKind};
 use rustix::net::sockopt;
+use socket2::{Domain, Socket, Type};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -80,8 +82,8 @@ impl fmt::Display for Address {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Listener {
-    /// TCP.
-    Tcp(TcpListener),
+    /// TCP, and what connections from other machines are given.
+    Tcp(TcpListener, Option<Withheld>),
     /// Unix, and the path it made.
     Unix(UnixListener, Option<PathBuf>),
 }
@@ -94,7 +96,7 @@ impl Listener {
     /// what `bind(2)` says.
     pub fn bind(address: &Address) -> io::Result<Self> {
         let listener = match address {
-            Address::Tcp(address) => Self::Tcp(bind_tcp(*address)?),
+            Address::Tcp(address) => Self::tcp(bind_tcp(*address)?),
             Address::Unix(path) => {
                 remove_dead_socket(path)?;
                 Self::Unix(UnixListener::bind(path)?, Some(path.clone()))
@@ -118,7 +120,7 @@ impl Listener {
         let listener = match rustix::net::sockopt::socket_domain(&fd)? {
             rustix::net::AddressFamily::UNIX => Self::Unix(UnixListener::from(fd), None),
             rustix::net::AddressFamily::INET | rustix::net::AddressFamily::INET6 => {
-                Self::Tcp(TcpListener::from(fd))
+                Self::tcp(TcpListener::from(fd))
             }
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
@@ -126,9 +128,14 @@ impl Listener {
         Ok(listener)
     }
 
+    fn tcp(listener: TcpListener) -> Self {
+        let withheld = Withheld::from(&listener);
+        Self::Tcp(listener, withheld)
+    }
+
     fn set_nonblocking(&self) -> io::Result<()> {
         match self {
-            Self::Tcp(listener) => listener.set_nonblocking(true),
+            Self::Tcp(listener, _) => listener.set_nonblocking(true),
             Self::Unix(listener, _) => listener.set_nonblocking(true),
         }
     }
@@ -139,7 +146,7 @@ impl Listener {
     /// What `getsockname(2)` says.
     pub fn address(&self) -> io::Result<Address> {
         match self {
-            Self::Tcp(listener) => listener.local_addr().map(Address::Tcp),
+            Self::Tcp(listener, _) => listener.local_addr().map(Address::Tcp),
             Self::Unix(listener, _) => {
                 let address = listener.local_addr()?;
                 Ok(Address::Unix(address.as_pathname().unwrap_or("".as_ref()).to_path_buf()))
@@ -151,7 +158,7 @@ impl Listener {
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Tcp(listener) => listener.as_fd(),
+            Self::Tcp(listener, _) => listener.as_fd(),
             Self::Unix(listener, _) => listener.as_fd(),
         }
     }
@@ -162,10 +169,10 @@ impl Listener {
     /// `WouldBlock` when there is none.
     pub fn accept(&self) -> io::Result<Link> {
         match self {
-            Self::Tcp(listener) => {
+            Self::Tcp(listener, withheld) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(true)?;
-                tune(&stream, Side::Server)?;
+                tune(&stream, withheld.as_ref(), Side::Server)?;
                 Ok(Link::Socket(stream.into(), LinkKind::Tcp))
             }
             Self::Unix(listener, _) => {
@@ -222,15 +229,15 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::bind(address)
 }
 
-/// Small messages leave at once. Within a machine there is no congestion to be controlled, and the
-/// pacing of BBR, a default on many servers, costs half of the throughput there (3.3 against 1.3
-/// GB/s of large reads): `reno` has none and may always be chosen.
-fn tune(stream: &TcpStream, side: Side) -> io::Result<()> {
+/// Small messages leave at once. Peers on other machines get the default of congestion control, and
+/// are watched.
+fn tune(stream: &TcpStream, withheld: Option<&Withheld>, side: Side) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    if stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
-        // Where it cannot be chosen the default stays.
-        let _ = sockopt::set_tcp_congestion(stream, "reno");
+    if is_within_machine(stream) {
         return Ok(());
+    }
+    if let Some(withheld) = withheld {
+        withheld.give(stream);
     }
     notice_silence(stream, side)
 }
@@ -260,27 +267,41 @@ fn notice_silence(stream: &TcpStream, side: Side) -> io::Result<()> {
     Ok(())
 }
 
-/// Connects over TCP, trying each address of the host.
+/// Connects over TCP, trying each address of the host. The socket blocks.
 ///
 /// # Errors
 /// The host has no address, or the last address's error.
-pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
+pub fn connect_stream(place: impl ToSocketAddrs, limit: Duration) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "host has no address");
-    for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, limit) {
-            // The kernel lets a socket connect to itself when nobody listens on a port that it may
-            // choose for outgoing connections; that is no server.
-            Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
-                last = io::ErrorKind::ConnectionRefused.into();
-            }
-            Ok(stream) => {
-                tune(&stream, Side::Client)?;
-                return Ok(Link::Socket(stream.into(), LinkKind::Tcp));
-            }
+    for address in place.to_socket_addrs()? {
+        match connect_to(address, limit) {
+            Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+fn connect_to(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    let withheld = Withheld::from(&socket);
+    socket.connect_timeout(&address.into(), limit)?;
+    let stream = TcpStream::from(socket);
+    // The kernel lets a socket connect to itself when nobody listens on a port that it may choose
+    // for outgoing connections; that is no server.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    tune(&stream, withheld.as_ref(), Side::Client)?;
+    Ok(stream)
+}
+
+/// The link of [`connect_stream`].
+///
+/// # Errors
+/// The same.
+pub fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<Link> {
+    Ok(Link::Socket(connect_stream((host, port), limit)?.into(), LinkKind::Tcp))
 }
 
 /// Connects to a Unix socket.
@@ -304,13 +325,16 @@ pub fn connect_abstract(name: &str) -> io::Result<Link> {
 /// True when both ends of a TCP connection are on this machine.
 #[must_use]
 pub fn is_same_host(link: &Link) -> bool {
+    link.kind() == LinkKind::Tcp && link.fd().is_some_and(is_within_machine)
+}
+
+fn is_within_machine(socket: impl AsFd) -> bool {
     let ends = || -> io::Result<bool> {
-        let Some(fd) = link.fd() else { return Ok(false) };
-        let near = SocketAddr::try_from(rustix::net::getsockname(fd)?)?;
-        let far = rustix::net::getpeername(fd)?.map(SocketAddr::try_from).transpose()?;
+        let near = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
+        let far = rustix::net::getpeername(&socket)?.map(SocketAddr::try_from).transpose()?;
         Ok(far.is_some_and(|far| far.ip() == near.ip() || far.ip().is_loopback()))
     };
-    link.kind() == LinkKind::Tcp && ends().unwrap_or(false)
+    ends().unwrap_or(false)
 }
 
 #[cfg(test)]

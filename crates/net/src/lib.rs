@@ -6,6 +6,7 @@
 //! its final place. [`address`] listens and connects. Nothing here knows of files.
 
 pub mod address;
+mod congestion;
 mod counters;
 mod in_place;
 mod input;

@@ -339,7 +339,7 @@ impl Drop for Server {
 /// Where there is TCP, listens also on a socket to which clients on this machine move; its number.
 fn add_local_socket(listeners: &mut Vec<(Listener, Protocol)>) -> u64 {
     let ours_on_tcp = |(listener, protocol): &(Listener, Protocol)| {
-        matches!(listener, Listener::Tcp(_)) && *protocol == Protocol::Towline
+        matches!(listener, Listener::Tcp(..)) && *protocol == Protocol::Towline
     };
     if !listeners.iter().any(ours_on_tcp) {
         return 0;

@@ -6,11 +6,12 @@ use crate::{Error, Geometry};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use rustix::net::sockopt;
 use std::fmt;
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
+use towline_net::address::connect_stream;
 
 /// The port of NBD.
 const PORT: u16 = 10809;
@@ -163,8 +164,7 @@ impl Source {
         let socket: OwnedFd = match &self.place {
             Place::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
             Place::Tcp(host, port) => {
-                let stream = connect_tcp(host, *port).map_err(failed)?;
-                stream.set_nodelay(true).map_err(failed)?;
+                let stream = connect_stream((host.as_str(), *port), PATIENCE).map_err(failed)?;
                 watch_peer(&stream).map_err(|error| failed(error.into()))?;
                 stream.into()
             }
@@ -204,17 +204,6 @@ fn patiently<T>(
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     Ok((done, stream.into()))
-}
-
-fn connect_tcp(host: &str, port: u16) -> std::io::Result<TcpStream> {
-    let mut last = None;
-    for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, PATIENCE) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.unwrap_or_else(|| std::io::Error::other("the name has no address")))
 }
 
 /// Makes the kernel notice a peer that vanished without a word.

@@ -2,11 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use towline_net::address::connect_stream;
 
 /// Short replies come many at a time.
 const INPUT_BYTES: usize = 64 * 1024;
@@ -166,13 +166,7 @@ impl Client {
     /// Connects to a disk of a server.
     pub(super) fn connect(place: &Place, export: &str, order: Order) -> io::Result<Self> {
         let socket: OwnedFd = match place {
-            Place::Tcp(address) => {
-                let socket = TcpStream::connect(address)?;
-                socket.set_nodelay(true)?;
-                // As our server does within a machine: the pacing of BBR would be what is measured.
-                let _ = rustix::net::sockopt::set_tcp_congestion(&socket, "reno");
-                socket.into()
-            }
+            Place::Tcp(address) => connect_stream(address.as_str(), PATIENCE)?.into(),
             Place::Unix(path) => UnixStream::connect(path)?.into(),
         };
         use rustix::net::sockopt::{Timeout, set_socket_timeout};

@@ -10,13 +10,14 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::fs::File;
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use towline_mem::SharedMemory;
+use towline_net::address::{Address, Listener, connect_stream};
 
 /// Bytes that a stream sends and receives at once: the fastest of 64 KiB to 1 MiB, which is what a
 /// limit has to be. At 1 MiB, sendfile moves a quarter less.
@@ -266,15 +267,12 @@ fn pair(kind: Kind) -> io::Result<(OwnedFd, OwnedFd)> {
         let (near, far) = UnixStream::pair()?;
         return Ok((near.into(), far.into()));
     }
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let near = TcpStream::connect(listener.local_addr()?)?;
+    // Made as our servers and clients make theirs: else the pacing of BBR would be what is measured.
+    let listener = Listener::bind(&Address::Tcp((Ipv4Addr::LOCALHOST, 0).into()))?;
+    let Listener::Tcp(listener, _) = &listener else { unreachable!("bound to TCP") };
+    let near = connect_stream(listener.local_addr()?, Duration::from_secs(5))?;
     let (far, _) = listener.accept()?;
-    near.set_nodelay(true)?;
     far.set_nodelay(true)?;
-    for end in [&near, &far] {
-        // As our servers do within a machine: the pacing of BBR would be what is measured.
-        let _ = rustix::net::sockopt::set_tcp_congestion(end, "reno");
-    }
     Ok((near.into(), far.into()))
 }
 
