@@ -13,6 +13,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+/// Bytes of a line of the cache.
+const LINE: usize = 64;
+
 /// A mapped memfd that can neither shrink nor grow, or a mapped file.
 #[derive(Debug)]
 pub struct SharedMemory {
@@ -166,6 +169,26 @@ impl SharedMemory {
         unsafe { copy(source, target.as_mut_ptr(), target.len()) };
     }
 
+    /// Asks the processor to fetch a range from other processors' caches, as it will be written soon. Changes nothing, and does
+    /// nothing on processors that are not known here.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub fn expect_writes(&self, offset: usize, length: usize) {
+        let start = self.address(offset, length);
+        for at in (0..length).step_by(LINE) {
+            let line = start.wrapping_add(at);
+            // The compiler's own hint becomes one for reading on processors of the first generation, for which it compiles.
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a hint, which never faults and changes nothing, whatever the address.
+            unsafe {
+                std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = line;
+        }
+    }
+
     /// Copies from one place of the memory to another that does not overlap it.
     ///
     /// # Panics
@@ -257,6 +280,10 @@ impl SharedMemory {
 
 /// Copies as `memcpy` does, but avoids where that is slow.
 ///
+/// Processors fetch ahead within a page of 4 KiB and stop at its end. So what is longer is copied from four pages by turns: 1 MiB
+/// from memory that is in no cache, to a target that is, takes 81 us instead of 105 (measured on an Intel Xeon with
+/// AVX-512), and what is in a cache takes as long as before.
+///
 /// The C library copies 2 KiB and more by `rep movsb`. On AMD processors that falls from 14 to
 /// 2.5 GB/s (measured) when the target stands less than a cache line behind the source within its
 /// page. Blocks of files begin with a page, and what `malloc` gives for large buffers begins 16
@@ -266,14 +293,24 @@ impl SharedMemory {
 /// As [`std::ptr::copy_nonoverlapping`].
 unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
     const PAGE: usize = 4096;
-    const LINE: usize = 64;
     const PIECE: usize = 512;
+    const PAGES: usize = 4;
+    let mut done = 0;
+    while length - done >= PAGES * PAGE {
+        for at in (0..PAGE).step_by(PIECE) {
+            for page in 0..PAGES {
+                let at = done + page * PAGE + at;
+                // SAFETY: a part of what the caller says can be copied.
+                unsafe { std::ptr::copy_nonoverlapping(source.add(at), target.add(at), PIECE) };
+            }
+        }
+        done += PAGES * PAGE;
+    }
     let ahead = target.addr().wrapping_sub(source.addr()) % PAGE;
     let piece = if ahead != 0 && ahead < LINE { PIECE } else { length.max(1) };
-    let mut done = 0;
     while done < length {
         let count = piece.min(length - done);
-        // SAFETY: a part of what the caller says can be copied.
+        // SAFETY: as above.
         unsafe { std::ptr::copy_nonoverlapping(source.add(done), target.add(done), count) };
         done += count;
     }
@@ -293,9 +330,12 @@ mod tests {
 
     #[test]
     fn copies_of_every_alignment_are_whole() {
-        let memory = SharedMemory::create("test", 3 * 4096).unwrap();
-        let bytes: Vec<u8> = (0..9000u32).map(|i| (i * 7 + i / 256) as u8).collect();
-        for (from, length) in [(0, 9000), (1, 8191), (4095, 513), (16, 512), (5, 0), (70, 1)] {
+        let memory = SharedMemory::create("test", 64 * 1024).unwrap();
+        let bytes: Vec<u8> = (0..60_000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        let lengths = [9000, 8191, 513, 512, 0, 1, 16 * 1024 - 1, 16 * 1024, 20_000, 60_000];
+        for (from, length) in
+            [0, 1, 16, 70, 4095].into_iter().flat_map(|at| lengths.map(|l| (at, l)))
+        {
             for at in [0, 1, 15, 16, 63, 64, 2000] {
                 memory.copy_in(from, &bytes[..length]);
                 let mut target = vec![0xee; at + length + 1];
