@@ -1,7 +1,7 @@
 //! Directories whose place is known: whatever others change, the next request sees it.
 //!
-//! A program of its own, since from the first `requests_arrived` on every store of the process
-//! relies on being told.
+//! A program of its own, since from the first `requests_arrived` on every store that its thread
+//! uses relies on being told.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 

@@ -4,8 +4,9 @@
 //! A directory is watched by `inotify(7)`, as is every one above it up to the root of its export,
 //! for being moved or given other rights. The kernel queues such an event before the
 //! change returns to whoever made it. So a path is as good as walked when the queue was found
-//! empty after the request that names it arrived: that is what [`requests_arrived`] looks at, once
-//! for all requests that arrived together. Whatever comes out of the queue forgets everything.
+//! empty after the request that names it arrived. The first of the requests that arrived together which
+//! names a path looks, and the others rely on it: [`requests_arrived`] says that a look is due. Whatever comes out of the queue
+//! forgets everything.
 //!
 //! Nobody is told that a directory was removed while it is held open. But then it is empty for ever:
 //! whoever does not find a name in a known directory has to walk.
@@ -19,6 +20,7 @@ use foldhash::fast::RandomState;
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, ResolveFlags};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,8 +50,21 @@ struct Watching {
     generation: AtomicU64,
     /// Something is watched.
     busy: AtomicBool,
-    /// Somebody calls [`requests_arrived`].
-    looked_at: AtomicBool,
+}
+
+/// Whether a thread may rely on what is known.
+#[derive(Clone, Copy)]
+enum Look {
+    /// It never called [`requests_arrived`].
+    Never,
+    /// Requests have arrived, at this time, since it looked.
+    Due(Instant),
+    /// It has looked since requests arrived.
+    Done,
+}
+
+thread_local! {
+    static LOOK: Cell<Look> = const { Cell::new(Look::Never) };
 }
 
 #[derive(Default)]
@@ -62,23 +77,39 @@ static WATCHING: LazyLock<Watching> = LazyLock::new(|| Watching {
     queue: Mutex::default(),
     generation: AtomicU64::new(0),
     busy: AtomicBool::new(false),
-    looked_at: AtomicBool::new(false),
 });
 
-/// Has to be called after requests arrived and before they are executed, also when one goes on that
-/// had waited for another. `now` is the time of the call. A process that never calls it knows no
-/// directories.
+/// Has to be called after requests arrived and before they are executed, by the thread that will, also when one goes on
+/// that had waited for another. `now` is the time of the call. A thread that never calls it knows no directories. Costs
+/// nothing unless one of the requests names a path.
 pub fn requests_arrived(now: Instant) {
+    LOOK.set(Look::Due(now));
+}
+
+/// Looks at the queue if that is due; false when this thread may not rely on what is known.
+fn has_looked() -> bool {
+    match LOOK.get() {
+        Look::Never => false,
+        Look::Due(now) => {
+            LOOK.set(Look::Done);
+            look(now);
+            true
+        }
+        Look::Done => true,
+    }
+}
+
+/// Forgets everything if there is news, or it is time to. `now` is when the requests arrived.
+fn look(now: Instant) {
     let watching = &*WATCHING;
     if !watching.busy.load(Ordering::Acquire) {
-        watching.looked_at.store(true, Ordering::Relaxed);
         return;
     }
     let mut queue = watching.queue.lock();
     let Some(inotify) = &queue.inotify else { return };
     let quiet =
         matches!(rustix::io::read(inotify, &mut [0; 256][..]), Err(rustix::io::Errno::AGAIN));
-    if !quiet || queue.since.is_none_or(|since| now.duration_since(since) >= FORGET) {
+    if !quiet || queue.since.is_none_or(|since| now.saturating_duration_since(since) >= FORGET) {
         watching.generation.fetch_add(1, Ordering::Release);
         watching.busy.store(false, Ordering::Release);
         // All watches end with their queue.
@@ -118,10 +149,10 @@ struct Inner {
 impl Known {
     /// The directory at `path` from the root of the tree, if it is known to be there now.
     pub(super) fn find(&self, tree: &Tree, path: &[u8]) -> Option<Arc<OwnedFd>> {
-        let watching = &*WATCHING;
-        if !watching.looked_at.load(Ordering::Relaxed) {
+        if !has_looked() {
             return None;
         }
+        let watching = &*WATCHING;
         let generation = watching.generation.load(Ordering::Acquire);
         let inner = self.inner.read();
         if inner.generation == generation
