@@ -10,7 +10,7 @@ use crate::{Spin, Target, look_often};
 use rustix::thread::futex;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use towline_mem::SharedMemory;
@@ -34,6 +34,9 @@ const READ: usize = 128;
 
 /// How long to look for room in a full ring before sleeping: what a peer takes to copy a piece.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
+
+/// Most bytes that [`ShmLink::prepare_send`] fetches: longer messages do not gain from it.
+const PREPARED_BYTES_MAX: usize = 8192;
 
 /// Which end of the link this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +89,11 @@ pub struct ShmLink {
     /// Our own positions: never read back from memory that the peer can write.
     written: AtomicU64,
     read: AtomicU64,
+    /// How far the peer had read when we last had to know, checked: its word is in its cache, and to look at it
+    /// for each message would make both wait for it.
+    peer_read: AtomicU64,
+    /// Bytes of the last message sent.
+    last_sent: AtomicUsize,
     /// For waits until there is room.
     room_spin: Mutex<Spin>,
 }
@@ -122,6 +130,8 @@ impl ShmLink {
             socket,
             written: AtomicU64::new(0),
             read: AtomicU64::new(0),
+            peer_read: AtomicU64::new(0),
+            last_sent: AtomicUsize::new(0),
             room_spin: Mutex::new(Spin::new(ROOM_SPIN)),
         })
     }
@@ -162,6 +172,7 @@ impl ShmLink {
         }
     }
 
+    /// Room in the ring to the peer, as it is now.
     fn space(&self, ring: &Ring) -> io::Result<usize> {
         let read = self.memory.word64(ring.words + READ).load(Ordering::Acquire);
         let unread = self.written.load(Ordering::Relaxed).wrapping_sub(read);
@@ -171,7 +182,19 @@ impl ShmLink {
                 "peer set an impossible ring position",
             ));
         }
+        // Whoever reads this may write over what the peer had read by then: the acquire above goes before that.
+        self.peer_read.store(read, Ordering::Release);
         Ok(ring.bytes - unread as usize)
+    }
+
+    /// Room in the ring to the peer: at least `wanted` if there is that much, perhaps less than there is.
+    fn space_for(&self, ring: &Ring, wanted: usize) -> io::Result<usize> {
+        let read = self.peer_read.load(Ordering::Acquire);
+        let unread = self.written.load(Ordering::Relaxed).wrapping_sub(read);
+        match ring.bytes.checked_sub(unread as usize) {
+            Some(known) if known >= wanted => Ok(known),
+            _ => self.space(ring),
+        }
     }
 
     fn available(&self, ring: &Ring) -> io::Result<usize> {
@@ -200,7 +223,8 @@ impl ShmLink {
 
     pub(crate) fn send_pieces(&self, pieces: &[Piece]) -> io::Result<usize> {
         let ring = self.rings().0;
-        let mut space = self.space(&ring)?;
+        let wanted = pieces.iter().map(Piece::len).sum();
+        let mut space = self.space_for(&ring, wanted)?;
         if space == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -221,7 +245,18 @@ impl ShmLink {
         self.written.store(position, Ordering::Relaxed);
         self.memory.word64(ring.words + WRITTEN).store(position, Ordering::Release);
         self.wake_peer();
-        Ok((position - start) as usize)
+        let sent = (position - start) as usize;
+        self.last_sent.store(sent, Ordering::Relaxed);
+        Ok(sent)
+    }
+
+    /// Fetches the lines of the ring that the next message will be written to, supposing it is as long as the last one: they are
+    /// in the cache of the peer, which has read from them what stood there a round before. For who has nothing else to do.
+    pub fn prepare_send(&self) {
+        let ring = self.rings().0;
+        let count = self.last_sent.swap(0, Ordering::Relaxed).min(PREPARED_BYTES_MAX);
+        let at = (self.written.load(Ordering::Relaxed) % ring.bytes as u64) as usize;
+        self.memory.expect_writes(ring.base + at, count.min(ring.bytes - at));
     }
 
     pub(crate) fn receive(&self, target: &mut Target<'_>) -> io::Result<usize> {
@@ -332,6 +367,7 @@ impl ShmLink {
     }
 
     fn wait(&self, ready: impl Fn() -> bool, spin: &mut Spin) -> io::Result<()> {
+        self.prepare_send();
         if spin.until(|| look_often(&ready).then_some(())).is_some() {
             return Ok(());
         }
@@ -400,9 +436,11 @@ impl ShmLink {
     /// For the client, after reading what was lent: false when it may have changed by then.
     #[must_use]
     pub fn loans_hold(&self) -> bool {
-        // What was read before the fence is older than a flag that is not set behind it.
-        fence(Ordering::SeqCst);
-        self.memory.word32(LOANS_ENDED).load(Ordering::SeqCst) == 0
+        // As with a sequence lock: what was read before the fence is older than a flag that is not set behind it, since the server
+        // sets the flag, and fences, before it changes anything. Nothing here is stored that the server looks at, so this
+        // need not wait until all stores of the copy are done.
+        fence(Ordering::Acquire);
+        self.memory.word32(LOANS_ENDED).load(Ordering::Relaxed) == 0
     }
 }
 

@@ -32,8 +32,11 @@ const LOOKS: usize = 32;
 /// Looks at memory again and again, about as long as a look at the clock takes.
 pub fn look_often(is_there: impl Fn() -> bool) -> bool {
     (0..LOOKS).any(|_| {
-        std::hint::spin_loop();
-        is_there()
+        let found = is_there();
+        if !found {
+            std::hint::spin_loop();
+        }
+        found
     })
 }
 

@@ -163,6 +163,8 @@ pub(crate) struct Core {
     pub(crate) disk_sizes: Vec<(u64, u64)>,
     /// Lanes with something to send after this turn.
     pub(crate) dirty: Vec<usize>,
+    /// The lane that something was sent to last.
+    answered: Option<usize>,
     /// Lanes that cannot be sent to any more, see [`Core::end_failed`].
     failed: Vec<(usize, Arc<Link>, io::Error)>,
     /// Lanes whose input was left unread and can be read now.
@@ -217,6 +219,7 @@ impl Core {
             throttled: native::Throttled::default(),
             disk_sizes: Vec::new(),
             dirty: Vec::new(),
+            answered: None,
             failed: Vec::new(),
             resumable: Vec::new(),
             draining: None,
@@ -285,6 +288,11 @@ impl Core {
 
     /// Looks for work for a while before the core sleeps; true when there is some.
     fn spin_or_prepare_sleep(&mut self) -> bool {
+        if let Some(link) = self.answered.take().and_then(|index| shm_link(&self.lanes, index))
+            && !link.readable()
+        {
+            link.prepare_send();
+        }
         let Self { spin, reactor, lanes, shm_lanes, late, .. } = self;
         let shm_readable =
             || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
@@ -523,6 +531,7 @@ impl Core {
 
     fn flush(&mut self, index: usize) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
+        self.answered = Some(index);
         match lane.out.flush(&lane.link, &self.statistics.counters) {
             Ok(Flushed::All | Flushed::Blocked) => {
                 if let Some(reads) = lane.reads {

@@ -128,9 +128,9 @@ impl CoreStatistics {
 
     /// Records a finished request whose first operation has this tag.
     pub(crate) fn record(&self, tag: u8, stages: Stages) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
+        Counters::add(&self.requests, 1);
         if let Some(count) = self.by_operation.get(usize::from(tag)) {
-            count.fetch_add(1, Ordering::Relaxed);
+            Counters::add(count, 1);
         }
         let mut histograms = self.histograms.lock();
         histograms.server.saturating_record(stages.server);
