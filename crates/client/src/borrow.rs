@@ -1,6 +1,7 @@
 //! Data that the server lends: read in place, in memory of the server that is mapped here.
 
 use crate::handshake::raised;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
 use towline_net::{Link, ShmLink};
@@ -31,7 +32,7 @@ impl From<ProtocolError> for Refusal {
 pub(crate) struct Borrowed {
     link: Arc<Link>,
     memory: Option<Arc<SharedMemory>>,
-    extents: Vec<Extent>,
+    extents: SmallVec<[Extent; 2]>,
     bytes: usize,
 }
 

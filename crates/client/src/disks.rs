@@ -48,7 +48,10 @@ impl DiskState {
 
     /// Fails when the disk cannot be used any more.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.durability.lock().broken.clone().map_or(Ok(()), Err)
+        match &self.durability.lock().broken {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
     }
 
     /// Changes answered so far.

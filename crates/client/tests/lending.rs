@@ -626,7 +626,7 @@ fn fake_server(
                     let (offset, extents, memory) = forged.clone();
                     header.flags = reply_flag::LENT;
                     header.offset = offset + results.len() as u64;
-                    Extents { memory, extents }.encode(&mut results);
+                    Extents { memory, extents: extents.into() }.encode(&mut results);
                 } else {
                     payload = vec![7; length as usize];
                 }

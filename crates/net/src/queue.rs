@@ -17,6 +17,9 @@ pub const SENDFILE_BYTES_MIN: u64 = 32 * 1024;
 
 const PIECES: usize = 64;
 
+/// Memory that a queue keeps for its next short messages.
+const SHORT_BYTES_KEPT: usize = 4096;
+
 /// Outcome of [`SendQueue::flush`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flushed {
@@ -42,6 +45,8 @@ enum Failure {
 struct Message {
     rest: Aggregate,
     failure: Failure,
+    /// How many it is.
+    count: u64,
 }
 
 impl std::fmt::Debug for Message {
@@ -50,26 +55,71 @@ impl std::fmt::Debug for Message {
     }
 }
 
-/// Messages waiting to be sent over one link, in order. Holds references, not copies.
+/// Messages waiting to be sent over one link, in order. Holds references, not copies, but of short ones.
 #[derive(Debug, Default)]
 pub struct SendQueue {
     messages: VecDeque<Message>,
     bytes: u64,
+    /// Behind those.
+    short: Short,
     pub(crate) in_place: InPlace,
 }
 
+/// Short messages one after the other, in memory that is used again and again.
+#[derive(Debug, Default)]
+struct Short {
+    bytes: Vec<u8>,
+    /// Bytes of them that were sent.
+    done: usize,
+    messages: u64,
+}
+
+impl Short {
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.done..]
+    }
+
+    /// All of them are sent, or elsewhere.
+    fn clear(&mut self) {
+        (self.done, self.messages) = (0, 0);
+        self.bytes.clear();
+        self.bytes.shrink_to(SHORT_BYTES_KEPT);
+    }
+}
+
 impl SendQueue {
+    /// Adds a message of a few hundred bytes at most, which is copied.
+    pub fn push_short(&mut self, message: &[u8]) {
+        self.bytes += message.len() as u64;
+        self.short.bytes.extend_from_slice(message);
+        self.short.messages += 1;
+    }
+
+    /// Lets another message follow the short ones.
+    fn end_short(&mut self) {
+        if !self.short.rest().is_empty() {
+            let rest = Aggregate::from_vec(self.short.rest().to_vec());
+            // Memory can always be read.
+            let failure = Failure::Told(Box::new(|_| None));
+            self.messages.push_back(Message { rest, failure, count: self.short.messages });
+            self.short.clear();
+        }
+    }
+
     /// Adds a message: its header, body and payload already in one aggregate.
     pub fn push(&mut self, message: Aggregate, slot: u16, sequence: u32) {
+        self.end_short();
         self.bytes += message.len();
         let failure = Failure::Slot(slot, sequence);
-        self.messages.push_back(Message { rest: message, failure });
+        self.messages.push_back(Message { rest: message, failure, count: 1 });
     }
 
     /// Adds a message of another protocol; `telling` is asked when bytes of it cannot be read.
     pub fn push_foreign(&mut self, message: Aggregate, telling: Telling) {
+        self.end_short();
         self.bytes += message.len();
-        self.messages.push_back(Message { rest: message, failure: Failure::Told(telling) });
+        let failure = Failure::Told(telling);
+        self.messages.push_back(Message { rest: message, failure, count: 1 });
     }
 
     /// Bytes waiting.
@@ -81,13 +131,13 @@ impl SendQueue {
     /// Messages waiting, the one that is half sent among them.
     #[must_use]
     pub fn messages(&self) -> usize {
-        self.messages.len()
+        self.messages.len() + self.short.messages as usize
     }
 
     /// True when nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.messages.is_empty()
+        self.messages.is_empty() && self.short.bytes.is_empty()
     }
 
     /// Sends as much as the link takes without waiting.
@@ -95,7 +145,7 @@ impl SendQueue {
     /// # Errors
     /// The link is broken.
     pub fn flush(&mut self, link: &Link, counters: &Counters) -> io::Result<Flushed> {
-        while !self.messages.is_empty() {
+        while !self.is_empty() {
             if self.is_kept() {
                 return Ok(Flushed::Blocked);
             }
@@ -187,7 +237,7 @@ impl SendQueue {
                     (told, Failure::Told(Box::new(|_| None)))
                 }
             };
-            let told = Message { rest: Aggregate::from_vec(told), failure };
+            let told = Message { rest: Aggregate::from_vec(told), failure, count: 1 };
             self.bytes += told.rest.len();
             // Before the reply, which is what makes the receiver look at the result. When the
             // payload is that of the reply itself, the message comes behind it and is too late;
@@ -200,23 +250,26 @@ impl SendQueue {
     fn send_memory(&self, link: &Link, counters: &Counters) -> io::Result<u64> {
         let mut pieces: SmallVec<[Piece; 8]> = SmallVec::new();
         let mut more = false;
-        'messages: for message in &self.messages {
-            for slice in message.rest.slices() {
+        'gathered: {
+            for slice in self.slices() {
                 let (from, length) = (slice.offset as usize, slice.length as usize);
                 if leaves_by_reference(&slice.segment, slice.length, link) {
                     more = true;
-                    break 'messages;
+                    break 'gathered;
                 }
                 if pieces.len() == PIECES {
-                    break 'messages;
+                    break 'gathered;
                 }
                 pieces.push(match &slice.segment {
                     Segment::Host(bytes) => Piece::of(&bytes[from..from + length]),
                     Segment::Registered(buffer) => Piece::of(&buffer.bytes()[from..from + length]),
                     Segment::Shared(memory, _) => Piece::shared(memory, from, length),
                     // Files always leave by reference or by replacement; future kinds are copied.
-                    _ => break 'messages,
+                    _ => break 'gathered,
                 });
+            }
+            if pieces.len() < PIECES && !self.short.bytes.is_empty() {
+                pieces.push(Piece::of(self.short.rest()));
             }
         }
         link.send_pieces(&pieces, more, counters).map(|count| count as u64)
@@ -231,8 +284,15 @@ impl SendQueue {
                 break;
             }
             count -= whole;
-            self.messages.pop_front();
-            Counters::add(&counters.messages_sent, 1);
+            let gone = self.messages.pop_front().map_or(0, |message| message.count);
+            Counters::add(&counters.messages_sent, gone);
+        }
+        if self.messages.is_empty() {
+            self.short.done += count as usize;
+            if self.short.rest().is_empty() {
+                Counters::add(&counters.messages_sent, self.short.messages);
+                self.short.clear();
+            }
         }
     }
 }
@@ -242,5 +302,52 @@ fn leaves_by_reference(segment: &Segment, length: u64, link: &Link) -> bool {
         Segment::File(_) => true,
         Segment::Shared(..) => length >= SENDFILE_BYTES_MIN && link.sends_files(),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::local_pair;
+    use std::sync::atomic::Ordering;
+
+    /// Long and short messages leave in the order in which they came, however little the link takes at once.
+    #[test]
+    fn short_messages_keep_their_place() {
+        let (near, far) = local_pair();
+        let (counters, mut queue, mut sent, mut got) =
+            (Counters::default(), SendQueue::default(), Vec::new(), Vec::new());
+        let mut received = |limit: usize| {
+            let mut room = vec![0; limit];
+            if let Ok(count) = far.receive(&mut room, &Counters::default()) {
+                got.extend_from_slice(&room[..count]);
+            }
+            got.len()
+        };
+        for round in 0..600u32 {
+            let fill = round as u8;
+            if round % 3 == 0 {
+                let long = vec![fill; 5000];
+                sent.extend_from_slice(&long);
+                queue.push(Aggregate::from_vec(long), 0, 0);
+            } else {
+                let short = vec![fill; 40 + round as usize % 7];
+                sent.extend_from_slice(&short);
+                queue.push_short(&short);
+            }
+            if round % 5 == 0 {
+                // The link holds 256 KiB, and less is taken out of it than goes in.
+                queue.flush(&near, &counters).unwrap();
+                received(3000);
+            }
+            assert!(!queue.is_empty() || round % 5 == 0);
+        }
+        assert!(queue.bytes() > 0 && queue.messages() > 0, "the link was never full");
+        while received(10_000) < sent.len() {
+            queue.flush(&near, &counters).unwrap();
+        }
+        assert_eq!((queue.bytes(), queue.messages(), queue.is_empty()), (0, 0, true));
+        assert_eq!(counters.messages_sent.load(Ordering::Relaxed), 600);
+        assert!(got == sent);
     }
 }

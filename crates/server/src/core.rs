@@ -161,6 +161,8 @@ pub(crate) struct Core {
     pub(crate) throttled: native::Throttled,
     /// Sizes of disks by their identity, as somebody who wanted to write saw them in this turn.
     pub(crate) disk_sizes: Vec<(u64, u64)>,
+    /// Memory in which messages are put together.
+    pub(crate) message: Vec<u8>,
     /// Lanes with something to send after this turn.
     pub(crate) dirty: Vec<usize>,
     /// The lane that something was sent to last.
@@ -218,6 +220,7 @@ impl Core {
             disk_grants: VecDeque::new(),
             throttled: native::Throttled::default(),
             disk_sizes: Vec::new(),
+            message: Vec::new(),
             dirty: Vec::new(),
             answered: None,
             failed: Vec::new(),

@@ -4,7 +4,6 @@ use crate::loans::Loans;
 use std::sync::Arc;
 use std::time::Instant;
 use towline_block::OwnerKey;
-use towline_mem::Aggregate;
 use towline_net::{Input, Link, SendQueue};
 use towline_wire::{Header, Hello};
 
@@ -66,7 +65,6 @@ impl Lane {
 
     /// Queues a message that is only a header.
     pub(crate) fn send_header(&mut self, header: &Header) {
-        let bytes = Aggregate::from_vec(header.to_bytes().to_vec());
-        self.out.push(bytes, header.slot, header.sequence);
+        self.out.push_short(&header.to_bytes());
     }
 }

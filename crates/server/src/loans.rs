@@ -5,14 +5,13 @@
 //! anyway borrows ([`may_borrow`]). A store changes no block that is lent: it writes a copy.
 
 use crate::stats::CoreStatistics;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use towline_mem::{Aggregate, Guard, Lending, Loan, Segment, SharedMemory};
 use towline_net::{Counters, Link};
 use towline_wire::extents::Extents;
 use towline_wire::header::reply_flag;
-use towline_wire::limits::{LENT_BYTES_MAX, LENT_BYTES_MIN, LENT_EXTENTS_MAX};
+use towline_wire::limits::{LENT_BYTES_MAX, LENT_BYTES_MIN, LENT_EXTENTS_MAX, SLOTS_MAX};
 use towline_wire::{Header, Kind};
 
 /// The user that the kernel names where a user of another namespace has no number in ours.
@@ -36,14 +35,15 @@ pub(crate) struct Loans {
     statistics: Arc<CoreStatistics>,
     /// Memories handed over; the client knows them by their places here.
     memories: Vec<Arc<SharedMemory>>,
-    /// By slot, and the sequence number of the reply.
-    lent: HashMap<u16, (u32, Loan)>,
+    /// By slot, with the sequence number of the reply.
+    lent: Vec<Option<(u32, Loan)>>,
     bytes: u64,
 }
 
 impl Loans {
     pub(crate) fn new(link: Arc<Link>, statistics: Arc<CoreStatistics>) -> Self {
-        Self { link, statistics, memories: Vec::new(), lent: HashMap::new(), bytes: 0 }
+        let lent = (0..SLOTS_MAX).map(|_| None).collect();
+        Self { link, statistics, memories: Vec::new(), lent, bytes: 0 }
     }
 
     /// Lends the data of a reply if it can, and then adds to the results where it stands. False:
@@ -75,18 +75,19 @@ impl Loans {
         if let Some(loan) = loan {
             self.bytes += loan.bytes();
             self.statistics.bytes_on_loan.fetch_add(loan.bytes(), Ordering::Relaxed);
-            self.lent.insert(header.slot, (header.sequence, loan));
+            self.lent[usize::from(header.slot)] = Some((header.sequence, loan));
         }
-        self.tell(header, reply_flag::LENT, results, &extents);
+        self.tell(header, reply_flag::LENT, results, 0, &extents);
         true
     }
 
     /// Lets the client read in place what writes may change at any time: a disk in memory. Nothing
-    /// is kept for it. False: it has to be sent.
+    /// is kept for it. The results begin at `head` of the message. False: it has to be sent.
     pub(crate) fn show(
         &mut self,
         header: &mut Header,
-        results: &mut Vec<u8>,
+        message: &mut Vec<u8>,
+        head: usize,
         memory: &Arc<SharedMemory>,
         mut extents: Extents,
     ) -> bool {
@@ -95,16 +96,23 @@ impl Loans {
             return false;
         };
         extents.memory = number;
-        self.tell(header, reply_flag::LENT | reply_flag::LIVE, results, &extents);
+        self.tell(header, reply_flag::LENT | reply_flag::LIVE, message, head, &extents);
         true
     }
 
-    /// Adds to a reply where its data stands.
-    fn tell(&self, header: &mut Header, flags: u8, results: &mut Vec<u8>, extents: &Extents) {
+    /// Adds to a reply where its data stands. Its results begin at `head` of the message.
+    fn tell(
+        &self,
+        header: &mut Header,
+        flags: u8,
+        message: &mut Vec<u8>,
+        head: usize,
+        extents: &Extents,
+    ) {
         header.flags |= flags;
-        header.offset = results.len() as u64;
-        extents.encode(results);
-        header.body_bytes = results.len() as u32;
+        header.offset = (message.len() - head) as u64;
+        extents.encode(message);
+        header.body_bytes = (message.len() - head) as u32;
         Counters::add(&self.statistics.counters.bytes_lent, extents.bytes());
         Counters::add(&self.statistics.counters.replies_lent, 1);
     }
@@ -126,11 +134,10 @@ impl Loans {
     /// Takes back what an earlier reply of a slot lent, because the client says that it has read
     /// it: by a release, or by using the slot again.
     pub(crate) fn take_back(&mut self, header: &Header) {
-        let Some((sequence, _)) = self.lent.get(&header.slot) else { return };
-        if header.kind == Kind::Release && *sequence != header.sequence {
-            return;
-        }
-        if let Some((_, loan)) = self.lent.remove(&header.slot) {
+        let Some(lent) = self.lent.get_mut(usize::from(header.slot)) else { return };
+        let returned = lent
+            .take_if(|(sequence, _)| header.kind != Kind::Release || *sequence == header.sequence);
+        if let Some((_, loan)) = returned {
             self.bytes -= loan.bytes();
             self.statistics.bytes_on_loan.fetch_sub(loan.bytes(), Ordering::Relaxed);
         }

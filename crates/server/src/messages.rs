@@ -14,14 +14,18 @@ fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
     data.len() <= limit as u64 && !file
 }
 
-/// Queues a reply on a lane; returns header and results for the slot's memory.
+/// Replies without data up to this length are copied.
+const COPIED_BYTES_MAX: usize = 1024;
+
+/// Queues a reply on a lane; returns header and results, for the slot's memory, if they are to be remembered.
 pub(crate) fn send_reply(
-    lane: Option<&mut Lane>,
+    mut lane: Option<&mut Lane>,
     mut header: Header,
     mut results: Vec<u8>,
     mut data: Aggregate,
     is_read: bool,
-) -> Arc<Vec<u8>> {
+    remember: bool,
+) -> Option<Arc<Vec<u8>>> {
     let mut fragments = Vec::new();
     let mut offset = 0;
     while !fits_reply(&data, is_read) {
@@ -41,8 +45,16 @@ pub(crate) fn send_reply(
     results.resize(length + HEADER_BYTES, 0);
     results.copy_within(..length, HEADER_BYTES);
     results[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+    if let Some(lane) = lane.as_deref_mut()
+        && data.is_empty()
+        && fragments.is_empty()
+        && results.len() <= COPIED_BYTES_MAX
+    {
+        lane.out.push_short(&results);
+        return remember.then(|| Arc::new(results));
+    }
     let bytes = Arc::new(results);
-    let Some(lane) = lane else { return bytes };
+    let Some(lane) = lane else { return remember.then_some(bytes) };
     for (head, mut fragment) in fragments {
         let head = head.to_bytes().to_vec();
         let length = head.len() as u64;
@@ -54,5 +66,5 @@ pub(crate) fn send_reply(
         message.concatenate(data);
     }
     lane.out.push(message, header.slot, header.sequence);
-    bytes
+    remember.then_some(bytes)
 }

@@ -195,8 +195,8 @@ impl Core {
         {
             data = Aggregate::new();
         }
-        let bytes = send_reply(lane, header, results, data, is_read);
-        served.session.slots.answer(slot, remember.then_some(bytes));
+        let kept = send_reply(lane, header, results, data, is_read, remember);
+        served.session.slots.answer(slot, kept);
         self.dirty.extend(index);
     }
 

@@ -8,6 +8,7 @@
 
 use crate::codec::{Field, ProtocolError, Reader};
 use crate::limits::LENT_EXTENTS_MAX;
+use smallvec::SmallVec;
 
 /// Offset of an extent that stands nowhere: it reads as zeros.
 const HOLE: u64 = u64::MAX;
@@ -27,7 +28,7 @@ pub struct Extents {
     /// Number of the memory; it may not be one when all are holes.
     pub memory: u32,
     /// Its runs, in order.
-    pub extents: Vec<Extent>,
+    pub extents: SmallVec<[Extent; 2]>,
 }
 
 impl Extents {
@@ -68,7 +69,7 @@ impl Extents {
     /// A cut field, an extent without bytes or beyond the largest offset, too many of them.
     pub fn parse(bytes: &[u8]) -> Result<Self, ProtocolError> {
         let mut reader = Reader::new(bytes);
-        let mut list = Self { memory: u32::decode(&mut reader)?, extents: Vec::new() };
+        let mut list = Self { memory: u32::decode(&mut reader)?, extents: SmallVec::new() };
         while !reader.is_empty() {
             if list.extents.len() == LENT_EXTENTS_MAX {
                 return Err(reader.error("too many extents in one reply"));
@@ -89,6 +90,7 @@ impl Extents {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use smallvec::smallvec;
 
     #[test]
     fn neighbours_become_one() {
@@ -113,7 +115,8 @@ mod tests {
 
     #[test]
     fn impossible_lists_are_refused() {
-        let mut list = Extents { memory: 0, extents: vec![Extent { offset: Some(1), length: 0 }] };
+        let mut list =
+            Extents { memory: 0, extents: smallvec![Extent { offset: Some(1), length: 0 }] };
         let encoded = |list: &Extents| {
             let mut bytes = Vec::new();
             list.encode(&mut bytes);
@@ -122,7 +125,7 @@ mod tests {
         assert!(Extents::parse(&encoded(&list)).is_err(), "no bytes");
         list.extents[0] = Extent { offset: Some(u64::MAX - 1), length: 5 };
         assert!(Extents::parse(&encoded(&list)).is_err(), "beyond the end");
-        list.extents = vec![Extent { offset: None, length: 1 }; LENT_EXTENTS_MAX + 1];
+        list.extents = smallvec![Extent { offset: None, length: 1 }; LENT_EXTENTS_MAX + 1];
         assert!(Extents::parse(&encoded(&list)).is_err(), "too many");
         list.extents.pop();
         assert_eq!(Extents::parse(&encoded(&list)).unwrap(), list);

@@ -119,7 +119,7 @@ impl Core {
         }
         if let Some(message) = Arc::get_mut(&mut slot.message) {
             message.clear();
-            message.resize(HEADER_BYTES, 0);
+            message.extend_from_slice(&[0; HEADER_BYTES]);
             append_compound(requests, message);
             header.body_bytes = (message.len() - HEADER_BYTES) as u32;
             message[..HEADER_BYTES].copy_from_slice(&header.to_bytes());

@@ -12,7 +12,7 @@ use towline_mem::{Aggregate, Segment};
 use towline_wire::codec::Field;
 use towline_wire::disk::{DiskExtent, checksums, encode_extents};
 use towline_wire::header::data_flag;
-use towline_wire::limits::FRAGMENT_BYTES_MAX;
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES};
 use towline_wire::{Errno, Header, Kind as MessageKind, Reply};
 
 impl Core {
@@ -138,7 +138,7 @@ impl Core {
             list.iter().map(|s| DiskExtent { length: s.length, flags: s.flags }).collect();
         let value = encode_extents(&extents);
         let reply = Reply::Bytes { value: &value };
-        self.answer_disk(session, slot, sequence, under.arrived, &reply, false);
+        self.answer_disk(session, slot, sequence, elapsed_ns(under.arrived), &reply, false);
         self.record_disk(under.operation, under.arrived, Some(times), 0);
     }
 
@@ -174,34 +174,35 @@ impl Core {
             },
         };
         let remember = matches!(under.kind, Kind::Write(_) | Kind::Change | Kind::Resize);
-        self.answer_disk(session, slot, sequence, under.arrived, &reply, remember);
+        self.answer_disk(session, slot, sequence, elapsed_ns(under.arrived), &reply, remember);
         self.record_disk(under.operation, under.arrived, times, data);
     }
 
-    /// Sends an answer without data, and remembers it if it shall.
+    /// Sends an answer without data, and remembers it if it shall. It took so many nanoseconds.
     pub(crate) fn answer_disk(
         &mut self,
         session: u64,
         slot: u16,
         sequence: u32,
-        arrived: Instant,
+        server_ns: u64,
         reply: &Reply<'_>,
         remember: bool,
     ) {
         let Some(served) = self.sessions.get_mut(&session) else { return };
-        let mut results = Vec::with_capacity(64);
-        reply.encode(&mut results);
+        let mut message = Vec::with_capacity(96);
+        message.resize(HEADER_BYTES, 0);
+        reply.encode(&mut message);
         let mut header = Header::new(MessageKind::Reply, slot, sequence);
-        header.body_bytes = results.len() as u32;
-        self.shared.sign(&mut header, elapsed_ns(arrived));
-        let bytes = Arc::new([&header.to_bytes()[..], &results].concat());
-        served.session.slots.answer(slot, remember.then(|| bytes.clone()));
+        header.body_bytes = (message.len() - HEADER_BYTES) as u32;
+        self.shared.sign(&mut header, server_ns);
+        message[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
         // The answer to a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);
         if let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) {
-            lane.out.push(Aggregate::from_shared(bytes), slot, sequence);
+            lane.out.push_short(&message);
             self.dirty.extend(index);
         }
+        served.session.slots.answer(slot, remember.then(|| Arc::new(message)));
     }
 
     fn record_disk(&self, operation: u8, arrived: Instant, times: Option<Times>, data: u64) {

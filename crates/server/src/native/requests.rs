@@ -89,10 +89,10 @@ impl Core {
             Ok(Begun::Answer(reply)) => reply,
             Err(errno) => Reply::Failed { errno: errno.0 },
         };
-        let stages = Stages { server: elapsed_ns(arrived.at), ..Stages::default() };
-        self.statistics.record(request.tag(), stages);
+        let server = elapsed_ns(arrived.at);
+        self.statistics.record(request.tag(), Stages { server, ..Stages::default() });
         let Header { slot, sequence, .. } = *arrived.header;
-        self.answer_disk(arrived.session, slot, sequence, arrived.at, &reply, request.modifies());
+        self.answer_disk(arrived.session, slot, sequence, server, &reply, request.modifies());
         Ok(())
     }
 
@@ -267,24 +267,24 @@ impl Core {
         reading: Reading,
     ) -> Result<Begun<'static>, Errno> {
         let Reading { offset, length, checksums, .. } = reading;
-        let before = Instant::now();
-        let message = match self.show(arrived, disk, &reading) {
-            None if length <= READ_NOW_BYTES_MAX => self.read_now(arrived, disk, &reading)?,
-            shown => shown,
-        };
-        if let Some(message) = message {
-            let storage = elapsed_ns(before);
-            let stages = Stages { server: elapsed_ns(arrived.at), storage, ..Stages::default() };
-            self.statistics.record(arrived.body[0], stages);
-            let Header { slot, sequence, .. } = *arrived.header;
-            if let Some(served) = self.sessions.get_mut(&arrived.session) {
-                served.session.slots.answer(slot, None);
-            }
-            if let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) {
-                lane.out.push(Aggregate::from_vec(message), slot, sequence);
-                self.dirty.push(arrived.lane);
-            }
+        if self.show(arrived, disk, &reading) {
+            self.answered(arrived);
             return Ok(Begun::Goes);
+        }
+        if length <= READ_NOW_BYTES_MAX {
+            let before = Instant::now();
+            if let Some(message) = self.read_now(arrived, disk, &reading)? {
+                let storage = elapsed_ns(before);
+                let stages =
+                    Stages { server: elapsed_ns(arrived.at), storage, ..Stages::default() };
+                self.statistics.record(arrived.body[0], stages);
+                let Header { slot, sequence, .. } = *arrived.header;
+                if let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) {
+                    lane.out.push(Aggregate::from_vec(message), slot, sequence);
+                }
+                self.answered(arrived);
+                return Ok(Begun::Goes);
+            }
         }
         let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) else { return Ok(Begun::Goes) };
         let owner = *lane.reads.get_or_insert_with(|| self.engine.add_owner());
@@ -296,30 +296,49 @@ impl Core {
         Ok(Begun::Goes)
     }
 
-    /// The answer to a read that says where the bytes stand, in memory that the client maps; `None`
+    /// The answer to a read is on its lane.
+    fn answered(&mut self, arrived: &Arrived<'_>) {
+        if let Some(served) = self.sessions.get_mut(&arrived.session) {
+            served.session.slots.answer(arrived.header.slot, None);
+        }
+        self.dirty.push(arrived.lane);
+    }
+
+    /// Answers a read by saying where the bytes stand, in memory that the client maps; false
     /// when they are to be sent. Who is limited gets them sent: a client that has the memory could
     /// read all of it unseen.
-    fn show(&mut self, arrived: &Arrived<'_>, disk: &Disk, reading: &Reading) -> Option<Vec<u8>> {
+    fn show(&mut self, arrived: &Arrived<'_>, disk: &Disk, reading: &Reading) -> bool {
         let Reading { offset, length, checksums, .. } = *reading;
         let borrows = arrived.header.flags & request_flag::BORROWS != 0;
         if !borrows || checksums || length == 0 || !disk.limit.is_none() {
-            return None;
+            return false;
         }
-        let loans = self.lanes.get_mut(arrived.lane)?.as_mut()?.loans.as_mut()?;
+        let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) else { return false };
+        let Some(loans) = &mut lane.loans else { return false };
         let mut extents = Extents::default();
         let memory = disk.store.in_place(offset, length.into(), &mut |at, length| {
             // A part of a read, which is at most 8 MiB.
             extents.push(at, length as u32);
-        })?;
+        });
+        let Some(memory) = memory else { return false };
         let Header { slot, sequence, .. } = *arrived.header;
-        let mut results = Vec::with_capacity(64);
-        Reply::Read { length, errno: 0 }.encode(&mut results);
+        let mut message = std::mem::take(&mut self.message);
+        message.clear();
+        message.resize(HEADER_BYTES, 0);
+        Reply::Read { length, errno: 0 }.encode(&mut message);
         let mut reply = Header::new(MessageKind::Reply, slot, sequence);
-        if !loans.show(&mut reply, &mut results, memory, extents) {
-            return None;
+        let shown = loans.show(&mut reply, &mut message, HEADER_BYTES, memory, extents);
+        if shown {
+            // Nothing was read here: all the time it took is that of control.
+            let server = elapsed_ns(arrived.at);
+            self.shared.sign(&mut reply, server);
+            message[..HEADER_BYTES].copy_from_slice(&reply.to_bytes());
+            lane.out.push_short(&message);
+            let stages = Stages { server, ..Stages::default() };
+            self.statistics.record(arrived.body[0], stages);
         }
-        self.shared.sign(&mut reply, elapsed_ns(arrived.at));
-        Some([&reply.to_bytes()[..], &results].concat())
+        self.message = message;
+        shown
     }
 
     /// The whole answer to a read of what is in memory; `None` when it would wait.
