@@ -32,6 +32,28 @@ fn errno<T>(result: Result<T, towline_client::Error>) -> Errno {
 }
 
 #[test]
+fn a_file_that_was_read_whole_is_closed_before_anything_else_is_done() {
+    let setup = setup(EngineWish::Automatic);
+    let name = "is closed";
+    for transport in &setup.transports {
+        let client = connect(transport);
+        let root = client.attach(b"dir").unwrap();
+        root.write_path(name.as_bytes(), CREATE, 0o600, &pattern(5000, 1)).unwrap();
+        for _ in 0..10 {
+            let mut bytes = [0; 5000];
+            assert_eq!(root.read_path(name.as_bytes(), &mut bytes).unwrap(), 5000);
+            root.stat_path(b"", true).unwrap();
+            // The server is in this process.
+            let open = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
+                let target = entry.as_ref().ok().and_then(|entry| entry.path().read_link().ok());
+                target.is_some_and(|target| target.ends_with(name))
+            });
+            assert_eq!(open.count(), 0, "over {transport:?}");
+        }
+    }
+}
+
+#[test]
 fn a_file_that_shrinks_under_its_readers_gives_no_wrong_bytes() {
     const LENGTH: usize = 3 << 20;
     const ROUNDS: u64 = 60;

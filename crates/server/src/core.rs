@@ -26,6 +26,7 @@ use towline_mem::Pool;
 use towline_net::address::Listener;
 use towline_net::{Flushed, Incoming, Link, ShmLink, Spin, look_often};
 use towline_reactor::{Event, Finished, Reactor};
+use towline_session::files::Opened;
 use towline_session::locks::{Locks, Waiter};
 use towline_session::state::State;
 use towline_store::directory::requests_arrived;
@@ -167,6 +168,8 @@ pub(crate) struct Core {
     pub(crate) dirty: Vec<usize>,
     /// The lane that something was sent to last.
     answered: Option<usize>,
+    /// Files that were closed for requests whose answers go before that: closing takes a while.
+    pub(crate) closing: Vec<Opened>,
     /// Lanes that cannot be sent to any more, see [`Core::end_failed`].
     failed: Vec<(usize, Arc<Link>, io::Error)>,
     /// Lanes whose input was left unread and can be read now.
@@ -223,6 +226,7 @@ impl Core {
             message: Vec::new(),
             dirty: Vec::new(),
             answered: None,
+            closing: Vec::new(),
             failed: Vec::new(),
             resumable: Vec::new(),
             draining: None,
@@ -530,6 +534,7 @@ impl Core {
         }
         let more = std::mem::replace(&mut self.dirty, dirty);
         self.dirty.extend(more);
+        self.closing.clear();
     }
 
     fn flush(&mut self, index: usize) {

@@ -176,6 +176,7 @@ impl Core {
         self.statistics.record(compound.first_tag(), *stages);
         let is_undecided = compound.is_undecided();
         let (mut results, mut data, modifies, is_read) = compound.take_reply();
+        self.closing.extend(compound.take_closed());
         let Some(served) = self.sessions.get_mut(&session) else { return };
         let mut header = Header::new(Kind::Reply, slot, *sequence);
         header.body_bytes = results.len() as u32;

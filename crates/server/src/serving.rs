@@ -53,6 +53,8 @@ impl Serving<'_> {
         body: &[u8],
         payload: &[u8],
     ) -> Result<(), ProtocolError> {
+        // What was closed before this came is closed before it is executed.
+        self.core.closing.clear();
         let arrived = Instant::now();
         if !std::mem::replace(&mut self.news, true) {
             requests_arrived(arrived);

@@ -114,6 +114,8 @@ pub struct Compound {
     elsewhere: Option<Arc<dyn FileStore>>,
     /// Most bytes that it reads.
     reads: u64,
+    /// The file that it closed last, if that could only be read: its descriptor is still open.
+    closed: Option<Opened>,
 }
 
 impl Compound {
@@ -179,6 +181,7 @@ impl Compound {
             undecided: false,
             elsewhere: None,
             reads: read.unwrap_or(0).into(),
+            closed: None,
         })
     }
 
@@ -209,6 +212,13 @@ impl Compound {
     #[must_use]
     pub fn reads(&self) -> u64 {
         self.reads.min(TRANSFER_BYTES_MAX as u64)
+    }
+
+    /// A file that it has closed: its descriptor goes when this is dropped, which should be after the answer was sent, as it
+    /// takes as long as a small request, and before anything else is asked. Only of files that could just be read, whose closing
+    /// nobody waits for.
+    pub fn take_closed(&mut self) -> Option<Opened> {
+        self.closed.take()
     }
 
     /// Tag of its first operation, for statistics.

@@ -17,6 +17,9 @@ use towline_wire::request::{
 };
 use towline_wire::{Attr, Errno, Reply, Request};
 
+/// Bits of the flags of an open file that say how it may be used; none of them: for reading.
+const ACCESS_MODE: u32 = 3;
+
 impl Compound {
     /// Executes one operation, or says what it waits for.
     #[allow(clippy::too_many_lines)] // one arm for each operation, each a few lines
@@ -76,8 +79,11 @@ impl Compound {
                 let of_this = handle == CURRENT;
                 let handle = self.handle(handle)?;
                 // Closed at the end of this, unless another request still uses it.
-                let _opened = self.at(context, handle)?;
+                let opened = self.at(context, handle)?;
                 context.files.with(|files| files.remove(handle))?;
+                if !context.files.may_wait() && opened.flags & ACCESS_MODE == 0 {
+                    self.closed = Some(opened);
+                }
                 self.left_open -= usize::from(of_this);
                 self.result(&Reply::Done {});
                 return Ok(Some(Step::ReleaseLocks(Owner {
