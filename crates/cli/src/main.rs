@@ -36,6 +36,7 @@ mod workers;
 
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -61,7 +62,7 @@ Exit status: 0 all well, 1 an operation failed, 2 wrong usage.";
 
 /// Fast remote files and disks.
 #[derive(Parser)]
-#[command(name = "towline", version, about, after_help = EXAMPLES, arg_required_else_help = true)]
+#[command(name = "towline", version, after_help = EXAMPLES, arg_required_else_help = true)]
 // What is said twice holds once, the last time: so programs and aliases may add flags.
 #[command(args_override_self = true)]
 struct Cli {
@@ -122,9 +123,9 @@ fn main() -> ExitCode {
         }
         Some(name) if name == run::KEEP => return run::keep(arguments),
         _ => {
-            log_to_standard_error();
+            log_to_standard_error(LOGGED);
             be_told_of_the_file_size_limit();
-            Cli::parse().command
+            Cli::try_parse().unwrap_or_else(|error| tell(&error)).command
         }
     };
     match command {
@@ -154,9 +155,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// Warnings and worse, unless the environment says otherwise (`RUST_LOG`).
-fn log_to_standard_error() {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+/// What is logged: warnings and worse.
+const LOGGED: &str = "warn";
+/// The same for a run, whose programs write there, too: nothing of a server that is away for a while, since they do not
+/// notice.
+const LOGGED_OF_RUN: &str = "warn,towline_client=error";
+
+/// Logs these, unless the environment says otherwise (`RUST_LOG`).
+fn log_to_standard_error(logged: &str) {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(logged)).init();
 }
 
 /// Makes a write beyond `RLIMIT_FSIZE` an error, `EFBIG`, where it would end this process.
@@ -169,7 +176,14 @@ fn be_told_of_the_file_size_limit() {
 /// Reads the arguments of this one command, as `Cli::parse` would: describing all commands takes longer
 /// than starting a program.
 fn parse_run(arguments: impl Iterator<Item = OsString>) -> run::Args {
-    read_run(arguments).unwrap_or_else(|error| error.exit())
+    read_run(arguments).unwrap_or_else(|error| tell(&error))
+}
+
+/// Prints help, or what is wrong with the command line, and ends.
+fn tell(error: &clap::Error) -> ! {
+    let said = error.print().and_then(|()| std::io::stdout().flush());
+    report::Report::new("help").output(said);
+    std::process::exit(error.exit_code())
 }
 
 fn read_run(arguments: impl Iterator<Item = OsString>) -> Result<run::Args, clap::Error> {

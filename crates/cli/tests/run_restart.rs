@@ -5,7 +5,7 @@
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -121,4 +121,38 @@ fn tar_goes_on_when_the_server_is_killed_and_comes_back() {
     assert!(status.success() && said.is_empty(), "{status}: {said}");
     assert!(kills > 0, "tar was faster than the test: no server was killed");
     assert_eq!(described(&place.0.join("served/part/out/tree")), described(&place.0.join("tree")));
+}
+
+/// What a program starts has connections of its own, and so none while the server is away.
+#[test]
+fn programs_that_begin_while_the_server_is_away_wait_for_it() {
+    let place = std::env::temp_dir().join(format!("towline-away-{}", std::process::id()));
+    let place = Place(place);
+    for name in ["served", "state"] {
+        fs::create_dir_all(place.0.join(name)).unwrap();
+    }
+    fs::write(place.0.join("served/one"), "one\n").unwrap();
+    let server = Server::start(&place.0);
+    let url = format!("towline+unix:///d?socket={}/socket", place.0.display());
+    // Descriptor 5 is open in programs that have not asked for it before.
+    let script = "exec 5<one; echo ready; read go; cat one; cat <&5; cat one <&5";
+    let mut shell = Command::new(TOWLINE)
+        .args(["run", "--at", &format!("{PREFIX}={url}"), "--", "sh", "-c"])
+        .arg(format!("cd {PREFIX} && {script}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(shell.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert_eq!(lines.next().as_deref(), Some("ready"));
+    drop(server);
+    shell.stdin.take().unwrap().write_all(b"\n").unwrap();
+    // Time enough to find nobody there; with less the test is easier to pass.
+    std::thread::sleep(Duration::from_millis(300));
+    let _server = Server::start(&place.0);
+    let rest: Vec<String> = lines.collect();
+    let said = std::io::read_to_string(shell.stderr.take().unwrap()).unwrap();
+    let status = shell.wait().unwrap();
+    assert_eq!((rest.join(" "), said.as_str()), ("one one one".to_owned(), ""), "{status}");
 }

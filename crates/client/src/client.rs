@@ -84,6 +84,23 @@ impl Client {
         File::opened(&self.core, outcome.single()?, None, export, 0)
     }
 
+    /// Which start of the server answers: another number after each.
+    #[must_use]
+    pub fn boot_epoch(&self) -> u32 {
+        self.core.boot_epoch()
+    }
+
+    /// Opens again, as after a restart of the server, the files of the family that it was told of by
+    /// [`File::from_handle`]: for a new member that comes to another start of the server ([`Client::boot_epoch`]) than
+    /// the one that gave the handles. What cannot be had again fails with `ESTALE` from then on. For a client that
+    /// nobody else uses yet.
+    ///
+    /// # Errors
+    /// [`Error::Connection`].
+    pub fn reclaim(&self) -> Result<(), Error> {
+        self.core.reclaim()
+    }
+
     /// Names of the server's exports.
     ///
     /// # Errors

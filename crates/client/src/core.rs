@@ -419,6 +419,26 @@ impl Core {
         self.state.lock().files.remember_path(handle, export, path, flags, inode);
     }
 
+    pub(crate) fn boot_epoch(&self) -> u32 {
+        self.state.lock().boot_epoch
+    }
+
+    /// Opens again what it knows of; what cannot be had is stale from then on.
+    pub(crate) fn reclaim(self: &Arc<Self>) -> Result<(), Error> {
+        let mut files = std::mem::take(&mut self.state.lock().files);
+        let mut lost = None;
+        let _ = files.reclaim(|requests| match self.call(requests, &[], &mut []) {
+            Ok(outcome) => Ok(outcome.single().is_ok()),
+            Err(error @ Error::Connection { .. }) => {
+                lost = Some(error);
+                Err(io::ErrorKind::NotConnected.into())
+            }
+            Err(_) => Ok(false),
+        });
+        self.state.lock().files = files;
+        lost.map_or(Ok(()), Err)
+    }
+
     pub(crate) fn remember_lock(&self, handle: u64, lock: &Lock) {
         self.state.lock().files.remember_lock(handle, lock);
     }
@@ -574,14 +594,19 @@ impl Core {
     }
 }
 
+/// A server, as in a URL.
+fn server_of(transport: &Transport) -> String {
+    Url { transport: transport.clone(), export: Vec::new(), path: Vec::new() }.to_string()
+}
+
 fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Error {
-    let url = Url { transport: transport.clone(), export: Vec::new(), path: Vec::new() };
     let hint = match error.kind() {
         io::ErrorKind::ConnectionRefused => "; no server listens there",
+        io::ErrorKind::UnexpectedEof => "; what listens there may be no Towline server",
         _ => "",
     };
     Error::Connection {
-        server: url.to_string(),
+        server: server_of(transport),
         what: format!("{what}: {error}{hint}"),
         errno: Errno::of(error),
     }

@@ -468,6 +468,43 @@ fn locks_of_a_client_that_stays_away_are_given_to_others() {
     assert_eq!(holder.stat().unwrap_err().errno(), Errno::ESTALE);
 }
 
+/// As the processes of a run, of which some begin only when the server was started anew.
+#[test]
+fn members_of_a_family_come_back_one_after_the_other() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start_with(directory.path(), false, Duration::ZERO);
+    let transport = server.tcp();
+    let member = || {
+        let mut options = Options::default();
+        options.family = 0x5eed;
+        Client::connect(&transport, options).unwrap()
+    };
+    let first = member();
+    let root = first.attach(b"dir").unwrap();
+    let open = |root: &File, name: String| root.open(name.as_bytes(), CREATE, 0o600).unwrap();
+    let files: Vec<File> = (0..4).map(|number| open(&root, format!("f{number}"))).collect();
+    for (number, file) in files.iter().enumerate() {
+        file.write_at(&[number as u8], 0).unwrap();
+    }
+    server.kill();
+    server.restart();
+    // This one knows the root as a path, and opens files before the first one looks for its own.
+    let second = member();
+    assert_ne!(second.boot_epoch(), first.boot_epoch());
+    let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+    let same = File::from_handle(&second, root.handle(), b"dir", b"", flags, root.attr().inode);
+    assert_eq!(same.stat().unwrap_err().errno(), Errno::EBADF, "not open there yet");
+    second.reclaim().unwrap();
+    let others: Vec<File> = (0..8).map(|number| open(&same, format!("g{number}"))).collect();
+    for (number, file) in files.iter().enumerate() {
+        let mut found = [9];
+        assert_eq!(file.read_at(&mut found, 0), Ok(1));
+        assert_eq!(found, [number as u8]);
+    }
+    assert_eq!((root.stat().unwrap(), others[7].stat().unwrap().size), (same.stat().unwrap(), 0));
+    let _ = same.into_handle();
+}
+
 #[test]
 fn what_was_in_memory_is_gone_and_says_so() {
     let directory = TempDir::new().unwrap();

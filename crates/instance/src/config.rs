@@ -18,6 +18,8 @@ pub struct Root {
     pub handle: u64,
     /// Inode number.
     pub inode: u64,
+    /// The start of the server that gave the handle.
+    pub epoch: u32,
 }
 
 /// Configuration of a run, known before its servers are met.

@@ -14,6 +14,6 @@ pub const DEVICE_MAJOR: u32 = 240;
 /// The mapped file begins with this word, then the number of bytes of the configuration.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"towlrun2");
 /// Where the configuration begins in it.
-pub(crate) const CONFIG_AT: usize = 2872;
+pub(crate) const CONFIG_AT: usize = 3000;
 /// Its length.
 pub(crate) const STATE_BYTES: usize = 68_222_976;

@@ -213,8 +213,8 @@ struct Head {
     mapped: AtomicU32,
     /// See [`State::moves`].
     moves: AtomicU64,
-    /// Handle and inode number of each mount's directory, once the run has begun.
-    roots: [[AtomicU64; 2]; MOUNTS_MAX],
+    /// Handle, inode number and start of the server of each mount's directory, once the run has begun.
+    roots: [[AtomicU64; 3]; MOUNTS_MAX],
     /// Bit set: taken.
     used: [AtomicU64; WORDS],
     /// Processes with locks of their own that are about to execute a program; zero: free.
@@ -326,6 +326,7 @@ impl State {
         for (to, from) in head.roots.iter().zip(roots) {
             to[0].store(from.handle, Ordering::Relaxed);
             to[1].store(from.inode, Ordering::Relaxed);
+            to[2].store(from.epoch.into(), Ordering::Relaxed);
         }
         self.tell(Ready::Begun);
     }
@@ -333,8 +334,9 @@ impl State {
     /// The directory of a mount, once the run has [begun](Self::has_begun); `None` for a number of none.
     #[must_use]
     pub fn root(&self, mount: usize) -> Option<Root> {
-        let [handle, inode] = self.head().roots.get(mount)?;
-        Some(Root { handle: handle.load(Ordering::Relaxed), inode: inode.load(Ordering::Relaxed) })
+        let [handle, inode, epoch] =
+            self.head().roots.get(mount)?.each_ref().map(|number| number.load(Ordering::Relaxed));
+        Some(Root { handle, inode, epoch: epoch as u32 })
     }
 
     /// Says that the run cannot begin, unless it has: programs that wait for it end.
@@ -632,7 +634,7 @@ mod tests {
         let first = prepared.map().unwrap();
         let second = State::open(bytes).unwrap();
         assert_eq!(second.config(), Some(config), "before the run has begun");
-        let roots = [Root { handle: 7, inode: 8 }, Root { handle: 9, inode: 10 }];
+        let roots = [7, 9].map(|handle| Root { handle, inode: handle + 1, epoch: 11 });
         let waits = std::thread::scope(|scope| {
             let waits = scope.spawn(|| second.has_begun());
             first.begin(&roots);

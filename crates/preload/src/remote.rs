@@ -8,6 +8,7 @@ use crate::start::{self, Target};
 use crate::{closing, fresh, guard, opened, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
 use towline_client::{Client, Error, File, Lock, Options, Transport};
 use towline_instance::{MOUNTS_MAX, Root, Taken};
 use towline_wire::Attr;
@@ -24,6 +25,9 @@ struct Session {
     process: u32,
     client: Client,
 }
+
+/// How it shows that a server is away; an end of the connection before the answer has no number of its own.
+const AWAY: [i32; 5] = [libc::ECONNREFUSED, libc::ECONNRESET, libc::ENOENT, libc::EPIPE, libc::EIO];
 
 /// By mount; mounts of one server share a client. Sessions are leaked when a fork makes them the
 /// parent's: another thread may have been inside.
@@ -71,12 +75,16 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
         None => {
             std::panic::set_hook(Box::new(|_| {}));
             crate::vfork::meets();
-            guard::masked(|| Client::connect(transport, options())).map_err(number)?
+            connected(transport)?
         }
     };
     let (user, group) = identity();
     client.act_as(user, group);
     know(&client, mount, target, root);
+    // Started anew since: there the files of the run are open when somebody opens them again.
+    if client.boot_epoch() != root.epoch {
+        guard::masked(|| client.reclaim()).map_err(number)?;
+    }
     let session = Box::leak(Box::new(Session { process, client }));
     SESSIONS[mount].store(session, Ordering::Release);
     Ok(&session.client)
@@ -117,10 +125,29 @@ pub(crate) fn waiter(mount: usize) -> Result<Client, i32> {
         Transport::Nearest(host, port) => Transport::Tcp(host.clone(), *port),
         other => other.clone(),
     };
-    let client = guard::masked(|| Client::connect(&transport, options())).map_err(number)?;
+    let client = connected(&transport)?;
     let (user, group) = identity();
     client.act_as(user, group);
     Ok(client)
+}
+
+/// A client of a server that was there when the run began: should it be away, it is tried again as long as after a
+/// lost connection. Signals come through in between.
+fn connected(transport: &Transport) -> Result<Client, i32> {
+    let mut pause = Duration::from_millis(5);
+    let began = Instant::now();
+    loop {
+        match guard::masked(|| Client::connect(transport, options())) {
+            Ok(client) => return Ok(client),
+            // There is no server, or the one there was ends at this moment. Whatever else it is, it was no
+            // restart.
+            Err(Error::Connection { errno, .. })
+                if AWAY.contains(&i32::from(errno.0)) && began.elapsed() < options().reconnect => {}
+            Err(error) => return Err(number(error)),
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
 }
 
 fn options() -> Options {

@@ -315,10 +315,12 @@ impl Compound {
     ) -> Result<(), Errno> {
         let handle = match at {
             Some(handle) => {
-                // Another session of the family may have been faster.
-                let same = context.files.find(handle).is_ok_and(|known| {
-                    known.flags == opened.flags && known.file.identity() == opened.file.identity()
-                });
+                // Another session of the family may have been faster. Its flags say the same in other words: the
+                // root of an export is attached by one and a path to others.
+                let same = context
+                    .files
+                    .find(handle)
+                    .is_ok_and(|known| known.file.identity() == opened.file.identity());
                 if !same {
                     context.files.with(|files| files.insert_at(handle, opened))?;
                 }

@@ -1,6 +1,7 @@
 //! The open files of a session, by handle.
 
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::Arc;
 use towline_store::{FileStore, OpenFile};
 use towline_wire::Errno;
@@ -69,6 +70,9 @@ pub struct Files {
     first_generation: u32,
     entries: Vec<(u32, Option<Opened>)>,
     free: Vec<u32>,
+    /// Files under handles of before a restart: their places may be taken, as the members of a family come
+    /// back one after the other.
+    reclaimed: HashMap<u64, Opened>,
     open: usize,
 }
 
@@ -78,7 +82,14 @@ impl Files {
     #[must_use]
     pub fn new(owner: u64, epoch: u32) -> Self {
         let first_generation = (epoch & 0x7fff_ffff).max(1);
-        Self { owner, first_generation, entries: Vec::new(), free: Vec::new(), open: 0 }
+        Self {
+            owner,
+            first_generation,
+            entries: Vec::new(),
+            free: Vec::new(),
+            reclaimed: HashMap::new(),
+            open: 0,
+        }
     }
 
     /// Open files.
@@ -101,15 +112,12 @@ impl Files {
         if self.open >= OPEN_FILES_MAX {
             return Err(Errno::EMFILE);
         }
-        // Reclaimed handles can occupy an index that is still on the free list.
-        while let Some(index) = self.free.pop() {
+        if let Some(index) = self.free.pop() {
             let (generation, entry) = &mut self.entries[index as usize];
-            if entry.is_none() {
-                *generation = (generation.wrapping_add(1) & 0x7fff_ffff).max(1);
-                *entry = Some(opened);
-                self.open += 1;
-                return Ok(u64::from(*generation) << 32 | u64::from(index));
-            }
+            *generation = (generation.wrapping_add(1) & 0x7fff_ffff).max(1);
+            *entry = Some(opened);
+            self.open += 1;
+            return Ok(u64::from(*generation) << 32 | u64::from(index));
         }
         let index = self.entries.len() as u64;
         let generation = self.first_generation;
@@ -124,18 +132,11 @@ impl Files {
     /// `EBADF` when the handle is impossible or in use.
     pub fn insert_at(&mut self, handle: u64, opened: Opened) -> Result<(), Errno> {
         let (index, generation) = ((handle & 0xffff_ffff) as usize, (handle >> 32) as u32);
-        if index >= OPEN_FILES_MAX || generation == 0 || generation > 0x7fff_ffff {
+        let is_possible = index < OPEN_FILES_MAX && (1..=0x7fff_ffff).contains(&generation);
+        if !is_possible || self.find(handle).is_ok() || self.open >= OPEN_FILES_MAX {
             return Err(Errno::EBADF);
         }
-        while self.entries.len() <= index {
-            self.free.push(self.entries.len() as u32);
-            self.entries.push((self.first_generation, None));
-        }
-        let entry = &mut self.entries[index];
-        if entry.1.is_some() {
-            return Err(Errno::EBADF);
-        }
-        *entry = (generation, Some(opened));
+        self.reclaimed.insert(handle, opened);
         self.open += 1;
         Ok(())
     }
@@ -148,15 +149,17 @@ impl Files {
         let (index, generation) = ((handle & 0xffff_ffff) as usize, handle >> 32);
         match self.entries.get(index) {
             Some((found, Some(opened))) if u64::from(*found) == generation => Ok(opened),
-            _ => Err(Errno::EBADF),
+            _ => self.reclaimed.get(&handle).ok_or(Errno::EBADF),
         }
     }
 
     /// Removes all whose closing may wait without end.
     pub fn take_hanging(&mut self) -> Vec<Opened> {
         let hangs = |opened: &mut Opened| opened.store.may_hang();
-        let taken: Vec<_> =
+        let mut taken: Vec<_> =
             self.entries.iter_mut().filter_map(|(_, entry)| entry.take_if(hangs)).collect();
+        taken
+            .extend(self.reclaimed.extract_if(|_, opened| hangs(opened)).map(|(_, opened)| opened));
         self.open -= taken.len();
         taken
     }
@@ -166,6 +169,10 @@ impl Files {
     /// # Errors
     /// `EBADF` when there is none.
     pub fn remove(&mut self, handle: u64) -> Result<Opened, Errno> {
+        if let Some(opened) = self.reclaimed.remove(&handle) {
+            self.open -= 1;
+            return Ok(opened);
+        }
         self.find(handle)?;
         let index = (handle & 0xffff_ffff) as usize;
         let opened = self.entries[index].1.take().ok_or(Errno::EBADF)?;

@@ -165,7 +165,7 @@ fn start(args: &Args) -> Outcome<u8> {
         }
         fork::Side::Keeper(program) => {
             fork::let_go_of_streams();
-            crate::log_to_standard_error();
+            crate::log_to_standard_error(crate::LOGGED_OF_RUN);
             let urls = Ok(prefixes.into_iter().map(|(_, url)| url).collect());
             let served = args.serve.clone();
             Run { served, directory, state, family: config.family }.keep(&program, urls, mapped);
@@ -196,7 +196,7 @@ pub(crate) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
         return ExitCode::from(STATUS_OURS);
     };
     fork::let_go_of_streams();
-    crate::log_to_standard_error();
+    crate::log_to_standard_error(crate::LOGGED_OF_RUN);
     let urls = config.mounts.iter().map(|mount| Url::parse(&mount.url)).collect();
     let directory = RunDirectory::left(directory);
     Run { served: None, directory, state, family: config.family }.keep(&program, urls, mapped);
@@ -253,8 +253,11 @@ impl Run {
         }
         let servers = met.iter().map(|one| (one.client.clone(), one.url.clone())).collect();
         let keeper = Keeper::start(&self.directory, Arc::clone(state), servers).ok();
-        let roots =
-            met.iter().map(|one| Root { handle: one.root.handle(), inode: one.root.attr().inode });
+        let roots = met.iter().map(|one| Root {
+            handle: one.root.handle(),
+            inode: one.root.attr().inode,
+            epoch: one.client.boot_epoch(),
+        });
         state.begin(&roots.collect::<Vec<_>>());
         Ok((server, met, keeper))
     }

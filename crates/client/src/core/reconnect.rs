@@ -1,6 +1,6 @@
 //! A lost lane is replaced, and what was not answered is sent again.
 
-use super::{Core, Outcome, Slot, Status, connection_error};
+use super::{Core, Outcome, Slot, Status, connection_error, server_of};
 use crate::Error;
 use crate::borrow::Memories;
 use crate::disks::OpenDisks;
@@ -22,6 +22,7 @@ impl Core {
     pub(super) fn reconnect(self: &Arc<Self>, cause: &io::Error) {
         let deadline = Instant::now() + self.options.reconnect;
         let mut pause = Duration::from_millis(5);
+        let mut told = false;
         if cause.kind() == io::ErrorKind::InvalidData {
             return self.fail_all(&connection_error(
                 &self.transport,
@@ -55,6 +56,14 @@ impl Core {
                     return self.fail_all(&connection_error(&self.transport, &what, &error));
                 }
                 Err(Failure::Io(_)) => {}
+            }
+            if !told {
+                let server = server_of(&self.transport);
+                log::warn!(
+                    "{server}: connection lost ({cause}); trying for {:?}",
+                    self.options.reconnect
+                );
+                told = true;
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(500));
