@@ -576,7 +576,8 @@ fn nothing_leads_above_a_prefix_on_the_server() {
 /// Working in a directory that was removed by way of a link; a name with a slash behind it, across a border;
 /// links in an open local directory that lead to us; directories known by paths with links; what is wrong
 /// with either name of two; `..` of a removed directory; a name linked with a slash behind it; names relative to
-/// links that are open; reads and copies of nothing from directories.
+/// links that are open; reads and copies of nothing from directories; what is linked by a local link with a slash
+/// behind it that leads to us.
 #[test]
 fn random_programs_that_once_differed() {
     let seeds = [
@@ -594,6 +595,7 @@ fn random_programs_that_once_differed() {
         500_002_021,
         700_001_065,
         700_001_085,
+        795_344_855,
     ];
     random(seeds.into_iter(), 1500);
 }

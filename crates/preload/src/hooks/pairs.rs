@@ -61,6 +61,12 @@ pub(crate) unsafe fn run(
             let wrong = if place::is_address(to.1) { libc::ENAMETOOLONG } else { libc::EFAULT };
             return finish(Err(first_of(from, kind).err().unwrap_or(wrong)));
         }
+        // A slash behind the name of what is to be linked makes links be followed, too.
+        let slash = CStr::from_ptr(from.1).to_bytes().ends_with(b"/");
+        let kind = match kind {
+            Kind::Link { follow } => Kind::Link { follow: follow || slash },
+            Kind::Rename => Kind::Rename,
+        };
         let mut sides = [place::find(from.0, from.1), place::find(to.0, to.1)]
             .map(|found| found.map(Led::Remote));
         let errno = guard::errno();
@@ -154,10 +160,7 @@ fn decide(
         None => Ok(None),
         Some(Led::Remote(_)) => Err(libc::EXDEV),
     };
-    // A slash behind the name of what is to be linked makes links be followed, too.
-    let slash = matches!(&old, Some(Led::Remote(at)) if at.path.ends_with(b"/"));
-    let follow = kind.follows() || (slash && matches!(kind, Kind::Link { .. }));
-    match (resolved(old, follow)?, resolved(new, false)?) {
+    match (resolved(old, kind.follows())?, resolved(new, false)?) {
         (Some(Led::Remote(old)), Some(Led::Remote(new))) if is_one_root(&old, &new) => {
             match remote(&old, &new) {
                 Err(libc::EXDEV) => Err(libc::EXDEV),
