@@ -215,7 +215,10 @@ impl World {
             Op::Allocate(_, 0 | 1, ..) if exact => {
                 Some("tmpfs shows pages allocated ahead as data")
             }
-            Op::Copy(..) if op.goes_beyond() => {
+            // ext4 ends at 16 TiB.
+            Op::Copy(_, _, _, to, _)
+                if op.goes_beyond() || (self.memory && !self.tmpfs && *to >= 1 << 44) =>
+            {
                 Some("file systems differ in where a copy of nothing may lead")
             }
             Op::Copy(..) if exact => Some("copies of tmpfs have no holes"),
