@@ -32,6 +32,18 @@ const NBD_NAMES: [&str; 8] = [
     "nbd_block_status",
 ];
 
+/// Those that tell how it is now, or was at most; all others only grow.
+const GAUGES: [&str; 8] = [
+    "buffer_bytes_in_use",
+    "buffer_bytes_peak",
+    "bytes_on_loan",
+    "cores_waiting",
+    "cores_waiting_seconds_max",
+    "disks_failed",
+    "lanes",
+    "sessions",
+];
+
 fn operation_name(tag: usize) -> &'static str {
     let nbd = tag.checked_sub(usize::from(NBD_TAGS)).and_then(|number| NBD_NAMES.get(number));
     nbd.copied().unwrap_or_else(|| Request::tag_name(tag as u8))
@@ -274,13 +286,18 @@ impl Statistics {
             // Writing to a string cannot fail.
             let _ = writeln!(out, "{text}");
         };
+        line(format_args!("# TYPE towline_uptime_seconds gauge"));
         line(format_args!("towline_uptime_seconds {}", snapshot.uptime_seconds));
         for (name, value) in &snapshot.counters {
+            let kind = if GAUGES.contains(name) { "gauge" } else { "counter" };
+            line(format_args!("# TYPE towline_{name} {kind}"));
             line(format_args!("towline_{name} {value}"));
         }
+        line(format_args!("# TYPE towline_operations_total counter"));
         for (name, value) in &snapshot.operations {
             line(format_args!("towline_operations_total{{operation=\"{name}\"}} {value}"));
         }
+        line(format_args!("# TYPE towline_stage_seconds summary"));
         for (name, stage) in &snapshot.stages {
             for (quantile, value) in
                 [("0.5", stage.p50_us), ("0.99", stage.p99_us), ("0.999", stage.p999_us)]
@@ -295,5 +312,38 @@ impl Statistics {
             line(format_args!("towline_stage_seconds_sum{{stage=\"{name}\"}} {sum:.9}"));
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GAUGES, Stages, Statistics};
+    use std::collections::HashMap;
+
+    #[test]
+    fn each_sample_for_prometheus_has_a_type_before_it() {
+        let statistics = Statistics::new(2);
+        statistics.cores[1].record(0, Stages::default());
+        let text = statistics.to_prometheus();
+        let mut types = HashMap::new();
+        for line in text.lines() {
+            if let Some(said) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = said.split_once(' ').unwrap();
+                assert_eq!(types.insert(name, kind), None, "{name} twice");
+                continue;
+            }
+            let name = line.split(['{', ' ']).next().unwrap();
+            let of_summary = name.strip_suffix("_sum").or(name.strip_suffix("_count"));
+            let name =
+                of_summary.filter(|name| types.get(name) == Some(&"summary")).unwrap_or(name);
+            assert!(types.contains_key(name), "{line}");
+        }
+        assert_eq!(types["towline_stage_seconds"], "summary");
+        assert_eq!(types["towline_requests"], "counter");
+        assert_eq!(types["towline_lanes"], "gauge");
+        // Those of pools are missing here.
+        for name in GAUGES.map(|name| format!("towline_{name}")) {
+            assert!(types.get(&*name).is_none_or(|kind| *kind == "gauge"), "{name}");
+        }
     }
 }
