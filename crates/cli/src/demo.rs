@@ -11,6 +11,9 @@ use crate::copy::local::Local;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
 use crate::text::human;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -70,6 +73,20 @@ impl Scratch {
         result
     }
 
+    /// Removes it also when a signal ends this process.
+    fn remove_on_signals(&self) -> io::Result<()> {
+        let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+        let path = self.path.clone();
+        let wait = move || {
+            if let Some(signal) = signals.forever().next() {
+                remove(&path);
+                // There is nobody to tell that the process cannot end.
+                let _ = emulate_default_handler(signal);
+            }
+        };
+        std::thread::Builder::new().spawn(wait).map(drop)
+    }
+
     /// A socket in it.
     pub(crate) fn socket(&self) -> PathBuf {
         self.path.join("socket")
@@ -83,9 +100,15 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.path) {
-            log::warn!("{} is left behind: {error}", self.path.display());
-        }
+        remove(&self.path);
+    }
+}
+
+fn remove(path: &Path) {
+    // Files may still be made in it.
+    let removed = (0..3).map(|_| fs::remove_dir_all(path)).find(Result::is_ok);
+    if removed.is_none() && path.exists() {
+        log::warn!("{} is left behind", path.display());
     }
 }
 
@@ -102,8 +125,15 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn tour(args: &Args, report: &Report) -> Outcome<()> {
-    let say = |text: String| report.output(writeln!(io::stdout(), "{text}"));
     let scratch = Scratch::new("demo")?;
+    scratch.remove_on_signals()?;
+    let say = |text: String| {
+        let said = writeln!(io::stdout(), "{text}");
+        if said.is_err() {
+            remove(&scratch.path); // what follows ends the process
+        }
+        report.output(said);
+    };
     let directory = match &args.dir {
         Some(directory) => fs::canonicalize(directory)
             .map_err(|error| Failure::from(error).about(directory.display()))?,

@@ -129,7 +129,9 @@ fn no_export(error: towline_client::Error, url: &Url) -> Failure {
     let missing = error.errno() == Errno::ENOENT;
     let failure = Failure::from(error);
     if missing {
-        failure.with(format_args!("the server has no export \"{name}\""))
+        failure.with(format_args!(
+            "the server has no export \"{name}\"; `towline ls` of the server lists what it has"
+        ))
     } else {
         failure.with(format_args!("opening export \"{name}\""))
     }

@@ -2,7 +2,7 @@
 
 use indicatif::ProgressBar;
 use std::fmt::{self, Display};
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,6 +94,17 @@ impl From<io::Error> for Failure {
 impl From<rustix::io::Errno> for Failure {
     fn from(errno: rustix::io::Errno) -> Self {
         io::Error::from(errno).into()
+    }
+}
+
+/// Prints a line on standard output, for what reads it at once; a reader that went away ends the program as by
+/// [`Report::output`].
+pub(crate) fn say(text: impl Display) -> Result<(), String> {
+    let mut out = io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(STATUS_PIPE),
+        Err(error) => Err(Failure::from(error).about("standard output").to_string()),
     }
 }
 

@@ -4,7 +4,7 @@
 mod support;
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, symlink};
 use std::process::{Command, Stdio};
@@ -208,6 +208,46 @@ fn a_reader_that_goes_away_ends_the_program_quietly() {
 }
 
 #[test]
+fn what_cannot_be_printed_is_told() {
+    let world = World::new();
+    fs::write(world.local("served/one"), b"one").unwrap();
+    let one = world.url("dir/one");
+    for arguments in [
+        &["cat", &one][..],
+        &["bench", "file", "--server", &world.url("dir"), "--op", "scan_stat", "--secs", "0.01"],
+        &["bench", "limits", "--secs", "0.001"],
+        &["ls", "--help"],
+        &["--version"],
+    ] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = Command::new(TOWLINE).args(arguments).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("standard output: no space left on device"), "{arguments:?}: {said}");
+        assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_told_with_what_to_do() {
+    let world = World::new();
+    let complaint = bad(1, &["ls", &world.url("nothing")]);
+    assert!(complaint.contains("no export \"nothing\"; `towline ls`"), "{complaint}");
+    let complaint = bad(1, &["disk", "info", &world.url("nothing")]);
+    assert!(complaint.contains(&world.url("nothing")), "{complaint}");
+    assert!(complaint.contains("lists the disks"), "{complaint}");
+    let complaint = bad(1, &["disk", "info", "ftp://host/disk"]);
+    assert!(complaint.contains("towline://HOST/DISK"), "{complaint}");
+    // Something else listens there.
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    let hangs_up = std::thread::spawn(move || drop(other.accept()));
+    let complaint = bad(1, &["ls", &format!("towline://127.0.0.1:{port}/x")]);
+    hangs_up.join().unwrap();
+    assert!(complaint.contains("cannot connect"), "{complaint}");
+}
+
+#[test]
 fn servers_are_described() {
     let world = World::new();
     let space = text(&["df", &world.url("")]);
@@ -227,7 +267,7 @@ fn servers_are_described() {
 fn every_command_has_help_with_examples_and_refuses_nonsense() {
     for command in [
         "serve", "ls", "stat", "cat", "cp", "rm", "mkdir", "mv", "ln", "df", "sum", "stats",
-        "doctor", "demo",
+        "doctor", "demo", "attach", "detach", "disk", "run", "check", "bench",
     ] {
         let help = text(&[command, "--help"]);
         assert!(help.contains("Examples:") && help.contains("xit status"), "{command}: {help}");
@@ -252,5 +292,26 @@ fn the_tour_goes_to_its_end() {
     for part in ["Start to first answer", "the same names", "equal", "stat, different files", "shm"]
     {
         assert!(told.contains(part), "{part} is missing in {told}");
+    }
+}
+
+#[test]
+fn a_tour_that_is_interrupted_leaves_nothing_behind() {
+    for signal in [Some(rustix::process::Signal::INT), None] {
+        let mut tour = Command::new(TOWLINE).arg("demo").stdout(Stdio::piped()).spawn().unwrap();
+        let mut told = std::io::BufReader::new(tour.stdout.take().unwrap());
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        let place = line.split_once("process: ").unwrap().1.split_once("/tree ").unwrap().0;
+        assert!(fs::exists(place).unwrap(), "{line}");
+        // Or its reader goes away.
+        drop(told);
+        if let Some(signal) = signal {
+            let pid = rustix::process::Pid::from_child(&tour);
+            rustix::process::kill_process(pid, signal).unwrap();
+        }
+        let status = tour.wait().unwrap();
+        assert!(!status.success(), "{status}");
+        assert!(!fs::exists(place).unwrap(), "{place} is left: {status}");
     }
 }

@@ -148,8 +148,8 @@ fn in_background(flags: &[String]) -> Outcome<()> {
         BufReader::new(output).read_line(&mut device)?;
     }
     if device.ends_with('\n') {
-        print!("{device}");
-        return Ok(std::io::stdout().flush()?);
+        let mut out = std::io::stdout();
+        return Ok(out.write_all(device.as_bytes()).and_then(|()| out.flush())?);
     }
     // It has said why on standard error.
     let status = child.wait()?;

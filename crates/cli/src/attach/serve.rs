@@ -188,8 +188,9 @@ fn settle(args: &Args) {
 
 /// Tells that the device can be used; in the background all that is said later goes to a log.
 fn announce(args: &Args, record: &Record) {
-    println!("/dev/{}", record.name());
-    let _ = std::io::stdout().flush();
+    // Whoever wanted to hear it may be gone; the device is there all the same.
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "/dev/{}", record.name()).and_then(|()| out.flush());
     if args.background {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC;
         let log = rustix::fs::open(record.log(), flags, Mode::RUSR | Mode::WUSR)

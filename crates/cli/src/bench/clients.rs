@@ -5,17 +5,17 @@ use super::processor::{Pinned, end_with_parent};
 use super::result::{Measured, Sent, monotonic, summary};
 use super::tree;
 use super::workload::{Args, Worker};
+use crate::report::say;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 /// Prints a mark that tells the harness what to count, and gives it time to look before the
 /// measurement goes on.
-fn mark(text: &str) {
-    println!("#{text}");
-    // Flushed by the line end on a terminal only.
-    let _ = std::io::stdout().flush();
+fn mark(text: &str) -> Result<(), String> {
+    say(format_args!("#{text}"))?;
     std::thread::sleep(Duration::from_millis(8));
+    Ok(())
 }
 
 /// A client, ready to run its workload.
@@ -49,15 +49,15 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     let results = if args.procs == 1 {
         let _pinned = pin(args, 0)?;
         let mut load = Load::new(args, 0)?;
-        mark("start");
+        mark("start")?;
         let measured = load.run(args.secs);
-        mark("end");
+        mark("end")?;
         vec![measured?]
     } else {
         many(args)?
     };
     let summary = summary(&results);
-    println!("{summary}");
+    say(&summary)?;
     match summary["errors"].as_u64() {
         Some(0) => Ok(()),
         _ => Err("operations failed, see \"errors\"".into()),
@@ -76,15 +76,14 @@ fn work(args: &Args, number: usize) -> Result<(), String> {
     end_with_parent();
     let _pinned = pin(args, number)?;
     let mut load = Load::new(args, number)?;
-    println!("ready");
+    say("ready")?;
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).map_err(|e| e.to_string())?;
     // It comes when it comes, but all end at the same time.
     let end: f64 = line.trim().parse().map_err(|_| format!("client {number}: never started"))?;
     let measured = load.run((end - monotonic()).max(0.0))?;
     let text = serde_json::to_string(&measured.to_sent()).map_err(|e| e.to_string())?;
-    println!("{text}");
-    Ok(())
+    say(text)
 }
 
 struct Process {
@@ -140,7 +139,7 @@ fn many(args: &Args) -> Result<Vec<Measured>, String> {
     for process in &mut processes {
         process.line()?;
     }
-    mark("start");
+    mark("start")?;
     let end = format!("{}\n", monotonic() + args.secs);
     for process in &mut processes {
         if let Some(mut input) = process.child.stdin.take() {
@@ -148,7 +147,7 @@ fn many(args: &Args) -> Result<Vec<Measured>, String> {
         }
     }
     std::thread::sleep(Duration::from_secs_f64(args.secs));
-    mark("end");
+    mark("end")?;
     let mut results = Vec::new();
     for mut process in processes {
         let line = process.line()?;

@@ -4,6 +4,7 @@
 use super::disk_client::DiskClient;
 use super::nbd_client::{Client, Load, Order, Outcome, Place};
 use super::{paper, processor, several};
+use crate::report::say;
 use crate::serve::parse_bytes;
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
@@ -107,9 +108,8 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     let paper::Args { span, secs, .. } = args.experiments;
     let asked = Asked { requests, threads: *threads, span, secs };
     let _pinned = pin.map(processor::Pinned::to).transpose()?;
-    let found = put(&on, &asked, |mark| println!("#{mark}"))?;
-    println!("{found}");
-    Ok(())
+    let found = put(&on, &asked, |mark| say(format_args!("#{mark}")))?;
+    say(found)
 }
 
 /// Puts a load on a disk. Gives rates and latencies, in bytes, seconds and microseconds. `mark` is told of its start
@@ -117,7 +117,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
 pub(crate) fn put(
     on: &On<'_>,
     asked: &Asked<'_>,
-    mark: impl Fn(&str),
+    mark: impl Fn(&str) -> Result<(), String>,
 ) -> Result<serde_json::Value, String> {
     match on {
         On::Nbd(place, export, order) => {
@@ -149,7 +149,7 @@ pub(crate) fn put(
 fn load<C: Send>(
     asked: &Asked<'_>,
     most: u64,
-    mark: impl Fn(&str),
+    mark: impl Fn(&str) -> Result<(), String>,
     connect: impl Fn() -> Result<C, String>,
     run: impl Fn(&mut [C], Load) -> Result<Vec<Outcome>, String> + Sync,
 ) -> Result<serde_json::Value, String> {
@@ -182,7 +182,7 @@ fn load<C: Send>(
     // Where processors are short, threads start one after the other: all wait for the last one, end at the
     // same time, and what counts is the time from the first request to the last answer of any of them.
     let (run, all, end) = (&run, &Barrier::new(clients.div_ceil(each)), &OnceLock::new());
-    mark("start");
+    mark("start")?;
     let results: Vec<(Instant, Result<Vec<Outcome>, String>, Instant)> =
         std::thread::scope(|scope| {
             let begin = move |clients| {
@@ -198,7 +198,7 @@ fn load<C: Send>(
             let lost = |_| (Instant::now(), Err("a thread failed".to_owned()), Instant::now());
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
         });
-    mark("end");
+    mark("end")?;
     let began = results.iter().map(|(began, ..)| *began).min();
     let ended = results.iter().map(|(.., ended)| *ended).max();
     let seconds = began.zip(ended).map_or(0.0, |(began, ended)| (ended - began).as_secs_f64());

@@ -3,6 +3,7 @@
 use super::processor;
 use super::raw::{self, Kind};
 use super::result::Measured;
+use crate::report::say;
 use rustix::fs::{AtFlags, CWD, Dir, MemfdFlags, Mode, OFlags};
 use serde_json::{Map, Value, json};
 use std::os::fd::AsRawFd;
@@ -52,8 +53,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     let scanned = local_scan(&args.dir, length).map_err(failed)?;
     found.insert("local_scan_entries_per_s".into(), json!(scanned));
     found.insert("processors".into(), json!(usable.len()));
-    println!("{}", Value::Object(found));
-    Ok(())
+    say(Value::Object(found))
 }
 
 /// Medians with both ends on one processor, on two, and where the scheduler likes.

@@ -6,6 +6,7 @@
 use super::processor::{self, Pinned, end_with_parent};
 use super::result::{Measured, summary};
 use super::shared::{self, End};
+use crate::report::say;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::fs::File;
@@ -135,8 +136,7 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     if args.far {
         return far_end(args).map_err(|error| format!("far end: {error}"));
     }
-    println!("{}", summary(&[measure(args)?]));
-    Ok(())
+    say(summary(&[measure(args)?]))
 }
 
 /// One measurement.

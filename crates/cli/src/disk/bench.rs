@@ -46,7 +46,7 @@ pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
     };
     let span = args.span.unwrap_or(size).min(size);
     let asked = Asked { requests: &args.requests, threads: None, span, secs: args.secs };
-    let found = put(&on, &asked, |_| ()).map_err(Failure::new)?;
+    let found = put(&on, &asked, |_| Ok(())).map_err(Failure::new)?;
     Ok(if args.json { format!("{found}\n") } else { text(&found, args.requests.write) })
 }
 

@@ -393,6 +393,10 @@ fn local(text: &str, writes: bool) -> Outcome<Arc<FileDisk>> {
             false if odd => {
                 failure.with("neither a file nor a block device; - is standard input or output")
             }
+            false if text.contains("://") => failure.with(
+                "to name a disk of a server: towline://HOST/DISK, nbd://HOST/DISK, \
+                 nbd+unix:///DISK?socket=PATH",
+            ),
             false => failure,
         }
     })

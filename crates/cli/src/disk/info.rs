@@ -1,6 +1,6 @@
 //! `towline disk info`.
 
-use super::end::{End, failed};
+use super::end::{End, failed, remote};
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::text::{escaped, human};
@@ -77,7 +77,10 @@ fn towline(text: &str, remotes: &Remotes) -> Outcome<Vec<Value>> {
     };
     let mut rows = Vec::new();
     for name in names {
-        let disk = client.disk(name.as_bytes()).map_err(|e| Failure::from(e).about(&name))?;
+        let disk = match url.export.is_empty() {
+            true => client.disk(name.as_bytes()).map_err(|e| Failure::from(e).about(&name))?,
+            false => remote(remotes, text)?,
+        };
         let info = disk.info();
         let described = known.iter().find(|(other, _)| *other == name);
         rows.push(json!({

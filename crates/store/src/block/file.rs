@@ -101,7 +101,10 @@ impl FileDisk {
         let flushed = again(OFlags::empty())?;
         let size = rustix::fs::seek(&cached, SeekFrom::End(0))?;
         if size == 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has no bytes"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it has no bytes; truncate(1) gives it a size",
+            ));
         }
         let block_minimum = match &direct {
             Some(direct) if mode == CacheMode::Direct => direct_unit(direct, size)?,

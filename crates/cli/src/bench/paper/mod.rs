@@ -16,6 +16,7 @@ mod plot;
 mod server;
 mod table;
 
+use crate::report::say;
 use crate::serve::parse_bytes;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -169,13 +170,13 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     let files = Files::new(args)?;
     if !args.fragments.is_empty() {
         let rows = fragments::sweep(args, &files)?;
-        print!("{}", fragments::text(&rows));
+        say(fragments::text(&rows).trim_end())?;
         return put_json(args, &rows);
     }
     let points = measure::all(args, &files)?;
     let interference = interference::all(args, &files)?;
     let figures = Figures { points, interference };
-    print!("{}", table::text(&figures));
+    say(table::text(&figures).trim_end())?;
     if let Some(path) = &args.plot {
         plot::draw(&figures, path).map_err(|error| format!("{}: {error}", path.display()))?;
     }
@@ -188,10 +189,7 @@ fn put_json(args: &Args, figures: &impl Serialize) -> Result<(), String> {
         Some(path) => {
             std::fs::write(path, json).map_err(|error| format!("{}: {error}", path.display()))
         }
-        None => {
-            println!("{json}");
-            Ok(())
-        }
+        None => say(json),
     }
 }
 
