@@ -8,7 +8,8 @@ use common::{LIMIT, Via, bytes, link, node, options, serve};
 use proptest::prelude::*;
 use std::sync::LazyLock;
 use towline_transfer::{
-    Access, Choice, Error, Global, Intent, Node, Options, PeerHandle, Strategy as Way, import,
+    Access, Address, Choice, Error, Global, Intent, Node, Options, PeerHandle, Strategy as Way,
+    import,
 };
 
 /// Two owners that are served for the whole program, and a receiver linked to both.
@@ -26,6 +27,12 @@ fn bench(via: Via) -> Bench {
         std::mem::forget(serve(&owners[index]));
         link(via, &receiver, &owners[index])
     });
+    // Nobody drops the nodes, and so nothing else removes their sockets.
+    for node in owners.iter().chain([&receiver]) {
+        if let [Address::Unix(socket)] = &node.addresses()[..] {
+            std::fs::remove_file(socket).unwrap();
+        }
+    }
     for peer in from {
         receiver.grant_push(peer, 4).unwrap();
     }
