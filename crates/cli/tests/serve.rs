@@ -418,8 +418,8 @@ fn the_limit_of_file_sizes_is_told() {
     fs::create_dir(world.local("limited")).unwrap();
     let limited = |arguments: &[&str]| {
         let mut command = Command::new("sh");
-        // In units of 512 bytes, or of 1024 in some shells.
-        command.args(["-c", "ulimit -f 2048; exec \"$0\" \"$@\"", TOWLINE]).args(arguments);
+        // In units of 512 bytes, or of 1024 in some shells; in the midst of a piece.
+        command.args(["-c", "ulimit -f 2148; exec \"$0\" \"$@\"", TOWLINE]).args(arguments);
         command.stdin(Stdio::null());
         command
     };

@@ -73,9 +73,15 @@ impl Handle {
         match self {
             Self::Local(file) => Ok(file.write_all_at(data, offset)?),
             Self::Remote(file) => {
-                // The server stops early only for want of space.
-                let written = file.write_at(data, offset)?;
-                if written < data.len() { Err(Errno::ENOSPC.into()) } else { Ok(()) }
+                let mut done = 0;
+                while done < data.len() {
+                    // Why it stopped early the next one tells.
+                    match file.write_at(&data[done..], offset + done as u64)? {
+                        0 => return Err(Errno::ENOSPC.into()),
+                        written => done += written,
+                    }
+                }
+                Ok(())
             }
         }
     }
