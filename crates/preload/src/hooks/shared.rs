@@ -64,11 +64,16 @@ impl memory::Remote for Handle {
     }
 
     fn write(&self, data: &[u8], at: u64) -> Result<(), i32> {
-        let write = |file: &File| file.write_at(data, at);
-        match remote::with_handle(self.mount, self.number, write)? {
-            count if count < data.len() => Err(libc::ENOSPC),
-            _ => Ok(()),
+        let mut done = 0;
+        while done < data.len() {
+            let write = |file: &File| file.write_at(&data[done..], at + done as u64);
+            // Why it stopped early the next one tells.
+            match remote::with_handle(self.mount, self.number, write)? {
+                0 => return Err(libc::ENOSPC),
+                written => done += written,
+            }
         }
+        Ok(())
     }
 }
 
