@@ -18,6 +18,11 @@ fn descriptors_behave() {
 }
 
 #[test]
+fn locks_of_processes_that_end_are_given_to_others() {
+    same(Libc::Shared, "locked.c", &[]);
+}
+
+#[test]
 fn children_of_vfork_leave_their_parents_as_they_were() {
     same(Libc::Shared, "vfork.c", &[]);
 }

@@ -150,6 +150,12 @@ impl Client {
         self.core.progress();
     }
 
+    /// True when no request is under way, nor a file to be closed.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.core.state.lock().is_idle()
+    }
+
     /// A duplicate of the descriptor that becomes readable when something has come. Over shared
     /// memory it only tells that the server is gone; use [`Operation::wait`] there. It changes
     /// when a lost connection is replaced.

@@ -228,6 +228,11 @@ impl State {
         Some(SlotRef { slot: *slot, sequence: self.slots[usize::from(*slot)].sequence })
     }
 
+    pub(crate) fn is_idle(&self) -> bool {
+        let waits = |slot: &Slot| matches!(slot.status, Status::Waiting);
+        self.closing.is_empty() && !self.slots.iter().any(waits)
+    }
+
     fn is_over(&self, slots: Option<&[SlotRef]>) -> bool {
         let over = |slot: &SlotRef| {
             let found = &self.slots[usize::from(slot.slot)];

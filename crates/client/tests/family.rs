@@ -8,7 +8,7 @@ mod common;
 use common::{CREATE, eventually, setup};
 use towline_client::{Client, Errno, File, Lock, Options, Transport};
 use towline_server::EngineWish;
-use towline_wire::request::lock::{EXCLUSIVE, FLOCK, PROCESS};
+use towline_wire::request::lock::{EXCLUSIVE, FLOCK, OPEN_FILE, PROCESS, UNLOCK};
 
 fn member(transport: &Transport) -> Client {
     let mut options = Options::default();
@@ -72,4 +72,33 @@ fn process_locks_belong_to_a_process_of_the_family() {
     });
     drop(root);
     let _ = (same.into_handle(), other.into_handle(), file.into_handle());
+}
+
+/// Who waits for a lock may be gone, and is not given it before it is known to be there.
+#[test]
+fn who_lost_its_connection_waits_on_when_it_is_back() {
+    let setup = setup(EngineWish::Automatic);
+    for transport in &setup.transports {
+        let connect = || {
+            let client = Client::connect(transport, Options::default()).unwrap();
+            let root = client.attach(b"dir").unwrap();
+            (root.open(b"waited", CREATE, 0o600).unwrap(), client)
+        };
+        let [(holder, _first), (waiter, lost), (third, _third)] = [connect(), connect(), connect()];
+        let range = whole(OPEN_FILE, 0);
+        let unlock = Lock { kind: UNLOCK, ..range };
+        holder.lock(&range, false).unwrap();
+        let waits = waiter.start_lock(&range).unwrap();
+        // Answered behind it, so that it waits.
+        waiter.stat().unwrap();
+        rustix::net::shutdown(lost.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
+        holder.lock(&unlock, false).unwrap();
+        third.lock(&range, false).unwrap();
+        let granted = std::thread::spawn(move || waits.wait());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!granted.is_finished(), "two have the lock, over {transport:?}");
+        third.lock(&unlock, false).unwrap();
+        granted.join().unwrap().unwrap();
+        assert_eq!(third.lock(&range, false).unwrap_err().errno(), Errno::EAGAIN);
+    }
 }

@@ -226,6 +226,9 @@ struct Head {
     trapped: [AtomicU64; COUNTED_MAX],
     /// System calls that were trapped and were the kernel's.
     passed: AtomicU64,
+    /// See [`State::ask_to_close`].
+    asked: AtomicU64,
+    closed: AtomicU64,
 }
 
 /// Values of `Head::ready`.
@@ -582,6 +585,30 @@ impl State {
     pub fn watch(&self, watched: bool) {
         self.head().watched.store(u32::from(watched), Ordering::SeqCst);
         fence(Ordering::SeqCst);
+    }
+
+    /// Wants all closed on its server whose last descriptor is closed by now. `towline run` has to be woken,
+    /// and has done it when this number [was closed](Self::has_closed).
+    #[must_use]
+    pub fn ask_to_close(&self) -> u64 {
+        self.head().asked.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    /// The last number that was asked for.
+    #[must_use]
+    pub fn asked_to_close(&self) -> u64 {
+        self.head().asked.load(Ordering::SeqCst)
+    }
+
+    /// All that was closed before this number was asked for is closed on its server.
+    pub fn tell_closed(&self, asked: u64) {
+        self.head().closed.store(asked, Ordering::Release);
+    }
+
+    /// True when that was told of this number or a later one.
+    #[must_use]
+    pub fn has_closed(&self, asked: u64) -> bool {
+        self.head().closed.load(Ordering::Acquire) >= asked
     }
 
     /// True while `towline run` learns of closed placeholders and gives entries back.

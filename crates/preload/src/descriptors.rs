@@ -2,7 +2,7 @@
 
 use crate::guard::{checked, is_inside, system_call};
 use crate::{guard, pool, remote, start};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use towline_instance::notes::Note;
 use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, State, Taken};
 
@@ -252,22 +252,11 @@ pub(crate) fn forget(fd: i32) {
         if was == 1 {
             if open.entry.shared.load(Ordering::Relaxed) == 0 {
                 remote::close(open);
-            } else {
-                LEFT.store(true, Ordering::Relaxed);
             }
             pool::closed(open);
         }
         Ok(())
     });
-}
-
-/// Set when this process has closed its last descriptor of a file that it shared: whether that was
-/// the last of all the keeper finds out, some moments later.
-static LEFT: AtomicBool = AtomicBool::new(false);
-
-/// Takes that note back.
-pub(crate) fn has_left() -> bool {
-    LEFT.swap(false, Ordering::Relaxed)
 }
 
 /// Another process is about to get our descriptors.

@@ -187,11 +187,16 @@ fn remember(client: &Client, open: Open, target: &Target) {
 /// A descriptor that came from another process.
 pub(crate) fn adopted(open: Open) {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    if let (Some(client), Some(target)) = (met(mount), start::mounts().get(mount)) {
+        remember(client, open, target);
+    }
+}
+
+/// The session for a mount, if this process has one.
+fn met(mount: usize) -> Option<&'static Client> {
     // SAFETY: null or a leaked box.
     let session = SESSIONS.get(mount).and_then(|s| unsafe { s.load(Ordering::Acquire).as_ref() });
-    if let (Some(session), Some(target)) = (session, start::mounts().get(mount)) {
-        remember(&session.client, open, target);
-    }
+    session.map(|session| &session.client)
 }
 
 /// The child of a fork has no session yet.
@@ -214,6 +219,16 @@ pub(crate) fn is_connected() -> bool {
 /// Ends the sessions; a later call begins new ones.
 pub(crate) fn goodbye() {
     fresh::settle_all();
+    // Nobody waits for a goodbye, but who has waited for the end of this process may want its locks.
+    if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
+        for (_, open) in descriptors::all(0, u32::MAX) {
+            let client = met(open.entry.mount.load(Ordering::Relaxed) as usize);
+            let handle = open.entry.handle.load(Ordering::Relaxed);
+            if client.is_some_and(|client| client.has_locked(handle)) {
+                drop_process_locks(open);
+            }
+        }
+    }
     let mut ended: Vec<*mut Session> = Vec::new();
     let process = process::id();
     for (mount, place) in SESSIONS.iter().enumerate() {

@@ -77,6 +77,13 @@ impl Grace {
         std::mem::take(&mut waits.held_up)
     }
 
+    /// The requests of this session wait no longer.
+    pub(crate) fn withdraw(&self, session: u64) {
+        if self.active.load(Ordering::Acquire) {
+            self.waits.lock().held_up.retain(|waiter| waiter.session != session);
+        }
+    }
+
     /// Gives up a request that waits. True: it waited.
     pub(crate) fn cancel(&self, session: u64, slot: u16, sequence: u32) -> bool {
         let mut waits = self.waits.lock();

@@ -40,6 +40,8 @@ pub(crate) struct Running {
     pub(crate) data_since: Option<Instant>,
     /// Bytes that a thread will bring that may block.
     pub(crate) expected: u64,
+    /// It waits for a lock, unless its session has no lane.
+    pub(crate) locking: bool,
 }
 
 impl Running {

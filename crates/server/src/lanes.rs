@@ -142,6 +142,7 @@ impl Core {
             if let Some(old) = old.filter(|old| *old != index as u64) {
                 self.drop_lane(old as usize);
             }
+            self.withdraw_locks(hello.session);
             self.suspend_disks(hello.session);
             hello.session
         } else if let Some(session) = self.remembered(hello) {
@@ -256,7 +257,14 @@ impl Core {
             self.ticking = true;
             served.suspend_transfers();
             self.suspend_disks(id);
+            self.withdraw_locks(id);
         }
+    }
+
+    /// A lock is not given to a session without a lane: who waits may have been killed.
+    fn withdraw_locks(&self, session: u64) {
+        self.shared.locks.lock().withdraw(session);
+        self.shared.grace.withdraw(session);
     }
 
     /// Ends what waited too long: sessions without lane, lanes without hello, unused grants.

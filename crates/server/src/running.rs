@@ -8,14 +8,26 @@ use crate::lane::Lane;
 use crate::mailbox::Mail;
 use crate::messages::send_reply;
 use crate::offload::Job;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_mem::Aggregate;
+use towline_net::Link;
 use towline_session::files::Table;
-use towline_session::locks::{Locked, Owner};
+use towline_session::locks::{Locked, Owner, Peer};
 use towline_session::{BlockingResult, Context, Step};
 use towline_wire::header::reply_flag;
+use towline_wire::request::lock;
 use towline_wire::{Header, Kind};
+
+/// The lane of a request that waits for a lock.
+struct Asker(Arc<Link>);
+
+impl Peer for Asker {
+    fn is_there(&self) -> bool {
+        !self.0.peer_closed()
+    }
+}
 
 impl Core {
     pub(crate) fn take_running(
@@ -71,6 +83,7 @@ impl Core {
         now: Instant,
     ) -> Option<Box<Running>> {
         let served = self.sessions.get_mut(&session)?;
+        running.locking = matches!(step, Step::Lock(..));
         match step {
             Step::Finished => {
                 self.reply(session, slot, &mut running, now);
@@ -103,7 +116,16 @@ impl Core {
                 if let Some(journal) = &served.session.journal {
                     journal.note_locks();
                 }
-                let outcome = self.shared.locks.lock().lock(file, waiter, wait);
+                let lane = served.lane.and_then(|lane| self.lanes.get(lane as usize)?.as_ref());
+                let asker = lane.map(|lane| Arc::new(Asker(lane.link.clone())));
+                let is_there = asker.as_ref().is_some_and(|asker| asker.is_there());
+                let outcome = if waiter.range.kind == lock::UNLOCK || is_there {
+                    let peer = asker.filter(|_| wait).map(|asker| asker as _);
+                    self.shared.locks.lock().lock(file, waiter, peer)
+                } else {
+                    // Asked again when the client sends it again, should it not have been killed.
+                    Ok(Locked::Waiting)
+                };
                 match outcome {
                     Ok(Locked::Done(granted)) => {
                         self.shared.notify(granted);

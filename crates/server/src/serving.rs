@@ -68,7 +68,12 @@ impl Serving<'_> {
         }
         match arrival {
             Arrival::Running => {
-                // Sent again on a new lane: its data is still wanted.
+                // Sent again on a new lane: what it waits for is still wanted.
+                let running = served.running.get_mut(usize::from(header.slot));
+                if let Some(running) = running.and_then(|r| r.take_if(|r| r.locking)) {
+                    self.core.drive(session, header.slot, running, arrived);
+                    return Ok(());
+                }
                 if served.is_transfer(header.slot) {
                     self.core.grant_queue.push_back((session, header.slot));
                 }
@@ -111,6 +116,7 @@ impl Serving<'_> {
                     granted: 0,
                     data_since: None,
                     expected: 0,
+                    locking: false,
                 });
                 self.core.drive(session, header.slot, running, arrived);
             }

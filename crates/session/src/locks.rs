@@ -4,6 +4,7 @@
 //! with one another ("Open file description locks", fcntl(2)).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use towline_wire::Errno;
 pub use towline_wire::ranges::Range;
 use towline_wire::request::lock;
@@ -35,13 +36,19 @@ pub struct Waiter {
     pub sequence: u32,
 }
 
+/// Where the answer to a request that waits would go.
+pub trait Peer: Send + Sync {
+    /// False once nobody is there any more. A lock is not given to who would not hear of it.
+    fn is_there(&self) -> bool;
+}
+
 /// Identity of a file, and whether `flock` locks are meant.
 pub type FileKey = (u64, u64, bool);
 
 #[derive(Default)]
 struct FileLocks {
     held: Vec<(Owner, Range)>,
-    waiting: Vec<Waiter>,
+    waiting: Vec<(Waiter, Arc<dyn Peer>)>,
 }
 
 /// Most processes that one session may speak for.
@@ -70,12 +77,18 @@ pub enum Locked {
 }
 
 impl Locks {
-    /// Sets or releases a lock. With `wait`, a lock that is taken is waited for.
+    /// Sets or releases a lock. With a peer to tell, a lock that is taken is waited for. A request that
+    /// waits already, and is asked again, waits once.
     ///
     /// # Errors
     /// `EAGAIN` when taken and not to be waited for; `EDEADLK` when waiting would never end;
     /// `ENOLCK` when the session speaks for too many processes, or has too many ranges of the file.
-    pub fn lock(&mut self, file: FileKey, waiter: Waiter, wait: bool) -> Result<Locked, Errno> {
+    pub fn lock(
+        &mut self,
+        file: FileKey,
+        waiter: Waiter,
+        peer: Option<Arc<dyn Peer>>,
+    ) -> Result<Locked, Errno> {
         self.speaks_for(waiter.session, waiter.owner)?;
         let locks = self.files.entry(file).or_default();
         if waiter.range.kind == lock::UNLOCK {
@@ -92,14 +105,16 @@ impl Locks {
             // Turning an exclusive lock into a shared one can let others in.
             return Ok(Locked::Done(locks.grant()));
         }
-        if !wait {
+        let Some(peer) = peer else {
             self.tidy(file);
             return Err(Errno::EAGAIN);
-        }
+        };
         if waiter.owner.process && self.would_deadlock(file, &waiter) {
             return Err(Errno::EDEADLK);
         }
-        self.files.entry(file).or_default().waiting.push(waiter);
+        let waiting = &mut self.files.entry(file).or_default().waiting;
+        waiting.retain(|(other, _)| *other != waiter);
+        waiting.push((waiter, peer));
         Ok(Locked::Waiting)
     }
 
@@ -142,10 +157,17 @@ impl Locks {
             }
             !sessions.is_empty()
         });
-        for locks in self.files.values_mut() {
-            locks.waiting.retain(|waiter| waiter.session != session);
-        }
+        self.withdraw(session);
         self.release(|owner| ended.contains(owner) || Some(owner.session) == files)
+    }
+
+    /// A session lost its lane: nobody can be told now that its requests have their locks, so they wait
+    /// no longer. They are to be asked again when the client sends them again.
+    pub fn withdraw(&mut self, session: u64) {
+        self.files.retain(|_, locks| {
+            locks.waiting.retain(|(waiter, _)| waiter.session != session);
+            !locks.held.is_empty() || !locks.waiting.is_empty()
+        });
     }
 
     /// Releases everything of the owners that `gone` names, and forgets what they wait for; returns
@@ -155,7 +177,7 @@ impl Locks {
         self.files.retain(|_, locks| {
             let before = locks.held.len() + locks.waiting.len();
             locks.held.retain(|(owner, _)| !gone(owner));
-            locks.waiting.retain(|waiter| !gone(&waiter.owner));
+            locks.waiting.retain(|(waiter, _)| !gone(&waiter.owner));
             if locks.held.len() + locks.waiting.len() != before {
                 granted.extend(locks.grant());
             }
@@ -169,9 +191,8 @@ impl Locks {
         let mut found = false;
         for locks in self.files.values_mut() {
             let before = locks.waiting.len();
-            locks
-                .waiting
-                .retain(|w| !(w.session == session && w.slot == slot && w.sequence == sequence));
+            let is_it = |w: &Waiter| (w.session, w.slot, w.sequence) == (session, slot, sequence);
+            locks.waiting.retain(|(waiter, _)| !is_it(waiter));
             found |= locks.waiting.len() != before;
         }
         found
@@ -197,7 +218,9 @@ impl Locks {
             }
             seen.push(owner);
             for locks in self.files.values() {
-                for waiting in locks.waiting.iter().filter(|w| w.owner == owner) {
+                for (waiting, _) in
+                    locks.waiting.iter().filter(|(w, p)| w.owner == owner && p.is_there())
+                {
                     next.extend(locks.blockers(waiting.owner, &waiting.range));
                 }
             }
@@ -230,16 +253,17 @@ impl FileLocks {
         self.held.iter().filter(|(owner, _)| owner.session == session).count()
     }
 
-    /// Gives waiting requests their locks, first come first served, and returns them.
+    /// Gives waiting requests their locks, first come first served, and returns them. Those of which
+    /// nobody would hear wait no longer.
     fn grant(&mut self) -> Vec<Waiter> {
         let mut granted = Vec::new();
         let mut still = Vec::new();
-        for waiter in std::mem::take(&mut self.waiting) {
-            if self.conflict(waiter.owner, &waiter.range).is_none() {
+        for (waiter, peer) in std::mem::take(&mut self.waiting) {
+            if self.conflict(waiter.owner, &waiter.range).is_some() {
+                still.push((waiter, peer));
+            } else if peer.is_there() {
                 waiter.range.apply(waiter.owner, &mut self.held);
                 granted.push(waiter);
-            } else {
-                still.push(waiter);
             }
         }
         self.waiting = still;
@@ -250,6 +274,19 @@ impl FileLocks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    struct End(AtomicBool);
+
+    impl Peer for End {
+        fn is_there(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn here() -> Option<Arc<dyn Peer>> {
+        Some(Arc::new(End(true.into())))
+    }
 
     const FILE: FileKey = (1, 2, false);
 
@@ -271,19 +308,19 @@ mod tests {
     fn ranges_split_and_conflict() {
         let mut locks = Locks::default();
         assert_eq!(
-            locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 100), false),
+            locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 100), None),
             Ok(Locked::Done(vec![]))
         );
         assert_eq!(
-            locks.lock(FILE, waiter(1, lock::UNLOCK, 40, 10), false),
+            locks.lock(FILE, waiter(1, lock::UNLOCK, 40, 10), None),
             Ok(Locked::Done(vec![]))
         );
         assert_eq!(
-            locks.lock(FILE, waiter(2, lock::SHARED, 40, 10), false),
+            locks.lock(FILE, waiter(2, lock::SHARED, 40, 10), None),
             Ok(Locked::Done(vec![]))
         );
-        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 39, 1), false), Err(Errno::EAGAIN));
-        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 50, 0), false), Err(Errno::EAGAIN));
+        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 39, 1), None), Err(Errno::EAGAIN));
+        assert_eq!(locks.lock(FILE, waiter(2, lock::SHARED, 50, 0), None), Err(Errno::EAGAIN));
         let (_, range) = locks
             .test(1, FILE, owner(2), &Range::new(lock::SHARED, 60, 1).unwrap())
             .unwrap()
@@ -298,25 +335,31 @@ mod tests {
         let held = (0..RANGES_MAX as u64).map(|place| (owner(1), range(place))).collect();
         locks.files.insert(FILE, FileLocks { held, waiting: Vec::new() });
         let one_more = |id| waiter(id, lock::SHARED, 2 * RANGES_MAX as u64, 1);
-        assert_eq!(locks.lock(FILE, one_more(1), true), Err(Errno::ENOLCK));
-        assert_eq!(locks.lock(FILE, one_more(2), true), Err(Errno::ENOLCK), "of one family");
+        assert_eq!(locks.lock(FILE, one_more(1), here()), Err(Errno::ENOLCK));
+        assert_eq!(locks.lock(FILE, one_more(2), here()), Err(Errno::ENOLCK), "of one family");
         let mut stranger = one_more(3);
         stranger.owner.session = 2;
-        assert_eq!(locks.lock(FILE, stranger, false), Ok(Locked::Done(vec![])));
-        locks.lock(FILE, waiter(1, lock::UNLOCK, 0, 10), false).unwrap();
-        assert_eq!(locks.lock(FILE, one_more(1), false), Ok(Locked::Done(vec![])));
+        assert_eq!(locks.lock(FILE, stranger, None), Ok(Locked::Done(vec![])));
+        locks.lock(FILE, waiter(1, lock::UNLOCK, 0, 10), None).unwrap();
+        assert_eq!(locks.lock(FILE, one_more(1), None), Ok(Locked::Done(vec![])));
     }
 
     #[test]
     fn waiters_are_served_in_order_and_deadlocks_are_seen() {
         let mut locks = Locks::default();
-        locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), true).unwrap();
-        locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 20, 10), true).unwrap();
-        assert_eq!(locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 0, 10), true), Ok(Locked::Waiting));
-        assert_eq!(locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 20, 1), true), Err(Errno::EDEADLK));
+        locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), here()).unwrap();
+        locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 20, 10), here()).unwrap();
+        assert_eq!(
+            locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 0, 10), here()),
+            Ok(Locked::Waiting)
+        );
+        assert_eq!(
+            locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 20, 1), here()),
+            Err(Errno::EDEADLK)
+        );
         let granted = locks.release(|o| *o == owner(1));
         assert_eq!(granted, vec![waiter(2, lock::EXCLUSIVE, 0, 10)]);
-        assert_eq!(locks.lock(FILE, waiter(3, lock::SHARED, 5, 1), true), Ok(Locked::Waiting));
+        assert_eq!(locks.lock(FILE, waiter(3, lock::SHARED, 5, 1), here()), Ok(Locked::Waiting));
         assert!(locks.cancel(1, 3, 1));
         assert!(locks.release(|o| *o == owner(2)).is_empty());
         assert!(locks.files.is_empty());
@@ -326,15 +369,53 @@ mod tests {
     fn a_process_keeps_its_locks_in_another_session() {
         let mut locks = Locks::default();
         let in_session = |session, id| Waiter { session, ..waiter(id, lock::EXCLUSIVE, 0, 10) };
-        locks.lock(FILE, in_session(1, 7), false).unwrap();
+        locks.lock(FILE, in_session(1, 7), None).unwrap();
         let range = Range::new(lock::EXCLUSIVE, 0, 1).unwrap();
         assert_eq!(locks.test(2, FILE, owner(7), &range), Ok(None), "its own lock");
         locks.leave(1, None);
-        assert_eq!(locks.lock(FILE, in_session(3, 8), false), Err(Errno::EAGAIN));
-        assert_eq!(locks.lock(FILE, in_session(3, 8), true), Ok(Locked::Waiting));
+        assert_eq!(locks.lock(FILE, in_session(3, 8), None), Err(Errno::EAGAIN));
+        assert_eq!(locks.lock(FILE, in_session(3, 8), here()), Ok(Locked::Waiting));
         assert_eq!(locks.leave(2, None), vec![in_session(3, 8)], "nobody speaks for it any more");
         assert!(locks.leave(3, None).is_empty());
         assert!(locks.files.is_empty() && locks.processes.is_empty());
+    }
+
+    #[test]
+    fn nobody_who_is_gone_gets_a_lock() {
+        let mut locks = Locks::default();
+        let gone = Arc::new(End(true.into()));
+        let in_session = |session, id| Waiter { session, ..waiter(id, lock::EXCLUSIVE, 0, 10) };
+        locks.lock(FILE, in_session(1, 1), None).unwrap();
+        for (waiter, peer) in
+            [(in_session(2, 2), here()), (in_session(3, 3), Some(gone.clone() as _))]
+        {
+            assert_eq!(locks.lock(FILE, waiter, peer), Ok(Locked::Waiting));
+        }
+        assert_eq!(locks.lock(FILE, in_session(4, 4), here()), Ok(Locked::Waiting));
+        // One is known to have no lane, of the other it shows when it is its turn.
+        locks.withdraw(2);
+        gone.0.store(false, Ordering::Relaxed);
+        assert_eq!(locks.leave(1, None), vec![in_session(4, 4)]);
+        // Who comes back and asks again waits once, however often that is.
+        for _ in 0..2 {
+            assert_eq!(locks.lock(FILE, in_session(2, 2), here()), Ok(Locked::Waiting));
+        }
+        assert_eq!(locks.leave(4, None), vec![in_session(2, 2)]);
+        assert!(locks.leave(2, None).is_empty());
+        assert!(locks.leave(3, None).is_empty() && locks.files.is_empty());
+    }
+
+    #[test]
+    fn who_is_gone_makes_no_deadlock() {
+        let mut locks = Locks::default();
+        let gone = Arc::new(End(true.into()));
+        locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 0, 10), None).unwrap();
+        locks.lock(FILE, waiter(2, lock::EXCLUSIVE, 20, 10), None).unwrap();
+        let waits = waiter(2, lock::EXCLUSIVE, 0, 10);
+        assert_eq!(locks.lock(FILE, waits, Some(gone.clone())), Ok(Locked::Waiting));
+        gone.0.store(false, Ordering::Relaxed);
+        let other = waiter(1, lock::EXCLUSIVE, 20, 1);
+        assert_eq!(locks.lock(FILE, other, here()), Ok(Locked::Waiting));
     }
 
     #[test]

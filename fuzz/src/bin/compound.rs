@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use towline_session::files::{Files, Table};
-use towline_session::locks::{Locked, Locks};
+use towline_session::locks::{Locked, Locks, Peer};
 use towline_session::{Compound, Context, Exports, Step};
 use towline_store::memory::MemoryStore;
 use towline_store::{Caller, FileStore};
@@ -16,6 +16,14 @@ use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, parse_compound};
 
 const SESSION: u64 = 1;
+
+struct Here;
+
+impl Peer for Here {
+    fn is_there(&self) -> bool {
+        true
+    }
+}
 
 struct One(Arc<dyn FileStore>);
 
@@ -54,7 +62,8 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
             Step::Elsewhere(_) => panic!("a memory store does not hang"),
             Step::Block(_, work, _) => compound.unblocked(work()),
             Step::Lock(file, waiter, wait) => {
-                let outcome = match locks.lock(file, waiter, wait) {
+                let peer = wait.then(|| -> Arc<dyn Peer> { Arc::new(Here) });
+                let outcome = match locks.lock(file, waiter, peer) {
                     Ok(Locked::Done(_)) => Ok(()),
                     Ok(Locked::Waiting) => {
                         assert!(locks.cancel(SESSION, waiter.slot, waiter.sequence));

@@ -22,6 +22,9 @@ use towline_instance::{Entry, State};
 const SETTLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 const SETTLING: u32 = 50;
 
+/// How often they are looked for while somebody waits for them.
+const AWAITED: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000 };
+
 /// How often, at most, entries are looked at for files that were left.
 const LOOK: Duration = Duration::from_millis(15);
 
@@ -40,6 +43,10 @@ pub(super) struct Keeper {
     notices: Notices,
     /// How many times more answers are looked for.
     settling: u32,
+    /// Somebody waits until all is closed that was closed before this number was asked for.
+    awaited: Option<u64>,
+    /// The last such number that was seen.
+    asked: u64,
     lingering: Vec<(Instant, usize)>,
     /// Entries that were left when it looked last, and the tags they were left under.
     left: Vec<(usize, u32)>,
@@ -77,6 +84,8 @@ impl Keeper {
             clients,
             notices,
             settling: 0,
+            awaited: None,
+            asked: 0,
             lingering: Vec::new(),
             left: Vec::new(),
             looked: Instant::now(),
@@ -98,6 +107,9 @@ impl Keeper {
 
     /// How long to wait at most before the next [`Keeper::work`].
     pub(super) fn limit(&self) -> Option<&'static Timespec> {
+        if self.awaited.is_some() {
+            return Some(&AWAITED);
+        }
         (self.settling > 0 || !self.lingering.is_empty()).then_some(&SETTLE)
     }
 
@@ -106,6 +118,8 @@ impl Keeper {
         let mut buffer = [const { MaybeUninit::uninit() }; 16 * 1024];
         let mut reader = inotify::Reader::new(&self.events, &mut buffer);
         let mut has_worked = false;
+        // What was closed before that is among the events that are there now.
+        let asked = self.state.asked_to_close();
         while let Ok(event) = reader.next() {
             has_worked = true;
             if let Some(number) = event.file_name().and_then(number) {
@@ -124,6 +138,9 @@ impl Keeper {
                 );
             }
         }
+        if asked != std::mem::replace(&mut self.asked, asked) {
+            self.awaited = Some(asked);
+        }
         if self.limit().is_none() {
             return has_worked;
         }
@@ -136,6 +153,11 @@ impl Keeper {
         });
         // Takes the answers, so that what waits for a slot is closed, too.
         self.clients.iter().for_each(Client::progress);
+        if self.clients.iter().all(Client::is_idle)
+            && let Some(asked) = self.awaited.take()
+        {
+            self.state.tell_closed(asked);
+        }
         if !has_worked {
             self.settling = self.settling.saturating_sub(1);
         }

@@ -6,9 +6,9 @@
 
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
-use crate::remote;
 use crate::table::real;
 use crate::waits::{self, RESTART, Wait};
+use crate::{remote, report, start};
 use libc::{c_int, off64_t};
 use std::future::Future;
 use std::os::fd::AsRawFd;
@@ -22,24 +22,35 @@ use towline_wire::request::lock;
 /// Times that a wait is begun again when the server was lost meanwhile.
 const TRIES: u32 = 5;
 
-/// How long the keeper may take to see that a file, and a lock with it, was given up by the last
-/// process that had it open.
+/// How long the keeper may take to close what has no descriptors any more.
 const KEEPER: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether it has.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// A file, and its locks with it, that was given up by the last process that had it open is closed by the
+/// keeper. Waits until that is done with what was given up by now. Processes that end give up files that way.
+fn settle_closed() {
+    let Some(state) = start::state().filter(|state| state.is_kept()) else { return };
+    let (asked, until) = (state.ask_to_close(), Instant::now() + KEEPER);
+    if inside(report::wake_keeper).is_err() {
+        return;
+    }
+    while !state.has_closed(asked) && Instant::now() < until {
+        std::thread::sleep(LOOK);
+    }
+}
 
 fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
     let mut tries = 0;
-    let mut patience = None;
+    let mut has_settled = wait;
     loop {
         // In the process's own session also after the waiting, which then remembers the lock.
         match inside(|| remote::with(open, |file| file.lock(wanted, false))) {
             Ok(()) => return 0,
             Err(libc::EAGAIN) if wait => {}
-            Err(libc::EAGAIN) if patience.is_some() || descriptors::has_left() => {
-                let until = *patience.get_or_insert_with(|| Instant::now() + KEEPER);
-                if Instant::now() >= until {
-                    return finish(Err(libc::EAGAIN));
-                }
-                std::thread::sleep(KEEPER / 200);
+            Err(libc::EAGAIN) if !std::mem::replace(&mut has_settled, true) => {
+                settle_closed();
                 continue;
             }
             Err(error) => return finish(Err(error)),

@@ -1,0 +1,163 @@
+/* Locks of processes that end: while they have them, while they wait for them, and in the moment
+ * in which they get them. Only counts are said. */
+#include "case.h"
+#include <sys/file.h>
+
+enum way { RANGE, OPEN_FILE, WHOLE, WAYS };
+static const char *const ways[] = {"process", "open file", "flock"};
+
+static int lock(enum way way, int fd, int type, int wait) {
+    struct flock range = {.l_type = type, .l_whence = SEEK_SET};
+    if (way == RANGE) return fcntl(fd, wait ? F_SETLKW : F_SETLK, &range);
+    if (way == OPEN_FILE) return fcntl(fd, wait ? F_OFD_SETLKW : F_OFD_SETLK, &range);
+    return flock(fd, (type == F_WRLCK ? LOCK_EX : LOCK_UN) | (wait ? 0 : LOCK_NB));
+}
+
+/* Another process locks the file: 0, or why it cannot. */
+static int tried(enum way way, int wait) {
+    pid_t child = MUST(fork());
+    if (child == 0) {
+        alarm(60);
+        int fd = MUST(open("f", O_RDWR));
+        _exit(lock(way, fd, F_WRLCK, wait) == 0 ? 0 : errno);
+    }
+    int status;
+    MUST(waitpid(child, &status, 0));
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+/* Some moments, other ones each time. */
+static void pause_a_bit(int most_us) {
+    static unsigned state = 1;
+    state = state * 1103515245 + 12345;
+    usleep((state >> 8) % most_us);
+}
+
+static void holders_end(void) {
+    make("f", "hello");
+    for (enum way way = 0; way < WAYS; way++) {
+        int good = 0, rounds = 60;
+        for (int round = 0; round < rounds; round++) good += tried(way, 0) == 0;
+        say("%s: %d of %d", ways[way], good, rounds);
+        /* As by flock(1): a child that had the descriptor, too, has ended before. */
+        for (int round = good = 0; round < rounds; round++) {
+            pid_t child = MUST(fork());
+            if (child == 0) {
+                int fd = MUST(open("f", O_RDWR)), status;
+                MUST(lock(way, fd, F_WRLCK, 0));
+                pid_t inner = MUST(fork());
+                if (inner == 0) execl("/bin/true", "true", NULL);
+                MUST(waitpid(inner, &status, 0));
+                _exit(0);
+            }
+            int status;
+            MUST(waitpid(child, &status, 0));
+            good += status == 0 && tried(way, 0) == 0;
+        }
+        say("%s, with children: %d of %d", ways[way], good, rounds);
+    }
+}
+
+/* A process that waits for the lock, by this descriptor or one of its own. */
+static pid_t waiter(enum way way, int fd) {
+    pid_t child = MUST(fork());
+    if (child == 0) {
+        if (fd == -1) fd = MUST(open("f", O_RDWR));
+        _exit(lock(way, fd, F_WRLCK, 1) == 0 ? 0 : 1);
+    }
+    return child;
+}
+
+static void waiters_are_killed(void) {
+    make("f", "hello");
+    int fd = MUST(open("f", O_RDWR)), other = MUST(open("f", O_RDWR)), status;
+    for (enum way way = 0; way < WAYS; way++) {
+        int good = 0, rounds = 40;
+        for (int round = 0; round < rounds; round++) {
+            MUST(lock(way, fd, F_WRLCK, 0));
+            pid_t waits[2] = {waiter(way, -1), waiter(way, way == RANGE ? -1 : other)};
+            pause_a_bit(round % 2 ? 3000 : 30000);
+            for (int i = 0; i < 2; i++) {
+                kill(waits[i], SIGKILL);
+                MUST(waitpid(waits[i], &status, 0));
+            }
+            MUST(lock(way, fd, F_UNLCK, 0));
+            good += tried(way, 0) == 0;
+        }
+        say("%s: %d of %d", ways[way], good, rounds);
+    }
+}
+
+static void waiters_are_killed_when_they_get_it(void) {
+    make("f", "hello");
+    int fd = MUST(open("f", O_RDWR)), other = MUST(open("f", O_RDWR)), status;
+    for (enum way way = 0; way < WAYS; way++) {
+        int good = 0, rounds = way == RANGE ? 3 : 30;
+        for (int round = 0; round < rounds; round++) {
+            MUST(lock(way, fd, F_WRLCK, 0));
+            pid_t first = waiter(way, -1), second = waiter(way, way == RANGE ? -1 : other);
+            pause_a_bit(20000);
+            MUST(lock(way, fd, F_UNLCK, 0));
+            pause_a_bit(1000);
+            kill(first, SIGKILL);
+            kill(second, SIGKILL);
+            MUST(waitpid(first, &status, 0));
+            MUST(waitpid(second, &status, 0));
+            /* What the second one got is the open file's, which is ours, too. */
+            if (way != RANGE) MUST(lock(way, other, F_UNLCK, 0));
+            good += tried(way, 1) == 0;
+        }
+        say("%s: %d of %d", ways[way], good, rounds);
+    }
+}
+
+static volatile sig_atomic_t came;
+
+static void on_alarm(int signal) {
+    (void)signal;
+    came++;
+}
+
+/* A signal ends the wait in the moment in which the lock is given up: the call says who has it. */
+static void waits_are_cut_when_they_end(void) {
+    make("f", "hello");
+    int fd = MUST(open("f", O_RDWR)), status, told[2];
+    char byte;
+    MUST(pipe(told));
+    struct sigaction action = {.sa_handler = on_alarm};
+    MUST(sigaction(SIGUSR1, &action, NULL));
+    for (enum way way = 0; way < WAYS; way++) {
+        int good = 0, rounds = 60;
+        for (int round = 0; round < rounds; round++) {
+            pid_t parent = getpid(), child = MUST(fork());
+            if (child == 0) {
+                int own = MUST(open("f", O_RDWR));
+                MUST(lock(way, own, F_WRLCK, 0));
+                MUST(write(told[1], "", 1));
+                pause_a_bit(10000);
+                if (round % 2) kill(parent, SIGUSR1);
+                MUST(lock(way, own, F_UNLCK, 0));
+                if (round % 2 == 0) kill(parent, SIGUSR1);
+                _exit(0);
+            }
+            MUST(read(told[0], &byte, 1));
+            int got = lock(way, fd, F_WRLCK, 1), error = errno;
+            while (waitpid(child, &status, 0) == -1) {}
+            int free = tried(way, 0) == 0;
+            good += got == 0 ? !free : error == EINTR && free;
+            MUST(lock(way, fd, F_UNLCK, 0));
+        }
+        say("%s: %d of %d, all signals %d", ways[way], good, rounds, (int)came >= rounds);
+        came = 0;
+    }
+}
+
+static const struct test tests[] = {
+    {"ended", holders_end},
+    {"killed", waiters_are_killed},
+    {"killed-then", waiters_are_killed_when_they_get_it},
+    {"cut", waits_are_cut_when_they_end},
+    {NULL, NULL},
+};
+
+int main(int count, char **arguments) { return run(count, arguments, tests); }
