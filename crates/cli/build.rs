@@ -163,7 +163,9 @@ fn build_launch(
 /// every program of a run a quarter of a millisecond. A linker script of that name, found first,
 /// stands for the static one. False where there is no static one.
 fn link_unwinder_statically(folder: &Path) -> bool {
-    let found = Command::new("cc").arg("-print-file-name=libgcc_eh.a").output();
+    // What cargo was told to link with, for other machines, too.
+    let linker = env::var_os("RUSTC_LINKER").unwrap_or_else(|| OsString::from("cc"));
+    let found = Command::new(linker).arg("-print-file-name=libgcc_eh.a").output();
     // Without a file of that name the compiler prints the name alone.
     if !found.is_ok_and(|found| found.stdout.starts_with(b"/")) {
         return false;

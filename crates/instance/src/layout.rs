@@ -7,8 +7,12 @@ pub const VARIABLE: &str = "TOWLINE_RUN";
 pub const PLACEHOLDERS: &str = "d";
 /// The mapped file.
 pub const STATE: &str = "state";
-/// The dynamic linker of glibc, at the place that the ABI of x86-64 gives it, with a zero byte.
+/// The dynamic linker of glibc, at the place that the ABI of the machine gives it, with a zero byte.
+#[cfg(target_arch = "x86_64")]
 pub(crate) const LINKER: &[u8] = b"/lib64/ld-linux-x86-64.so.2\0";
+/// As above.
+#[cfg(target_arch = "aarch64")]
+pub(crate) const LINKER: &[u8] = b"/lib/ld-linux-aarch64.so.1\0";
 /// Major number of the device numbers that files of a run show: one for local use.
 pub const DEVICE_MAJOR: u32 = 240;
 /// The mapped file begins with this word, then the number of bytes of the configuration.

@@ -350,6 +350,7 @@ fn has_one_thread() -> bool {
 }
 
 /// A thread was made without libc.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn has_own_threads() {
     FORKS.store(true, Ordering::Relaxed);
 }

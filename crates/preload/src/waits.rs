@@ -55,6 +55,7 @@ pub(crate) fn interruptible<T>(work: impl FnOnce(&mut Wait) -> Result<T, i32>) -
 
 /// Answers a trapped call: signals with handlers wait until `work` has left the stack that it runs on,
 /// which a handler could be given again. It is run anew as long as waits in it are to be begun again.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn trapped(work: impl Fn() -> isize) -> isize {
     loop {
         let before = mask(libc::SIG_BLOCK, handled_signals().all);

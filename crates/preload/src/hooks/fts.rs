@@ -9,7 +9,7 @@ use super::status::{lstat, stat};
 use crate::guard::{errno, inside, set_errno};
 use crate::place;
 use crate::table::real;
-use libc::{c_char, c_int, c_long, c_short, c_ushort, c_void, stat64};
+use libc::{c_char, c_int, c_long, c_short, c_ushort, c_void, nlink_t, stat64};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -51,7 +51,7 @@ pub(crate) struct Entry {
     name_length: c_ushort,
     inode: u64,
     device: u64,
-    links: u64,
+    links: nlink_t,
     level: c_short,
     info: c_ushort,
     flags: c_ushort,

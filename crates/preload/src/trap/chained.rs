@@ -1,8 +1,11 @@
 //! What the program wants to happen on `SIGSYS`: the kernel has our handler while calls are trapped,
 //! which passes on what it did not cause.
 
+#[cfg(target_arch = "x86_64")]
 use crate::guard::{Disposition, checked, system_call};
-use libc::{c_int, c_void, sigaction, siginfo_t};
+use libc::{c_int, sigaction};
+#[cfg(target_arch = "x86_64")]
+use libc::{c_void, siginfo_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -92,6 +95,7 @@ pub(crate) unsafe fn pass_on_to_guest(signal: c_int) {
 ///
 /// # Safety
 /// To be called by the handler of signals, with what it got.
+#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let KernelAction { handler, flags, .. } = exchange(None);
     match handler {
@@ -129,6 +133,7 @@ pub(crate) unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut 
 ///
 /// # Safety
 /// As for that system call.
+#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Arguments) -> isize {
     let [signal, new, old, bytes, ..] = arguments;
     let result = if bytes != super::masks::SET_BYTES {

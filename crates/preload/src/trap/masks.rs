@@ -1,5 +1,6 @@
 //! Signal masks: `SIGSYS` stays out of them while calls of the process are trapped.
 
+#[cfg(target_arch = "x86_64")]
 use crate::guard::system_call;
 use crate::table::real;
 use libc::{c_int, sigset_t};
@@ -17,6 +18,7 @@ pub(crate) const SET_BYTES: usize = 8;
 pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 
 /// Takes `SIGSYS` out of this thread's mask.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn let_in() {
     let set = BIT;
     let arguments = [libc::SIG_UNBLOCK as usize, &raw const set as usize, 0, SET_BYTES, 0, 0];

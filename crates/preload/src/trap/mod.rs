@@ -25,9 +25,14 @@ pub(crate) mod chained;
 pub(crate) mod masks;
 pub(crate) mod threads;
 
-use crate::guard::{self, checked, inside};
+#[cfg(target_arch = "x86_64")]
+use crate::guard::checked;
+use crate::guard::{self, inside};
 use crate::{report, start};
-use std::ffi::{CStr, c_char, c_void};
+#[cfg(target_arch = "x86_64")]
+use std::ffi::c_void;
+use std::ffi::{CStr, c_char};
+#[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use towline_instance::mentions;
