@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use towline_client::{Client, Error, File, Lock, Options, Transport};
 use towline_instance::{MOUNTS_MAX, Root, Taken};
 use towline_wire::Attr;
-use towline_wire::request::lock;
+use towline_wire::request::{lock, open_flag};
 
 /// Most bytes that one append carries as one piece.
 const APPEND_BYTES_MAX: usize = 8 << 20;
@@ -164,7 +164,7 @@ fn options() -> Options {
 /// server.
 fn know(client: &Client, mount: usize, target: &Target, root: Root) {
     let Some(url) = target.url() else { return };
-    const FLAGS: u32 = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+    const FLAGS: u32 = open_flag::PATH | open_flag::DIRECTORY;
     let _ =
         File::from_handle(client, root.handle, &url.root(), b"", FLAGS, root.inode).into_handle();
     for (_, open) in descriptors::all(0, u32::MAX) {
@@ -177,7 +177,7 @@ fn know(client: &Client, mount: usize, target: &Target, root: Root) {
 fn remember(client: &Client, open: Open, target: &Target) {
     let Open { entry, .. } = open;
     let Some(url) = target.url() else { return };
-    let flags = entry.flags.load(Ordering::Relaxed);
+    let flags = open_flag::of_this_machine(flags(open));
     let (handle, inode) =
         (entry.handle.load(Ordering::Relaxed), entry.inode.load(Ordering::Relaxed));
     let file = File::from_handle(client, handle, &url.root(), &entry.path(), flags, inode);
@@ -280,9 +280,8 @@ fn work_with<T>(
 pub(crate) fn with<T>(open: Open, work: impl FnOnce(&File) -> Result<T, Error>) -> Result<T, i32> {
     let entry = open.entry;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
-    let (handle, flags) =
-        (entry.handle.load(Ordering::Relaxed), entry.flags.load(Ordering::Relaxed));
-    work_with(mount, handle, flags, work)
+    let handle = entry.handle.load(Ordering::Relaxed);
+    work_with(mount, handle, open_flag::of_this_machine(flags(open)), work)
 }
 
 /// Closes a file of which this process alone had descriptors; nobody waits for the answer.

@@ -4,6 +4,7 @@ use crate::common::pattern;
 use crate::op::{At, Op, SLOTS, Time};
 use crate::said::{Outcome, Said, Shown};
 use towline_client::{Client, Errno, Error, File, Lock, Options, SetAttr, Timestamp, Transport};
+use towline_wire::request::open_flag;
 
 /// Clients, and the files that each has open in one tree.
 pub(crate) struct Remote {
@@ -20,6 +21,11 @@ fn timestamp(time: Time) -> Timestamp {
         Time::Omit => Timestamp::OMIT,
         Time::Past(seconds, nanoseconds) => Timestamp::new(seconds, nanoseconds),
     }
+}
+
+/// Flags of `open(2)`, as they travel.
+fn sent(flags: u32) -> u32 {
+    open_flag::of_this_machine(flags as i32)
 }
 
 impl Remote {
@@ -70,7 +76,7 @@ impl Remote {
     pub(crate) fn apply(&mut self, client: usize, op: &Op) -> Outcome {
         match op {
             Op::Open(slot, at, flags, mode) => {
-                let opened = self.base(client, at).open(at.path.as_bytes(), *flags, *mode);
+                let opened = self.base(client, at).open(at.path.as_bytes(), sent(*flags), *mode);
                 let file = opened.map_err(errno)?;
                 let shown = Shown::of(file.attr());
                 if let Some((_, old)) = self.slots[*slot].replace((client, file)) {
@@ -136,7 +142,7 @@ impl Remote {
             }
             Op::WritePath(at, flags, mode, length, byte) => {
                 let bytes = pattern(*length, *byte);
-                base(at).write_path(at.path.as_bytes(), *flags, *mode, &bytes).map(done)
+                base(at).write_path(at.path.as_bytes(), sent(*flags), *mode, &bytes).map(done)
             }
             Op::Truncate(at, size) => {
                 set(at, true, &SetAttr { size: Some(*size), ..SetAttr::default() })

@@ -11,6 +11,7 @@ use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+use towline_wire::request::open_flag;
 
 /// What comes with opening a file, in the same round trip.
 enum Comes {
@@ -39,7 +40,7 @@ impl Comes {
 
 /// Opens a remote path.
 pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, i32> {
-    let sent = (flags & !libc::O_CLOEXEC) as u32;
+    let sent = open_flag::of_this_machine(flags & !libc::O_CLOEXEC);
     let (when, changes) = (Instant::now(), known::changes());
     let what = Comes::with(flags);
     let (mut data, mut listing) = (None, None);
@@ -66,7 +67,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         Ok((file.into_handle(), attr))
     })?;
     // What the opening itself changed is no change of what it told.
-    let changes = changes + if towline_wire::request::open_flag::alters(sent) { 2 } else { 0 };
+    let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
     opened::keep(at, Opened { mount: at.mount, handle, when, changes, attr, data, listing });
     let path = place::tidy(&at.below());
     let new =
@@ -79,7 +80,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     }
     match made {
         Ok(fd) => {
-            if towline_wire::request::open_flag::creates_exclusively(sent)
+            if open_flag::creates_exclusively(sent)
                 && let Some(open) = descriptors::find(fd)
             {
                 fresh::created(open, &attr);
@@ -265,7 +266,8 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
         libc::F_GETFL => {
             let flags = open.entry.flags.load(Ordering::Relaxed) as c_int;
             const CREATION: c_int = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_NOCTTY;
-            const LARGE: c_int = 0o100_000;
+            // libc's constant is zero, as it needs none.
+            const LARGE: c_int = if cfg!(target_arch = "aarch64") { 0o400_000 } else { 0o100_000 };
             const OF_PATHS: c_int = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
             if flags & libc::O_PATH == 0 { flags & !CREATION | LARGE } else { flags & OF_PATHS }
         }

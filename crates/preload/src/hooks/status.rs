@@ -7,6 +7,7 @@ use crate::table::real;
 use crate::{known, remote, start};
 use libc::{c_char, c_int, c_long, c_uint, stat64, statfs64, statvfs64};
 use std::sync::atomic::Ordering;
+use towline_wire::request::open_flag;
 use towline_wire::{Attr, StatFs, Timestamp};
 
 /// What `statfs` says the file system is: "TOWL".
@@ -265,7 +266,7 @@ fn fill_statvfs(from: &StatFs, to: *mut statvfs64) -> Result<c_int, i32> {
 
 /// The file system of a path.
 fn space(at: &crate::place::At) -> Result<StatFs, i32> {
-    at.with(|base, path| base.open(path, libc::O_PATH as u32, 0)?.stat_fs())
+    at.with(|base, path| base.open(path, open_flag::PATH, 0)?.stat_fs())
 }
 
 pub(crate) unsafe fn statfs(path: *const c_char, to: *mut statfs64) -> c_int {

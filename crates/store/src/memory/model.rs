@@ -9,6 +9,7 @@ use rustix::fs::{
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno};
 
 /// Open files at once.
@@ -323,7 +324,8 @@ impl Pair {
 
     fn open(&mut self, at: usize, path: &str, flags: u32) {
         let f = &self.memory;
-        let how = OpenHow { flags, mode: 0o644 };
+        let sent = open_flag::of_this_machine(flags as i32);
+        let how = OpenHow { flags: sent, mode: 0o644 };
         let ours = f.store.open(&f.caller, (&*f.root, path.as_bytes()), how);
         if matches!(ours, Err(Errno::EXDEV | Errno::ENXIO)) {
             return;

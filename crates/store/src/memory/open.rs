@@ -9,21 +9,16 @@ use crate::{Caller, OpenHow, Source};
 use std::sync::Arc;
 use towline_wire::Errno;
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_SYMLINK};
+use towline_wire::request::open_flag::{
+    self, CREATE, DIRECTORY, EXCLUSIVE, NO_FOLLOW, TEMPORARY, TRUNCATE,
+};
 
 /// Two lowest bits of the flags.
 pub(super) const ACCESS_MODE: u32 = libc::O_ACCMODE as u32;
 /// Neither reads nor writes.
-pub(super) const PATH: u32 = libc::O_PATH as u32;
+pub(super) const PATH: u32 = open_flag::PATH;
 /// Does not count as access.
-pub(super) const NO_ACCESS_TIME: u32 = libc::O_NOATIME as u32;
-
-const CREATE: u32 = libc::O_CREAT as u32;
-const EXCLUSIVE: u32 = libc::O_EXCL as u32;
-const TRUNCATE: u32 = libc::O_TRUNC as u32;
-const DIRECTORY: u32 = libc::O_DIRECTORY as u32;
-const NO_FOLLOW: u32 = libc::O_NOFOLLOW as u32;
-/// `O_TMPFILE` without the `O_DIRECTORY` that it includes.
-const TEMPORARY: u32 = (libc::O_TMPFILE & !libc::O_DIRECTORY) as u32;
+pub(super) const NO_ACCESS_TIME: u32 = open_flag::NO_ACCESS_TIME;
 
 /// Permission bits of a mode.
 pub(super) const MODE_BITS: u32 = 0o7777;

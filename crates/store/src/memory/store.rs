@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use towline_wire::attr::TYPE_DIRECTORY;
 use towline_wire::limits::NAME_BYTES_MAX;
+use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno, StatFs};
 
 /// Inode number of the root directory.
@@ -185,7 +186,7 @@ impl Drop for Whole {
 
 impl FileStore for MemoryStore {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
-        let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+        let flags = open_flag::PATH | open_flag::DIRECTORY;
         let root = self.tree.root.clone();
         Ok(Arc::new(MemoryFile::new(self.tree.clone(), root, flags, true)))
     }

@@ -23,10 +23,42 @@ pub mod open_flag {
     pub const DIRECT: u32 = 0o40000;
     /// `O_DIRECTORY`.
     pub const DIRECTORY: u32 = 0o200_000;
+    /// `O_NOFOLLOW`.
+    pub const NO_FOLLOW: u32 = 0o400_000;
+    /// `O_NOATIME`.
+    pub const NO_ACCESS_TIME: u32 = 0o1_000_000;
     /// What `O_SYNC` has besides [`DATA_SYNC`].
     pub const FULL_SYNC: u32 = 0o4_000_000;
     /// `O_PATH`.
     pub const PATH: u32 = 0o10_000_000;
+    /// What `O_TMPFILE` has besides [`DIRECTORY`].
+    pub const TEMPORARY: u32 = 0o20_000_000;
+
+    /// Those that have other values on this machine: theirs, and those of the protocol.
+    #[cfg(any(target_arch = "aarch64", target_arch = "arm"))]
+    const MOVED: &[(u32, u32)] = &[
+        (0o40_000, DIRECTORY),
+        (0o100_000, NO_FOLLOW),
+        (0o200_000, DIRECT),
+        (0o400_000, 0o100_000), // `O_LARGEFILE`
+    ];
+    /// As above: none.
+    #[cfg(not(any(target_arch = "aarch64", target_arch = "arm")))]
+    const MOVED: &[(u32, u32)] = &[];
+
+    /// Flags of `open(2)` on this machine, as they travel.
+    #[must_use]
+    pub const fn of_this_machine(flags: i32) -> u32 {
+        let flags = flags as u32;
+        let (mut left, mut moved, mut number) = (flags, 0, 0);
+        while number < MOVED.len() {
+            let (here, there) = MOVED[number];
+            left &= !here;
+            moved |= if flags & here != 0 { there } else { 0 };
+            number += 1;
+        }
+        left | moved
+    }
 
     /// True when opening makes a file or fails.
     #[must_use]
@@ -115,4 +147,27 @@ pub mod lock {
     pub const EXCLUSIVE: u8 = 1;
     /// Release.
     pub const UNLOCK: u8 = 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::open_flag;
+
+    #[test]
+    fn flags_of_this_machine_travel_as_those_of_x86_64() {
+        let sent = open_flag::of_this_machine;
+        // Access mode, O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_DSYNC, O_NOATIME, O_PATH.
+        let alike = 0o11_013_302;
+        assert_eq!(sent(alike), alike as u32);
+        let moved = if cfg!(target_arch = "aarch64") {
+            [0o40_000, 0o100_000, 0o200_000, 0o400_000]
+        } else {
+            [0o200_000, 0o400_000, 0o40_000, 0o100_000]
+        };
+        let flags = [open_flag::DIRECTORY, open_flag::NO_FOLLOW, open_flag::DIRECT, 0o100_000];
+        for (here, there) in moved.into_iter().zip(flags) {
+            assert_eq!(sent(here), there);
+            assert_eq!(sent(here | alike), there | alike as u32);
+        }
+    }
 }

@@ -9,13 +9,14 @@ use crate::memory::MemoryStore;
 use crate::{Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, XattrAction};
 use std::sync::Arc;
 use towline_mem::{Aggregate, Segment};
+use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno, Timestamp};
 
 const LIMIT: u64 = 64 * 1024 * 1024;
 const KIB: usize = 1024;
 const BLOCK: usize = 64 * KIB;
-const CREATE: u32 = (libc::O_CREAT | libc::O_RDWR) as u32;
-const READ_WRITE: u32 = libc::O_RDWR as u32;
+const CREATE: u32 = open_flag::CREATE | 2;
+const READ_WRITE: u32 = 2;
 
 /// A store, its root, and a caller: short names for the tests.
 pub(in crate::memory) struct Fixture {
@@ -147,6 +148,6 @@ fn pattern(length: usize, seed: u8) -> Vec<u8> {
 
 /// All names in a directory.
 pub(in crate::memory) fn names(f: &Fixture, path: &str) -> std::collections::BTreeSet<String> {
-    let directory = f.open(path, libc::O_DIRECTORY as u32).unwrap();
+    let directory = f.open(path, open_flag::DIRECTORY).unwrap();
     list(&directory, 0, usize::MAX).0.into_iter().map(|(_, name)| name).collect()
 }

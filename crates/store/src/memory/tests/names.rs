@@ -6,8 +6,8 @@ use super::*;
 fn open_follows_its_flags() {
     let f = fixture(LIMIT);
     let file = f.file("a", b"abc");
-    let (creat, excl, trunc) = (libc::O_CREAT as u32, libc::O_EXCL as u32, libc::O_TRUNC as u32);
-    let (directory, no_follow) = (libc::O_DIRECTORY as u32, libc::O_NOFOLLOW as u32);
+    let (creat, excl, trunc) = (open_flag::CREATE, open_flag::EXCLUSIVE, open_flag::TRUNCATE);
+    let (directory, no_follow) = (open_flag::DIRECTORY, open_flag::NO_FOLLOW);
     assert_eq!(f.open("a", creat | excl).err(), Some(Errno::EEXIST));
     assert_eq!(f.open("a", directory).err(), Some(Errno::ENOTDIR));
     assert_eq!(f.open("a/", 0).err(), Some(Errno::ENOTDIR));
@@ -21,18 +21,18 @@ fn open_follows_its_flags() {
     f.symlink("a", "s").unwrap();
     f.symlink("new", "dangling").unwrap();
     assert_eq!(f.open("s", no_follow).err(), Some(Errno::ELOOP));
-    let link = f.open("s", no_follow | libc::O_PATH as u32).unwrap();
+    let link = f.open("s", no_follow | open_flag::PATH).unwrap();
     assert!(link.stat().unwrap().is_symlink());
     assert_eq!(f.store.read_link(&f.caller, (&*link, b"")).unwrap(), b"a");
     assert_eq!(f.open("dangling", creat | excl).err(), Some(Errno::EEXIST));
     f.open("dangling", creat).unwrap();
     assert!(f.stat("new").unwrap().is_file(), "created through the link");
-    let path = f.open("a", libc::O_PATH as u32).unwrap();
+    let path = f.open("a", open_flag::PATH).unwrap();
     assert_eq!(path.read(0, 1, true).err(), Some(Errno::EBADF));
     assert_eq!(path.write(0, b"x", false), Err(Errno::EBADF));
     f.open("s", READ_WRITE | trunc).unwrap();
     assert_eq!(file.stat().unwrap().size, 0, "truncated");
-    let append = f.open("a", READ_WRITE | libc::O_APPEND as u32).unwrap();
+    let append = f.open("a", READ_WRITE | open_flag::APPEND).unwrap();
     file.write(0, b"12", false).unwrap();
     assert_eq!(append.write(0, b"34", true), Ok((2, 2)));
     let again = f.store.open(&f.caller, (&*path, b""), OpenHow { flags: 0, mode: 0 }).unwrap().0;
@@ -45,7 +45,7 @@ fn open_follows_its_flags() {
 #[test]
 fn temporary_files_may_be_linked() {
     let f = fixture(LIMIT);
-    let temporary = libc::O_TMPFILE as u32;
+    let temporary = open_flag::TEMPORARY | open_flag::DIRECTORY;
     assert_eq!(f.open(".", temporary).err(), Some(Errno::EINVAL));
     let file = f.open(".", temporary | READ_WRITE).unwrap();
     file.write(0, b"abc", false).unwrap();
@@ -55,7 +55,7 @@ fn temporary_files_may_be_linked() {
     f.unlink("a").unwrap();
     let link = f.store.link(&f.caller, (&*file, b""), false, f.at("a"));
     assert_eq!(link, Err(Errno::ENOENT), "removed");
-    let hidden = f.open(".", temporary | READ_WRITE | libc::O_EXCL as u32).unwrap();
+    let hidden = f.open(".", temporary | READ_WRITE | open_flag::EXCLUSIVE).unwrap();
     let link = f.store.link(&f.caller, (&*hidden, b""), false, f.at("a"));
     assert_eq!(link, Err(Errno::ENOENT), "never to be linked");
 }
@@ -80,7 +80,7 @@ fn a_part_is_left_no_more_than_the_whole() {
         part.open(&f.caller, (&**base, path.as_bytes()), how).map(|(file, _)| file)
     };
     assert_eq!(root.identity(), f.open("a/part", 0).unwrap().identity());
-    let e = open(&root, "d/e", libc::O_DIRECTORY as u32).unwrap();
+    let e = open(&root, "d/e", open_flag::DIRECTORY).unwrap();
     for (base, path) in [
         (&root, "up"),
         (&root, "around"),
@@ -155,7 +155,7 @@ fn links_resolve_inside() {
     }
     assert!(follow("chain39").is_ok(), "forty links");
     assert_eq!(follow("chain40"), Err(Errno::ELOOP));
-    let e = f.open("d/e", libc::O_PATH as u32).unwrap();
+    let e = f.open("d/e", open_flag::PATH).unwrap();
     assert_eq!(f.store.stat(&f.caller, (&*e, b"../x"), true).unwrap().inode, x);
 }
 
@@ -269,7 +269,7 @@ fn deep_trees_go_without_recursion() {
     let mut directory = f.root.clone();
     for _ in 0..50_000 {
         f.store.make_directory(&f.caller, (&*directory, b"d"), 0o755).unwrap();
-        let how = OpenHow { flags: libc::O_PATH as u32, mode: 0 };
+        let how = OpenHow { flags: open_flag::PATH, mode: 0 };
         directory = f.store.open(&f.caller, (&*directory, b"d"), how).unwrap().0;
     }
     drop(directory);
