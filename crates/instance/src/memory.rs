@@ -6,19 +6,21 @@
 //! maps it holds a shared lock of it (`flock`); the first who does begins with an empty one.
 #![allow(unsafe_code)]
 
-use crate::userfault::PAGE;
+use crate::userfault::page_bytes;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Pages at most: files of up to 256 GiB.
+/// Bytes of a file at most, 256 GiB: a multiple of all sizes of pages.
+pub const BYTES_MAX: u64 = 256 << 30;
+/// Pages at most: so many of the smallest.
 pub const PAGES_MAX: u64 = (64 << 20) - 1;
 /// Where the byte is that tells that originals are kept.
 pub const KEEPS_AT: u64 = PAGES_MAX;
 /// Where the originals begin.
 pub const ORIGINALS_AT: u64 = PAGES_MAX + 1;
 /// Where the pages begin.
-pub const PAGES_AT: u64 = ORIGINALS_AT + (PAGES_MAX + 1) * PAGE as u64;
+pub const PAGES_AT: u64 = ORIGINALS_AT + BYTES_MAX;
 
 /// Name of the file for an inode of a mount.
 #[must_use]
@@ -30,15 +32,15 @@ pub fn name(mount: u32, inode: u64) -> String {
 pub fn changed<'a>(now: &'a [u8], was: &'a [u8]) -> impl Iterator<Item = Range<usize>> + 'a {
     let length = now.len().min(was.len());
     let differs = move |page: usize| {
-        let bytes = page * PAGE..length.min((page + 1) * PAGE);
+        let bytes = page * page_bytes()..length.min((page + 1) * page_bytes());
         now[bytes.clone()] != was[bytes]
     };
-    let pages = length.div_ceil(PAGE);
+    let pages = length.div_ceil(page_bytes());
     let mut next = 0;
     std::iter::from_fn(move || {
         let first = (next..pages).find(|page| differs(*page))?;
         next = (first..pages).find(|page| !differs(*page)).unwrap_or(pages);
-        Some(first * PAGE..length.min(next * PAGE))
+        Some(first * page_bytes()..length.min(next * page_bytes()))
     })
 }
 
@@ -102,10 +104,13 @@ pub fn runs(known: &[u8], kind: impl Fn(u8) -> bool + Copy) -> impl Iterator<Ite
     })
 }
 
+/// Bytes of the smallest pages that a server may have.
+const PAGE_BYTES_MIN: usize = 4096;
+
 /// Reads what a mapping is to show, which begins with a page of the file; `read` gets a part of the memory
 /// and where in it that is. Yields how many bytes there are up to the end of the file. A read that yields
 /// less than was asked for has come to that end, or to what cannot be read: then only the next one fails,
-/// and zeros must not stand for what is there. Within a page it is the end.
+/// and zeros must not stand for what is there. Within a page, of the server's, it is the end.
 ///
 /// # Errors
 /// Those of `read`.
@@ -114,7 +119,7 @@ pub fn read_up_to_end<E>(
     mut read: impl FnMut(&mut [u8], u64) -> Result<usize, E>,
 ) -> Result<usize, E> {
     let mut done = 0;
-    while done < to.len() && done.is_multiple_of(PAGE) {
+    while done < to.len() && done.is_multiple_of(PAGE_BYTES_MIN) {
         match read(&mut to[done..], done as u64)? {
             0 => break,
             count => done += count,
@@ -136,11 +141,12 @@ pub fn write_back<E>(
 ) -> Result<(), E> {
     let mut known = vec![0; pages.len()];
     memory.get(pages.start as u64, &mut known)?;
-    let room = AT_ONCE.min(known.len()) * PAGE;
+    let room = AT_ONCE.min(known.len()) * page_bytes();
     let (mut now, mut was) = (vec![0; room], vec![0; room]);
     let mut size = None;
     for run in runs(&known, |known| known != 0) {
-        let (length, at) = (run.len() * PAGE, ((pages.start + run.start) * PAGE) as u64);
+        let (length, at) =
+            (run.len() * page_bytes(), ((pages.start + run.start) * page_bytes()) as u64);
         let (now, was) = (&mut now[..length], &mut was[..length]);
         memory.get(PAGES_AT + at, now)?;
         memory.get(ORIGINALS_AT + at, was)?;
@@ -208,15 +214,18 @@ mod tests {
 
     #[test]
     fn runs_of_changed_pages_are_found() {
-        let was = vec![0; 5 * PAGE + 10];
+        let was = vec![0; 5 * page_bytes() + 10];
         let mut now = was.clone();
         assert_eq!(changed(&now, &was).next(), None);
-        for at in [PAGE, 3 * PAGE - 1, 5 * PAGE + 9] {
+        for at in [page_bytes(), 3 * page_bytes() - 1, 5 * page_bytes() + 9] {
             now[at] = 1;
         }
         let runs: Vec<_> = changed(&now, &was).collect();
-        assert_eq!(runs, [PAGE..3 * PAGE, 5 * PAGE..5 * PAGE + 10]);
-        assert_eq!(changed(&now[PAGE..2 * PAGE], &was[..PAGE]).next(), Some(0..PAGE));
+        assert_eq!(runs, [page_bytes()..3 * page_bytes(), 5 * page_bytes()..5 * page_bytes() + 10]);
+        assert_eq!(
+            changed(&now[page_bytes()..2 * page_bytes()], &was[..page_bytes()]).next(),
+            Some(0..page_bytes())
+        );
         assert_eq!(changed(&[], &[]).next(), None);
     }
 
@@ -250,7 +259,7 @@ mod tests {
 
     /// Reads four pages of a file of so many bytes, of which those from `broken` on cannot be read.
     fn read(size: usize, broken: usize) -> Result<usize, u8> {
-        read_up_to_end(&mut [0; 4 * PAGE], |to, at| {
+        read_up_to_end(&mut [0; 4 * PAGE_BYTES_MIN], |to, at| {
             let left = size.min(broken).saturating_sub(at as usize);
             match to.len().min(left) {
                 0 if broken < size => Err(5),
@@ -261,12 +270,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_not_the_end() {
-        for size in [0, 1, PAGE, 2 * PAGE - 1, 3 * PAGE, 4 * PAGE] {
+        for size in
+            [0, 1, PAGE_BYTES_MIN, 2 * PAGE_BYTES_MIN - 1, 3 * PAGE_BYTES_MIN, 4 * PAGE_BYTES_MIN]
+        {
             assert_eq!(read(size, usize::MAX), Ok(size));
         }
-        assert_eq!(read(9 * PAGE, usize::MAX), Ok(4 * PAGE));
+        assert_eq!(read(9 * PAGE_BYTES_MIN, usize::MAX), Ok(4 * PAGE_BYTES_MIN));
         for broken in 0..4 {
-            assert_eq!(read(4 * PAGE, broken * PAGE), Err(5), "from page {broken} on");
+            assert_eq!(
+                read(4 * PAGE_BYTES_MIN, broken * PAGE_BYTES_MIN),
+                Err(5),
+                "from page {broken} on"
+            );
         }
     }
 
@@ -275,18 +290,18 @@ mod tests {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;
         let memory = std::fs::File::from(rustix::fs::memfd_create("memory", flags).unwrap());
         let pages = 600;
-        memory.set_len(PAGES_AT + pages * PAGE as u64).unwrap();
+        memory.set_len(PAGES_AT + pages * page_bytes() as u64).unwrap();
         // All were read but one; stored to are two that are neighbours, the one, and the last.
         memory.put(0, &vec![1; pages as usize]).unwrap();
         memory.put(400, &[0]).unwrap();
         for page in [7u64, 8, 400, 599] {
-            memory.put(PAGES_AT + page * PAGE as u64 + 100, b"stored").unwrap();
+            memory.put(PAGES_AT + page * page_bytes() as u64 + 100, b"stored").unwrap();
         }
-        let size = pages * PAGE as u64 - 1000;
+        let size = pages * page_bytes() as u64 - 1000;
         let file = Written(size, Default::default());
         write_back(&memory, &file, 0..pages as usize).unwrap();
-        let page = PAGE as u64;
-        let wanted = [(7 * page, 2 * PAGE), (599 * page, PAGE - 1000)];
+        let page = page_bytes() as u64;
+        let wanted = [(7 * page, 2 * page_bytes()), (599 * page, page_bytes() - 1000)];
         assert_eq!(file.1.take(), wanted);
         write_back(&memory, &file, 0..pages as usize).unwrap();
         assert_eq!(file.1.take(), [], "nothing has changed since");
@@ -296,6 +311,6 @@ mod tests {
         write_back(&memory, &file, 0..8).unwrap();
         assert_eq!(file.1.take(), []);
         write_back(&memory, &file, 8..pages as usize).unwrap();
-        assert_eq!(file.1.take(), [(8 * page, PAGE)]);
+        assert_eq!(file.1.take(), [(8 * page, page_bytes())]);
     }
 }

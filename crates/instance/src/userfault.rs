@@ -6,8 +6,12 @@ use rustix::mm::UserfaultfdFlags;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 
-/// Bytes of a page.
-pub const PAGE: usize = 4096;
+/// Bytes of a page of this machine: 4096, on some with ARM's processors 16 or 64 times 1024.
+#[must_use]
+pub fn page_bytes() -> usize {
+    // SAFETY: a plain function, which looks at what the kernel told the process.
+    unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
+}
 
 /// The letter of its `ioctl` calls, and its version.
 const GROUP: u8 = 0xAA;
@@ -179,7 +183,7 @@ pub fn faults(fd: impl AsFd) -> io::Result<Vec<u64>> {
     let messages = buffer[..length].chunks_exact(MESSAGE_BYTES);
     let address = |message: &[u8]| {
         let bytes = message[16..24].try_into().ok()?;
-        (message[0] == FAULT).then(|| u64::from_ne_bytes(bytes) & !(PAGE as u64 - 1))
+        (message[0] == FAULT).then(|| u64::from_ne_bytes(bytes) & !(page_bytes() as u64 - 1))
     };
     Ok(messages.filter_map(address).collect())
 }
@@ -197,7 +201,7 @@ mod tests {
                 return;
             }
         };
-        let length = 4 * PAGE;
+        let length = 4 * page_bytes();
         let all = rustix::mm::ProtFlags::READ;
         let flags = rustix::mm::MapFlags::PRIVATE;
         // SAFETY: a new mapping.
@@ -207,21 +211,23 @@ mod tests {
         assert_eq!(faults(&fd).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let toucher = std::thread::spawn(move || {
             // SAFETY: within the mapping, which is never unmapped.
-            unsafe { std::ptr::with_exposed_provenance::<u8>(at + PAGE + 5).read_volatile() }
+            unsafe {
+                std::ptr::with_exposed_provenance::<u8>(at + page_bytes() + 5).read_volatile()
+            }
         });
         let mut wait = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
         let limit = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut wait, Some(&limit)).unwrap(), 1, "no fault was told");
-        let page = (at + PAGE) as u64;
+        let page = (at + page_bytes()) as u64;
         assert_eq!(faults(&fd).unwrap(), [page]);
-        let data = vec![7; 2 * PAGE];
+        let data = vec![7; 2 * page_bytes()];
         assert_eq!(copy(&fd, page, &data).unwrap(), data.len());
         assert_eq!(toucher.join().unwrap(), 7);
         let again = copy(&fd, at as u64, &data).unwrap();
-        assert_eq!(again, PAGE, "only as far as pages are missing");
+        assert_eq!(again, page_bytes(), "only as far as pages are missing");
         let there = copy(&fd, page, &data).unwrap_err();
         assert_eq!(there.raw_os_error(), Some(libc::EEXIST));
-        poison(&fd, (at + 3 * PAGE) as u64, PAGE as u64).unwrap();
+        poison(&fd, (at + 3 * page_bytes()) as u64, page_bytes() as u64).unwrap();
         wake(&fd, at as u64, length as u64).unwrap();
         let beyond = copy(&fd, (at + length) as u64, &data).unwrap_err();
         assert_eq!(beyond.raw_os_error(), Some(libc::ENOENT));

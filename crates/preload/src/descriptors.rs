@@ -51,7 +51,7 @@ pub(crate) fn find(fd: i32) -> Option<Open> {
 
 #[inline]
 fn look(fd: i32) -> Option<Open> {
-    let number = TABLE.get(fd as usize)?.load(Ordering::Relaxed);
+    let number = TABLE.get(fd as usize)?.load(Ordering::Acquire);
     if number == 0 { None } else { Open::of(number as usize - 1) }
 }
 

@@ -12,6 +12,7 @@ use crate::hooks::{files, io, status};
 use libc::{FILE, c_int, c_void, off64_t, ssize_t, stat64};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use towline_instance::userfault::page_bytes;
 
 /// Bytes of `FILE` before the address of its table: the same in every glibc with 64-bit pointers.
 const TABLE_AT: usize = 216;
@@ -150,9 +151,9 @@ fn home(at: usize) -> Option<usize> {
 }
 
 unsafe fn replace(table: *mut usize, functions: &[(usize, usize)]) {
-    const PAGE: usize = 4096;
-    let from = table as usize & !(PAGE - 1);
-    let to = (table as usize + ENTRIES * 8).next_multiple_of(PAGE);
+    let page = page_bytes();
+    let from = table as usize & !(page - 1);
+    let to = (table as usize + ENTRIES * 8).next_multiple_of(page);
     let protect = |protection: c_int| {
         let arguments = [from, to - from, protection as usize, 0, 0, 0];
         // SAFETY: pages of libc's constant data, which it made read-only after relocation.

@@ -14,15 +14,15 @@ use std::sync::atomic::Ordering;
 use towline_client::Client;
 use towline_instance::memory::{Access, Turn};
 use towline_instance::pager::{MESSAGE_BYTES, Message};
-use towline_instance::userfault::{self, PAGE};
+use towline_instance::userfault::{self, page_bytes};
 use towline_instance::{Taken, memory};
 use towline_net::{Wait, receive_descriptors};
+use towline_wire::request::open_flag;
 
 /// Read around a page that is touched out of order: as much as costs little more than the page.
 const AROUND: u64 = 64 << 10;
 /// Most that is read ahead of a program that goes on page by page.
 const AHEAD_MAX: u64 = 1 << 20;
-const PAGE_BYTES: u64 = PAGE as u64;
 /// How often a process is looked for that has closed its connection, and may live all the same.
 const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
@@ -98,7 +98,7 @@ impl Memory {
         }
         let _turn = Turn::take(memory.file.as_fd())?;
         let length = memory.file.metadata()?.len().saturating_sub(memory::PAGES_AT);
-        memory::write_back(&memory, source, 0..(length / PAGE_BYTES) as usize)
+        memory::write_back(&memory, source, 0..(length / page_bytes() as u64) as usize)
     }
 
     /// Notes that pages are there, which were read as `data`. To be done in the turn of their filling.
@@ -111,7 +111,7 @@ impl Memory {
                 self.put(memory::ORIGINALS_AT + offset + run.start as u64, &data[run])?;
             }
         }
-        self.put(offset / PAGE_BYTES, &vec![1; data.len() / PAGE])
+        self.put(offset / page_bytes() as u64, &vec![1; data.len() / page_bytes()])
     }
 }
 
@@ -306,9 +306,9 @@ impl<'a> Process<'a> {
     /// Whether the process still is what it was, though its connection is closed: it may have closed
     /// every descriptor there is.
     fn look(&self) -> Result<(), End> {
-        /// Close below the end of what programs have, where nothing is mapped.
-        const NOWHERE: u64 = (1 << 47) - 3 * PAGE_BYTES;
-        match userfault::copy(&self.userfault, NOWHERE, &self.buffer[..PAGE]) {
+        // Close below the end of what programs have, where nothing is mapped.
+        let nowhere = (1u64 << 47) - 3 * page_bytes() as u64;
+        match userfault::copy(&self.userfault, nowhere, &self.buffer[..page_bytes()]) {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Err(End::Gone),
             _ => Ok(()),
         }
@@ -394,8 +394,8 @@ impl<'a> Process<'a> {
         let mount = entry.mount.load(Ordering::Relaxed);
         let (client, url) = self.run.servers.get(mount as usize).ok_or_else(gone)?;
         let inode = entry.inode.load(Ordering::Relaxed);
-        let (handle, flags) =
-            (entry.handle.load(Ordering::Relaxed), entry.flags.load(Ordering::Relaxed));
+        let handle = entry.handle.load(Ordering::Relaxed);
+        let flags = open_flag::of_this_machine(entry.flags.load(Ordering::Relaxed) as i32);
         if entry.taken() != Taken::Open {
             return Err(gone());
         }
@@ -440,7 +440,7 @@ impl<'a> Process<'a> {
             let Some(range) = self.ranges.iter_mut().find(|r| r.at <= *page && *page < r.end())
             else {
                 // No longer of a file: who waits is told so by the kernel.
-                userfault::wake(&self.userfault, *page, PAGE_BYTES)?;
+                userfault::wake(&self.userfault, *page, page_bytes() as u64)?;
                 continue;
             };
             match fill(&self.userfault, range, *page, &mut self.buffer) {
@@ -450,12 +450,12 @@ impl<'a> Process<'a> {
                     if error.kind() != io::ErrorKind::UnexpectedEof {
                         log::warn!("a page of a mapped file cannot be read: {error}");
                     }
-                    match userfault::poison(&self.userfault, *page, PAGE_BYTES) {
+                    match userfault::poison(&self.userfault, *page, page_bytes() as u64) {
                         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {
                             return Err(End::Gone);
                         }
                         // There already, or no longer there: let whoever waits look.
-                        _ => userfault::wake(&self.userfault, *page, PAGE_BYTES)?,
+                        _ => userfault::wake(&self.userfault, *page, page_bytes() as u64)?,
                     }
                 }
             }
@@ -476,7 +476,7 @@ fn fill(
     let buffer = &mut buffer[..length as usize];
     let _turn = range.memory.as_ref().map(|m| Turn::take(m.file.as_fd())).transpose()?;
     let read = range.source.with(|file| file.read_at(buffer, offset))?;
-    let end = read.next_multiple_of(PAGE);
+    let end = read.next_multiple_of(page_bytes());
     buffer[read..end].fill(0);
     if start + end as u64 <= page {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -497,16 +497,16 @@ fn fill(
         };
         match error.raw_os_error() {
             Some(libc::EEXIST) => {
-                userfault::wake(userfault, at, PAGE_BYTES)?;
-                done += PAGE;
+                userfault::wake(userfault, at, page_bytes() as u64)?;
+                done += page_bytes();
             }
             // The process is changing its memory just now.
             Some(libc::EAGAIN) => std::thread::yield_now(),
             // Pieces of it have different protections, or were unmapped.
-            Some(libc::ENOENT) if next - done > PAGE => piece = PAGE,
+            Some(libc::ENOENT) if next - done > page_bytes() => piece = page_bytes(),
             Some(libc::ENOENT) => {
-                userfault::wake(userfault, at, PAGE_BYTES)?;
-                done += PAGE;
+                userfault::wake(userfault, at, page_bytes() as u64)?;
+                done += page_bytes();
             }
             // What was asked for is there.
             _ if at > page => break,

@@ -14,7 +14,7 @@ use libc::{c_int, c_void, off64_t, size_t};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-pub(crate) const PAGE: usize = 4096;
+pub(crate) use towline_instance::userfault::page_bytes;
 
 /// A mapping of a remote file.
 pub(super) struct Map {
@@ -115,7 +115,7 @@ unsafe fn map(
     if remote::is_path(open) {
         return Err(libc::EBADF);
     }
-    if length == 0 || offset < 0 || !(offset as usize).is_multiple_of(PAGE) {
+    if length == 0 || offset < 0 || !(offset as usize).is_multiple_of(page_bytes()) {
         return Err(libc::EINVAL);
     }
     let access = open.entry.flags.load(Ordering::Relaxed) as c_int & libc::O_ACCMODE;
@@ -285,7 +285,8 @@ impl Map {
 
     /// Writes the pages in these addresses that changed, as far as the file reaches.
     fn write_back(&self, from: usize, to: usize) -> Result<(), i32> {
-        let (from, to) = (from.max(self.at) / PAGE * PAGE, to.min(self.at + self.length));
+        let (from, to) =
+            (from.max(self.at) / page_bytes() * page_bytes(), to.min(self.at + self.length));
         if !self.is_written || from >= to {
             return Ok(());
         }
@@ -419,7 +420,7 @@ pub(crate) unsafe fn mremap(
         // SAFETY: as the program says.
         unsafe { checked(libc::SYS_mremap, arguments) }
     };
-    let grows = new.div_ceil(PAGE) > old.div_ceil(PAGE);
+    let grows = new.div_ceil(page_bytes()) > old.div_ceil(page_bytes());
     if flags & libc::MREMAP_FIXED != 0 {
         let _ = replacing(to as usize, new);
     }

@@ -2,7 +2,7 @@
 //! directory, which all processes of the run map (`instance::memory`). We never touch mappings of it
 //! ourselves: a page that is missing would be waited for, perhaps by who is to fill it.
 
-use super::maps::{PAGE, plain};
+use super::maps::{page_bytes, plain};
 use crate::descriptors::{self, Open};
 use crate::guard::checked;
 use crate::remote;
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
 const PAGES_AT: usize = memory::PAGES_AT as usize;
 const ORIGINALS_AT: usize = memory::ORIGINALS_AT as usize;
 /// Bytes of the longest file that has room.
-const LENGTH_MAX: usize = memory::PAGES_MAX as usize * PAGE;
+const LENGTH_MAX: usize = memory::BYTES_MAX as usize - (1 << 20);
 
 /// An open file by which mappings are written back: the program may close its descriptor at once.
 pub(super) struct Handle {
@@ -161,12 +161,13 @@ impl Shared {
         let _turn = self.turn()?;
         self.prepare(offset, length, is_new)?;
         let keeps = memory::keeps_originals(self)?;
-        let first = offset as usize / PAGE;
-        let known = self.known(first, length.div_ceil(PAGE))?;
-        let mut bytes = vec![0; AT_ONCE.min(known.len()) * PAGE];
+        let first = offset as usize / page_bytes();
+        let known = self.known(first, length.div_ceil(page_bytes()))?;
+        let mut bytes = vec![0; AT_ONCE.min(known.len()) * page_bytes()];
         for run in runs(&known, |known| known == 0) {
             // Whole pages: what is behind the end of the file reads as zeros.
-            let (bytes, at) = (&mut bytes[..run.len() * PAGE], (first + run.start) * PAGE);
+            let (bytes, at) =
+                (&mut bytes[..run.len() * page_bytes()], (first + run.start) * page_bytes());
             let read = remote::with(open, |file| read_from(file, bytes, at))?;
             bytes[read..].fill(0);
             self.put((PAGES_AT + at) as u64, bytes)?;
@@ -237,9 +238,9 @@ impl Shared {
             return Ok(());
         }
         let known = self.known(0, self.pages()?)?;
-        let mut bytes = vec![0; AT_ONCE.min(known.len()) * PAGE];
+        let mut bytes = vec![0; AT_ONCE.min(known.len()) * page_bytes()];
         for run in runs(&known, |known| known != 0) {
-            let (bytes, at) = (&mut bytes[..run.len() * PAGE], run.start * PAGE);
+            let (bytes, at) = (&mut bytes[..run.len() * page_bytes()], run.start * page_bytes());
             self.get((PAGES_AT + at) as u64, bytes)?;
             self.put((ORIGINALS_AT + at) as u64, bytes)?;
         }
@@ -253,8 +254,8 @@ impl Shared {
         (offset, length): (i64, usize),
     ) -> Result<(), i32> {
         let _turn = self.turn()?;
-        let first = offset as usize / PAGE;
-        memory::write_back(self, file, first..first + length.div_ceil(PAGE))
+        let first = offset as usize / page_bytes();
+        memory::write_back(self, file, first..first + length.div_ceil(page_bytes()))
     }
 
     /// Bytes of the file are these now.
@@ -262,11 +263,11 @@ impl Shared {
         let _turn = self.turn()?;
         let keeps = memory::keeps_originals(self)?;
         let (start, end) = (offset as usize, offset as usize + data.len());
-        let first = start / PAGE;
-        let known = self.known(first, end.div_ceil(PAGE) - first)?;
+        let first = start / page_bytes();
+        let known = self.known(first, end.div_ceil(page_bytes()) - first)?;
         for run in runs(&known, |known| known != 0) {
-            let from = start.max((first + run.start) * PAGE);
-            let to = end.min((first + run.end) * PAGE);
+            let from = start.max((first + run.start) * page_bytes());
+            let to = end.min((first + run.end) * page_bytes());
             let part = &data[from - start..to - start];
             self.put((PAGES_AT + from) as u64, part)?;
             if keeps {
@@ -295,10 +296,10 @@ impl Shared {
         let _turn = self.turn()?;
         let keeps = memory::keeps_originals(self)?;
         let known = self.known(0, self.pages()?)?;
-        let room = AT_ONCE.min(known.len()) * PAGE;
+        let room = AT_ONCE.min(known.len()) * page_bytes();
         let (mut new, mut now, mut was) = (vec![0; room], vec![0; room], vec![0; room]);
         for run in runs(&known, |known| known != 0) {
-            let (length, at) = (run.len() * PAGE, run.start * PAGE);
+            let (length, at) = (run.len() * page_bytes(), run.start * page_bytes());
             let (new, now, was) = (&mut new[..length], &mut now[..length], &mut was[..length]);
             let read = remote::with(open, |file| read_from(file, new, at))?;
             new[read..].fill(0);
@@ -321,7 +322,7 @@ impl Shared {
 
     /// Pages that the memory has room for.
     fn pages(&self) -> Result<usize, i32> {
-        Ok(self.length()?.saturating_sub(PAGES_AT) / PAGE)
+        Ok(self.length()?.saturating_sub(PAGES_AT) / page_bytes())
     }
 
     /// Bytes of the file that it is.

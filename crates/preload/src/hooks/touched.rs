@@ -1,7 +1,7 @@
 //! Mappings whose pages are read when they are touched (`demand.rs`): private ones are memory of this
 //! process, shared ones the memory of all processes of the run (`shared.rs`).
 
-use super::maps::{MAPS, Map, PAGE, plain, unmap};
+use super::maps::{MAPS, Map, page_bytes, plain, unmap};
 use super::shared::Shared;
 use crate::demand;
 use crate::descriptors::Open;
@@ -20,7 +20,7 @@ pub(super) fn is_wanted(length: usize, flags: c_int) -> bool {
 }
 
 pub(super) fn whole_pages(bytes: usize) -> usize {
-    bytes.div_ceil(PAGE) * PAGE
+    bytes.div_ceil(page_bytes()) * page_bytes()
 }
 
 /// What a mapping is to be.
@@ -121,7 +121,7 @@ pub(super) fn forget(map: &Map, from: i64, to: i64) {
     let within =
         |offset: i64| offset.saturating_sub(map.offset).clamp(0, map.length as i64) as usize;
     let start = match map.shared {
-        Some(_) => within(from) / PAGE * PAGE,
+        Some(_) => within(from) / page_bytes() * page_bytes(),
         None => whole_pages(within(from)),
     };
     let end = whole_pages(within(to));

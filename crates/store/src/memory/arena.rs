@@ -1,5 +1,6 @@
 //! The memory of a store: one memfd in blocks, and the account of what is used.
 
+use crate::directory::system::page_bytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -229,8 +230,13 @@ impl Block {
 
     /// Gives the pages of the mask, a run at `offset`, back; not if somebody else holds the block.
     pub(super) fn punch(this: &mut Arc<Self>, offset: usize, length: usize, pages: u16) {
+        // Where the kernel's pages are larger it may fill a part of one with zeros, which the network may
+        // still send.
+        let own = page_bytes() as usize;
+        let are_whole = offset.is_multiple_of(own) && length.is_multiple_of(own);
         // The pages are no longer part of any file, so that failing wastes memory only.
         if let Some(block) = Arc::get_mut(this)
+            && (are_whole || !*block.lent.get_mut())
             && block.arena.memory.punch(block.start() + offset, length).is_ok()
         {
             block.present &= !pages;
