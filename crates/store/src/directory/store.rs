@@ -45,7 +45,15 @@ impl DirectoryStore {
     pub fn new(path: &Path, read_only: bool) -> std::io::Result<Arc<Self>> {
         let root = Arc::new(rustix::fs::open(path, PARENT, Mode::empty())?);
         // Better to learn now than from each request that it is missing or forbidden.
-        rustix::fs::openat2(&root, c".", PARENT, Mode::empty(), ResolveFlags::BENEATH)?;
+        match rustix::fs::openat2(&root, c".", PARENT, Mode::empty(), ResolveFlags::BENEATH) {
+            Err(rustix::io::Errno::NOSYS) => {
+                return Err(std::io::Error::new(
+                    std::io::ErrorKind::Unsupported,
+                    "this kernel has no openat2(2) (Linux 5.6), which keeps paths inside of an export",
+                ));
+            }
+            tried => drop(tried?),
+        }
         let foreign = Arc::new(OnceLock::new());
         if let Some(kind) = mounts::foreign(&root)? {
             // Nobody else has it yet.
