@@ -99,6 +99,7 @@ fn examine() -> Vec<Finding> {
     findings.push(memory_lock());
     findings.push(huge_pages());
     findings.push(userfaultfd());
+    findings.push(trap());
     findings.push(fuse());
     findings.push(rdma());
     findings
@@ -222,6 +223,27 @@ fn bracketed(text: &str) -> Option<&str> {
 
 fn openable(path: &str) -> io::Result<()> {
     fs::OpenOptions::new().read(true).write(true).open(path).map(drop)
+}
+
+/// Whether `towline run` reaches what does not call libc.
+fn trap() -> Finding {
+    let (has_trap, can_host) = (towline_instance::has_trap(), towline_instance::can_host());
+    let (found, path) = match (has_trap, can_host) {
+        (true, true) => (
+            "system calls of programs can be trapped, and programs hosted",
+            "under `towline run` static programs, Go and musl work, too",
+        ),
+        (true, false) => (
+            "system calls of programs can be trapped, but programs change no thread registers",
+            "under `towline run` static programs, most of Go and musl are refused",
+        ),
+        (false, _) => (
+            "this kernel cannot trap system calls of programs (that needs x86-64 and Linux 5.11)",
+            "under `towline run` static programs, most of Go and musl are refused, and calls without \
+             libc find no remote files",
+        ),
+    };
+    finding("trap", can_host, found, path)
 }
 
 fn userfaultfd() -> Finding {

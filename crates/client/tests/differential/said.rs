@@ -57,7 +57,7 @@ impl Shown {
         let directory = stat.st_mode & 0o170_000 == 0o040_000;
         Self {
             mode: stat.st_mode,
-            links: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+            links: stat.st_nlink as _,
             size: if directory { 0 } else { stat.st_size as u64 },
             uid: stat.st_uid,
             gid: stat.st_gid,

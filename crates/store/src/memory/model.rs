@@ -204,7 +204,7 @@ impl Real {
             }
             Op::Stat(path, follow) => {
                 let stat = fs::statat(root, path, follow_flag(*follow))?;
-                said_attr(stat.st_mode, stat.st_nlink as u32, stat.st_size as u64)
+                said_attr(stat.st_mode, stat.st_nlink as _, stat.st_size as u64)
             }
             Op::Access(path, mode) => {
                 let access = fs::Access::from_bits_retain(*mode);
