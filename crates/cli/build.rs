@@ -84,7 +84,7 @@ fn main() {
     println!("cargo::rustc-env=TOWLINE_LIBRARY={name}");
     println!("cargo::rustc-check-cfg=cfg(launch)");
     println!("cargo::rerun-if-changed=launch");
-    if target == "x86_64-unknown-linux-gnu" {
+    if ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"].contains(&target.as_str()) {
         match build_launch(&out, &target, &name, bytes.len()) {
             Ok(entry) => {
                 println!("cargo::rustc-env=TOWLINE_LAUNCH_ENTRY={entry}");
@@ -118,7 +118,7 @@ fn build_launch(
         // No table of addresses for calls: nobody would fill it in.
         .arg("-Crelro-level=off")
         .args(["-Clink-arg=-nostartfiles", "-Clink-arg=-nostdlib"])
-        .arg("-Clink-arg=-Wl,--no-dynamic-linker,-z,norelro,--build-id=none")
+        .arg("-Clink-arg=-Wl,--no-dynamic-linker,-z,norelro,-z,max-page-size=4096,--build-id=none")
         .arg("-o")
         .arg(&linked)
         .env("TOWLINE_LIBRARY", library)

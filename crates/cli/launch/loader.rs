@@ -5,7 +5,6 @@ use crate::layout::LINKER;
 use crate::system::{MMAP, call, close, open, read};
 use crate::text::{HEADERS, Header, INTERPRETER, LOAD, elf};
 
-const PAGE: usize = 4096;
 const READABLE: usize = 1;
 const WRITABLE: usize = 2;
 const PRIVATE: usize = 2;
@@ -15,6 +14,7 @@ const ANONYMOUS: usize = 0x20;
 // What the kernel tells of a program.
 const AT_PHDR: usize = 3;
 const AT_PHNUM: usize = 5;
+const AT_PAGESZ: usize = 6;
 const AT_BASE: usize = 7;
 const AT_ENTRY: usize = 9;
 
@@ -22,13 +22,21 @@ const AT_ENTRY: usize = 9;
 const FIRST_BYTES: usize = 1024;
 /// Most program headers of this program.
 const HEADERS_MAX: usize = 32;
+/// Room for that many and two more. The head of a program, which stands behind a multiple of it, is no longer.
+const HEADERS_BYTES: usize = 4096;
 
-fn down(address: usize) -> usize {
-    address & !(PAGE - 1)
-}
+/// Bytes of a page.
+#[derive(Clone, Copy)]
+struct Page(usize);
 
-fn up(address: usize) -> usize {
-    down(address + PAGE - 1)
+impl Page {
+    fn down(self, address: usize) -> usize {
+        address & !(self.0 - 1)
+    }
+
+    fn up(self, address: usize) -> usize {
+        self.down(address + self.0 - 1)
+    }
 }
 
 /// New memory; zero.
@@ -40,15 +48,16 @@ pub(crate) fn memory(bytes: usize) -> Option<usize> {
 /// Loads it, and tells it of this program; gives the address where it begins. `entry` is where the program
 /// begins after that.
 pub(crate) fn load(beginning: &Beginning, entry: usize) -> Option<usize> {
+    let page = Page(known(beginning, AT_PAGESZ)?);
     let file = open(LINKER)?;
     let mut first = [0; FIRST_BYTES];
     let (start, loads) = elf(read(file, &mut first)?)?;
     let end = loads.filter(|part| part.kind == LOAD).map(|part| part.address + part.bytes).max()?;
     // SAFETY: addresses that nobody uses.
-    let base = unsafe { call(MMAP, [0, up(end), 0, PRIVATE | ANONYMOUS, usize::MAX, 0]) }?;
+    let base = unsafe { call(MMAP, [0, page.up(end), 0, PRIVATE | ANONYMOUS, usize::MAX, 0]) }?;
     for part in elf(&first)?.1.filter(|part| part.kind == LOAD) {
         // SAFETY: inside of the addresses that were just taken.
-        unsafe { map(file, base, &part) }?;
+        unsafe { map(file, base, &part, page) }?;
     }
     close(file);
     tell(beginning, base, entry)?;
@@ -59,25 +68,26 @@ pub(crate) fn load(beginning: &Beginning, entry: usize) -> Option<usize> {
 ///
 /// # Safety
 /// The addresses are the caller's.
-unsafe fn map(file: usize, base: usize, part: &Header) -> Option<()> {
+unsafe fn map(file: usize, base: usize, part: &Header, page: Page) -> Option<()> {
     // Bits of the headers are in another order than those of `mmap`.
     let protection = (part.flags & 1) << 2 | (part.flags & 2) | (part.flags & 4) >> 2;
     let protection = protection as usize;
-    let from = base + down(part.address);
+    let from = base + page.down(part.address);
     let (in_file, in_all) =
         (base + part.address + part.file_bytes, base + part.address + part.bytes);
     // SAFETY: as the caller says; what is written to was mapped before.
     unsafe {
-        let how = [from, up(in_file) - from, protection, PRIVATE | FIXED, file, down(part.offset)];
+        let offset = page.down(part.offset);
+        let how = [from, page.up(in_file) - from, protection, PRIVATE | FIXED, file, offset];
         call(MMAP, how)?;
         if in_all > in_file {
             if protection & WRITABLE != 0 {
-                core::ptr::write_bytes(in_file as *mut u8, 0, up(in_file) - in_file);
+                core::ptr::write_bytes(in_file as *mut u8, 0, page.up(in_file) - in_file);
             }
-            if up(in_all) > up(in_file) {
+            if page.up(in_all) > page.up(in_file) {
                 let rest = [
-                    up(in_file),
-                    up(in_all) - up(in_file),
+                    page.up(in_file),
+                    page.up(in_all) - page.up(in_file),
                     protection,
                     PRIVATE | FIXED | ANONYMOUS,
                     usize::MAX,
@@ -90,6 +100,13 @@ unsafe fn map(file: usize, base: usize, part: &Header) -> Option<()> {
     Some(())
 }
 
+/// What the kernel says of something.
+fn known(beginning: &Beginning, kind: usize) -> Option<usize> {
+    let at = beginning.auxiliary(kind);
+    // SAFETY: null, or a word of the list, which is ours, on the stack.
+    unsafe { at.as_ref() }.copied()
+}
+
 /// Tells the linker what the kernel would have: where it is, and that this program wants it. For that the
 /// program gets a copy of its headers with one more.
 fn tell(beginning: &Beginning, base: usize, entry: usize) -> Option<()> {
@@ -98,12 +115,7 @@ fn tell(beginning: &Beginning, base: usize, entry: usize) -> Option<()> {
         // SAFETY: null, or a word of the list, which is ours, on the stack.
         unsafe { at.as_mut() }.map(|word| *word = value)
     };
-    let known = |kind: usize| {
-        let at = beginning.auxiliary(kind);
-        // SAFETY: as above.
-        unsafe { at.as_ref() }.copied()
-    };
-    let (old, count) = (known(AT_PHDR)?, known(AT_PHNUM)?);
+    let (old, count) = (known(beginning, AT_PHDR)?, known(beginning, AT_PHNUM)?);
     if count > HEADERS_MAX {
         return None;
     }
@@ -111,8 +123,8 @@ fn tell(beginning: &Beginning, base: usize, entry: usize) -> Option<()> {
     let old_headers = unsafe { core::slice::from_raw_parts(old as *const Header, count) };
     let first = old_headers.iter().find(|part| part.kind == LOAD && part.offset == 0)?;
     // The headers stand behind the head of the file, which is the beginning of the first part.
-    let bias = down(old) - first.address;
-    let new = memory(PAGE)? as *mut Header;
+    let bias = (old & !(HEADERS_BYTES - 1)) - first.address;
+    let new = memory(HEADERS_BYTES)? as *mut Header;
     let place = |kind: u32, address: usize, bytes: usize| Header {
         kind,
         flags: 4,
@@ -129,7 +141,7 @@ fn tell(beginning: &Beginning, base: usize, entry: usize) -> Option<()> {
     ];
     let mut number = 0;
     for header in own.iter().chain(old_headers.iter().filter(|part| part.kind != HEADERS)) {
-        // SAFETY: at most two more than there were, which a page holds.
+        // SAFETY: at most two more than there were, for which there is room.
         unsafe { new.add(number).write(*header) };
         number += 1;
     }

@@ -5,9 +5,9 @@ use crate::Beginning;
 use crate::layout::{CONFIG_AT, DEVICE_MAJOR, MAGIC, PLACEHOLDERS, STATE, STATE_BYTES, VARIABLE};
 use crate::loader::memory;
 use crate::system::{
-    CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTAT, FTRUNCATE,
-    GETRANDOM, HERE, LSTAT, MKDIR, OPENAT, POLL, PWRITE, RMDIR, RT_SIGPROCMASK, SETSID, STATFS,
-    UNLINK, call, close, complain, exit, open, process, read, user,
+    CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE,
+    GETRANDOM, HERE, MKDIRAT, OPENAT, PPOLL, PWRITE, RT_SIGPROCMASK, SETSID, STATFS, UNLINKAT,
+    call, close, complain, exit, open, process, read, user,
 };
 use crate::text::{INTERPRETER, Text, decimal, elf, string};
 
@@ -127,8 +127,10 @@ fn has_standard_streams() -> bool {
     const INVALID: u64 = 0x20;
     // A descriptor, and behind it what is asked and what is answered.
     let mut streams = [0u64, 1, 2];
-    // SAFETY: so many of eight bytes.
-    let asked = unsafe { call(POLL, [streams.as_mut_ptr() as usize, streams.len(), 0]) };
+    let at_once = [0u64; 2];
+    let how = [streams.as_mut_ptr() as usize, streams.len(), at_once.as_ptr() as usize, 0];
+    // SAFETY: so many of eight bytes, and a structure of two words.
+    let asked = unsafe { call(PPOLL, how) };
     asked.is_some() && streams.iter().all(|stream| stream >> 48 & INVALID == 0)
 }
 
@@ -136,23 +138,47 @@ fn has_standard_streams() -> bool {
 struct Status([u64; 18]);
 
 impl Status {
-    fn of(number: usize, file: usize) -> Option<Self> {
+    /// Of an open file.
+    fn of(file: usize) -> Option<Self> {
+        const EMPTY_PATH: usize = 0x1000;
+        Self::at(file, c"".as_ptr() as usize, EMPTY_PATH)
+    }
+
+    /// Of a path, without following a link at its end.
+    fn of_path(path: &Path) -> Option<Self> {
+        const NO_FOLLOW: usize = 0x100;
+        Self::at(HERE, path.address(), NO_FOLLOW)
+    }
+
+    fn at(folder: usize, path: usize, how: usize) -> Option<Self> {
         let mut status = [0; 18];
-        // SAFETY: as long as the kernel's structure.
-        unsafe { call(number, [file, status.as_mut_ptr() as usize]) }?;
+        // SAFETY: the path ends with a zero byte; at least as long as the kernel's structure.
+        unsafe { call(FSTATAT, [folder, path, status.as_mut_ptr() as usize, how]) }?;
         Some(Self(status))
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn links(&self) -> u64 {
         self.0[2]
     }
 
+    #[cfg(target_arch = "x86_64")]
     fn mode(&self) -> u32 {
         self.0[3] as u32
     }
 
+    #[cfg(target_arch = "aarch64")]
+    fn links(&self) -> u64 {
+        self.0[2] >> 32
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    fn mode(&self) -> u32 {
+        self.0[2] as u32
+    }
+
     fn user(&self) -> u32 {
-        (self.0[3] >> 32) as u32
+        (self.0[3] >> if cfg!(target_arch = "x86_64") { 32 } else { 0 }) as u32
     }
 
     fn bytes(&self) -> u64 {
@@ -179,7 +205,7 @@ fn home(beginning: &Beginning) -> Option<Path> {
     let parent = parents.into_iter().find(is_usable)?;
     let (user, _) = user();
     let path = Path::of(&[parent, b"/towline-", decimal(user).get(), b"\0"])?;
-    let found = Status::of(LSTAT, path.address())?;
+    let found = Status::of_path(&path)?;
     let is_good = found.is(DIRECTORY) && found.user() == user && found.mode() & 0o022 == 0;
     Path::of(&[path.get().strip_suffix(b"\0")?]).filter(|_| is_good)
 }
@@ -237,7 +263,7 @@ fn interpreter(line: &[u8]) -> Option<Path> {
 /// The beginning of a program, unless it gives rights.
 fn look<'a>(path: &Path, first: &'a mut [u8]) -> Option<&'a [u8]> {
     let file = open(path.get())?;
-    let status = Status::of(FSTAT, file);
+    let status = Status::of(file);
     let is_program = status.is_some_and(|status| {
         status.is(REGULAR) && status.mode() & 0o111 == 0o111 && status.mode() & 0o6000 == 0
     });
@@ -268,7 +294,7 @@ fn library_is_there(path: &Path) -> Option<usize> {
             call(FLOCK, [file, SHARED])?;
             call(CLOCK_GETTIME, [0, now.as_mut_ptr() as usize])?;
         }
-        let status = Status::of(FSTAT, file)?;
+        let status = Status::of(file)?;
         let is_long = decimal(status.bytes() as u32).get() == LIBRARY_BYTES.as_bytes();
         // It may have been removed before it was locked.
         let is_there = is_long && status.links() > 0;
@@ -289,8 +315,8 @@ fn directory(home: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<P
     let (placeholders, state) = (below(&path, PLACEHOLDERS)?, below(&path, STATE)?);
     // SAFETY: the paths end with a zero byte.
     unsafe {
-        call(MKDIR, [path.address(), MODE])?;
-        let made = call(MKDIR, [placeholders.address(), MODE]);
+        call(MKDIRAT, [HERE, path.address(), MODE])?;
+        let made = call(MKDIRAT, [HERE, placeholders.address(), MODE]);
         if made.and_then(|_| make_state(&state, library, prefix, url)).is_none() {
             remove(&path);
             return None;
@@ -308,11 +334,13 @@ fn below(directory: &Path, name: &str) -> Option<Path> {
 fn remove(directory: &Path) {
     let remove = |name: &str, how: usize| {
         // SAFETY: the path ends with a zero byte.
-        below(directory, name).and_then(|path| unsafe { call(how, [path.address()]) })
+        below(directory, name)
+            .and_then(|path| unsafe { call(UNLINKAT, [HERE, path.address(), how]) })
     };
-    remove(STATE, UNLINK);
-    remove(PLACEHOLDERS, RMDIR);
-    remove("", RMDIR);
+    const DIRECTORY: usize = 0x200;
+    remove(STATE, 0);
+    remove(PLACEHOLDERS, DIRECTORY);
+    remove("", DIRECTORY);
 }
 
 /// The state of a run with one prefix, as `State::prepare` and `Config::to_bytes` write it.

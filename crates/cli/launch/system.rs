@@ -2,33 +2,67 @@
 
 use core::arch::asm;
 
-pub(crate) const READ: usize = 0;
-pub(crate) const CLOSE: usize = 3;
-pub(crate) const FSTAT: usize = 5;
-pub(crate) const LSTAT: usize = 6;
-pub(crate) const POLL: usize = 7;
-pub(crate) const MMAP: usize = 9;
-pub(crate) const RT_SIGPROCMASK: usize = 14;
-pub(crate) const PWRITE: usize = 18;
-pub(crate) const CLONE: usize = 56;
-pub(crate) const EXECVE: usize = 59;
-pub(crate) const FLOCK: usize = 73;
-pub(crate) const FTRUNCATE: usize = 77;
-pub(crate) const MKDIR: usize = 83;
-pub(crate) const RMDIR: usize = 84;
-pub(crate) const UNLINK: usize = 87;
-pub(crate) const SETSID: usize = 112;
-pub(crate) const STATFS: usize = 137;
-pub(crate) const FGETXATTR: usize = 193;
-pub(crate) const CLOCK_GETTIME: usize = 228;
-pub(crate) const OPENAT: usize = 257;
-pub(crate) const FACCESSAT: usize = 269;
-pub(crate) const GETRANDOM: usize = 318;
-const WRITE: usize = 1;
-const GETPID: usize = 39;
-const GETEUID: usize = 107;
-const GETEGID: usize = 108;
-const EXIT_GROUP: usize = 231;
+/// Numbers of those that are used.
+#[cfg(target_arch = "x86_64")]
+#[rustfmt::skip]
+mod numbers {
+    pub(crate) const READ: usize = 0;
+    pub(crate) const WRITE: usize = 1;
+    pub(crate) const CLOSE: usize = 3;
+    pub(crate) const MMAP: usize = 9;
+    pub(crate) const RT_SIGPROCMASK: usize = 14;
+    pub(crate) const PWRITE: usize = 18;
+    pub(crate) const GETPID: usize = 39;
+    pub(crate) const CLONE: usize = 56;
+    pub(crate) const EXECVE: usize = 59;
+    pub(crate) const FLOCK: usize = 73;
+    pub(crate) const FTRUNCATE: usize = 77;
+    pub(crate) const GETEUID: usize = 107;
+    pub(crate) const GETEGID: usize = 108;
+    pub(crate) const SETSID: usize = 112;
+    pub(crate) const STATFS: usize = 137;
+    pub(crate) const FGETXATTR: usize = 193;
+    pub(crate) const CLOCK_GETTIME: usize = 228;
+    pub(crate) const EXIT_GROUP: usize = 231;
+    pub(crate) const OPENAT: usize = 257;
+    pub(crate) const MKDIRAT: usize = 258;
+    pub(crate) const FSTATAT: usize = 262;
+    pub(crate) const UNLINKAT: usize = 263;
+    pub(crate) const FACCESSAT: usize = 269;
+    pub(crate) const PPOLL: usize = 271;
+    pub(crate) const GETRANDOM: usize = 318;
+}
+/// As above.
+#[cfg(target_arch = "aarch64")]
+#[rustfmt::skip]
+mod numbers {
+    pub(crate) const FGETXATTR: usize = 10;
+    pub(crate) const FLOCK: usize = 32;
+    pub(crate) const MKDIRAT: usize = 34;
+    pub(crate) const UNLINKAT: usize = 35;
+    pub(crate) const STATFS: usize = 43;
+    pub(crate) const FTRUNCATE: usize = 46;
+    pub(crate) const FACCESSAT: usize = 48;
+    pub(crate) const OPENAT: usize = 56;
+    pub(crate) const CLOSE: usize = 57;
+    pub(crate) const READ: usize = 63;
+    pub(crate) const WRITE: usize = 64;
+    pub(crate) const PWRITE: usize = 68;
+    pub(crate) const PPOLL: usize = 73;
+    pub(crate) const FSTATAT: usize = 79;
+    pub(crate) const EXIT_GROUP: usize = 94;
+    pub(crate) const CLOCK_GETTIME: usize = 113;
+    pub(crate) const RT_SIGPROCMASK: usize = 135;
+    pub(crate) const SETSID: usize = 157;
+    pub(crate) const GETPID: usize = 172;
+    pub(crate) const GETEUID: usize = 175;
+    pub(crate) const GETEGID: usize = 177;
+    pub(crate) const CLONE: usize = 220;
+    pub(crate) const EXECVE: usize = 221;
+    pub(crate) const MMAP: usize = 222;
+    pub(crate) const GETRANDOM: usize = 278;
+}
+pub(crate) use numbers::*;
 
 /// The working directory, for calls that want a directory's descriptor.
 pub(crate) const HERE: usize = -100isize as usize;
@@ -45,6 +79,18 @@ pub(crate) unsafe fn call<const COUNT: usize>(
 ) -> Option<usize> {
     let at = |place: usize| arguments.get(place).copied().unwrap_or(0);
     let result: isize;
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the kernel changes this register and no others, and memory as the caller says.
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") at(0) as isize => result,
+            in("x1") at(1), in("x2") at(2), in("x3") at(3), in("x4") at(4), in("x5") at(5),
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: the kernel changes these two registers and no others, and memory as the caller says.
     unsafe {
         asm!(
@@ -111,19 +157,36 @@ pub(crate) fn read(fd: usize, to: &mut [u8]) -> Option<&[u8]> {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: as in C.
     unsafe {
         asm!("rep movsb", inout("rcx") count => _, inout("rdi") to => _, inout("rsi") from => _,
             options(nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as in C. Instructions of its own, of which no call of `memcpy` can be made.
+    unsafe {
+        asm!("1: cbz {count}, 2f", "ldrb {byte:w}, [{from}], #1", "strb {byte:w}, [{to}], #1",
+            "sub {count}, {count}, #1", "b 1b", "2:",
+            count = inout(reg) count => _, to = inout(reg) to => _, from = inout(reg) from => _,
+            byte = out(reg) _, options(nostack, preserves_flags));
     }
     to
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn memset(to: *mut u8, value: i32, count: usize) -> *mut u8 {
+    #[cfg(target_arch = "x86_64")]
     // SAFETY: as in C.
     unsafe {
         asm!("rep stosb", inout("rcx") count => _, inout("rdi") to => _, in("al") value as u8,
+            options(nostack, preserves_flags));
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        asm!("1: cbz {count}, 2f", "strb {value:w}, [{to}], #1", "sub {count}, {count}, #1", "b 1b",
+            "2:", count = inout(reg) count => _, to = inout(reg) to => _, value = in(reg) value,
             options(nostack, preserves_flags));
     }
     to

@@ -118,7 +118,7 @@ pub(crate) const HEADERS: u32 = 6;
 /// What an ELF file for this machine begins with: where it is entered, and its program headers. `None` for
 /// all else, and when the headers are further back.
 pub(crate) fn elf(first: &[u8]) -> Option<(usize, impl Iterator<Item = Header>)> {
-    const MACHINE: usize = 62;
+    const MACHINE: usize = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
     const HEADER_BYTES: usize = size_of::<Header>();
     let is_ours = first.starts_with(b"\x7fELF\x02\x01")
         && field::<2>(first, 18)? == MACHINE

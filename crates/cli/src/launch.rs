@@ -5,6 +5,7 @@
 
 use std::arch::global_asm;
 
+#[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.towline_begin, \"ax\", @progbits",
     ".globl towline_begin",
@@ -36,4 +37,38 @@ global_asm!(
     ".asciz \"/lib64/ld-linux-x86-64.so.2\"",
     ".popsection",
     options(att_syntax)
+);
+
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".pushsection .text.towline_begin, \"ax\", %progbits",
+    ".globl towline_begin",
+    ".type towline_begin, %function",
+    "towline_begin:",
+    // As above.
+    "cbnz x0, 1f",
+    "mov x29, xzr",
+    "mov x30, xzr",
+    "mov x19, sp",
+    "mov x0, sp",
+    "adrp x1, _start",
+    "add x1, x1, :lo12:_start",
+    concat!("bl towline_launch + ", env!("TOWLINE_LAUNCH_ENTRY")),
+    "mov sp, x19",
+    "mov x16, x0",
+    "mov x0, xzr",
+    "br x16",
+    "1: b _start",
+    ".size towline_begin, . - towline_begin",
+    ".balign 4096",
+    "towline_launch:",
+    concat!(".incbin \"", env!("TOWLINE_LAUNCH"), "\""),
+    ".popsection",
+    ".pushsection .note.towline, \"a\", %note",
+    ".balign 4",
+    ".long 8, 27, 1",
+    ".asciz \"Towline\"",
+    ".asciz \"/lib/ld-linux-aarch64.so.1\"",
+    ".balign 4",
+    ".popsection",
 );
