@@ -1,5 +1,5 @@
 # Each target does all its own set-up on a Debian machine with the Rust toolchain.
-.PHONY: demo test test-long test-vm check build fuzz bench goals conformance install
+.PHONY: demo test test-long test-vm check check-aarch64 build fuzz bench goals conformance install
 
 demo: ## build, then a guided tour with real timings
 	cargo run --release --quiet --bin towline -- demo
@@ -12,6 +12,9 @@ test-long: ## most of an hour: many more random sequences, cuts and foreign suit
 
 test-vm: ## disks in virtual machines: attached, striped, booted from; see tests/vm/run
 	sh tests/vm/run
+
+check-aarch64: ## on ARM processors, in emulated machines; see tests/aarch64/run; needs root, for apt
+	sh tests/aarch64/run
 
 conformance: ## pjdfstest and fsx on a remote directory under `towline run`; needs root
 	sh tests/conformance
