@@ -276,19 +276,20 @@ def sequential(bench):
         both[s.name].append((done["cpu"] + children_seconds() - before) / gib)
         return done["bytes_per_s"] / 1e9
 
-    def stream():
+    def stream(into):
         before = children_seconds()
-        done = bench.run("net", "--stream", "--sendfile", bench.image, "--secs", bench.secs)
+        done = bench.run("net", "--stream", "--sendfile", bench.image, "--into", into, "--secs", bench.secs)
         both["sendfile"].append((children_seconds() - before) / (done["bytes"] / (1 << 30)))
         return done["bytes"] / done["secs"] / 1e9
 
-    limit, *values = bench.medians(stream, *(lambda s=s: one(s) for s in systems))
+    # The limit lands in as much memory as the reader fills: into 256 KiB, which stay in the caches, it is faster.
+    warm, limit, *values = bench.medians(lambda: stream("256K"), lambda: stream("4M"), *(lambda s=s: one(s) for s in systems))
     found = dict(zip((s.name for s in systems), values))
     best = max(others(found).values(), default=0)
     ours = found["towline"]
     yield ("1 MiB sequential read, depth 4, TCP, cached file", ">= 85 % of sendfile",
            f"{ours:.2f} GB/s = {ours / limit:.0%}, {ours / best if best else 0:.2f} x best peer",
-           f"sendfile {limit:.2f}, " + told(others(found), "GB/s", 2), ours >= 0.85 * limit)
+           f"sendfile into 4 MiB {limit:.2f}, into 256 KiB {warm:.2f}, " + told(others(found), "GB/s", 2), ours >= 0.85 * limit)
     each = {name: statistics.median(list_) for name, list_ in cpu.items()}
     yield ("  CPU of the server for it", "<= 0.1 s/GiB", f"{each['towline']:.2f} s/GiB", told(others(each), "s/GiB", 2), each["towline"] <= 0.1)
     each = {name: statistics.median(list_) for name, list_ in both.items()}

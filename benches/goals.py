@@ -255,12 +255,18 @@ def streams(bench):
         used.append((server.cpu_seconds() - before) / (result["bytes"] / (1 << 30)))
         return result["bytes"] / result["secs"]
 
-    raw, one, four = bench.medians(lambda: (lambda r: r["bytes"] / r["secs"])(bench.net("--stream", "--sendfile", big)),
-                                   lambda: read(1), lambda: read(4))
+    def raw(into):
+        result = bench.net("--stream", "--sendfile", big, "--into", into)
+        return result["bytes"] / result["secs"]
+
+    # The limit lands in as much memory as the reader fills: into 256 KiB, which stay in the caches, it is faster.
+    raw_warm, raw_one, raw_four, one, four = bench.medians(
+        lambda: raw("256K"), lambda: raw("1M"), lambda: raw("4M"), lambda: read(1), lambda: read(4))
     # Four under way, as in the same goal for disks: a reader of one piece after the other waits for each.
-    for depth, ours in ((4, four), (1, one)):
+    for depth, ours, limit in ((4, four, raw_four), (1, one, raw_one)):
         yield f"sequential read 1 MiB, depth {depth}, TCP, dir", ">= 85 % of sendfile", \
-            f"{ours / 1e9:.2f} GB/s = {100 * ours / raw:.0f} %", f"sendfile {raw / 1e9:.2f} GB/s", ours >= 0.85 * raw
+            f"{ours / 1e9:.2f} GB/s = {100 * ours / limit:.0f} %", \
+            f"sendfile into {depth} MiB {limit / 1e9:.2f}, into 256 KiB {raw_warm / 1e9:.2f} GB/s", ours >= 0.85 * limit
     yield "server CPU, the same", "<= half of best peer", f"{statistics.median(used):.2f} s/GiB", "peer: see peers/", None
     memcpy, ours = bench.medians(lambda: bench.run("limits")["memcpy_bytes_per_s"],
                                  lambda: (lambda r: r["bytes"] / r["secs"])(bench.file(server.url("shm", "m"), "seqread", "--bs", "1M")))
