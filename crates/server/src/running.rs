@@ -118,14 +118,17 @@ impl Core {
                 }
                 let lane = served.lane.and_then(|lane| self.lanes.get(lane as usize)?.as_ref());
                 let asker = lane.map(|lane| Arc::new(Asker(lane.link.clone())));
+                // Looked at with the table held: else it could end, and what it has be given back on its
+                // behalf, before it is given the lock.
+                let mut locks = self.shared.locks.lock();
                 let is_there = asker.as_ref().is_some_and(|asker| asker.is_there());
                 let outcome = if waiter.range.kind == lock::UNLOCK || is_there {
-                    let peer = asker.filter(|_| wait).map(|asker| asker as _);
-                    self.shared.locks.lock().lock(file, waiter, peer)
+                    locks.lock(file, waiter, asker.filter(|_| wait).map(|asker| asker as _))
                 } else {
                     // Asked again when the client sends it again, should it not have been killed.
                     Ok(Locked::Waiting)
                 };
+                drop(locks);
                 match outcome {
                     Ok(Locked::Done(granted)) => {
                         self.shared.notify(granted);
