@@ -186,8 +186,17 @@ fn greet_on(
 }
 
 /// The same file under a descriptor of at least `min`.
+///
+/// # Errors
+/// `EMFILE` when there is none, also where the limit is below `min`, which the kernel calls `EINVAL`.
 pub(crate) fn raised(fd: OwnedFd, min: i32) -> io::Result<OwnedFd> {
-    Ok(if min > 0 { rustix::io::fcntl_dupfd_cloexec(&fd, min)? } else { fd })
+    if min <= 0 {
+        return Ok(fd);
+    }
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, min).map_err(|errno| match errno {
+        rustix::io::Errno::INVAL => rustix::io::Errno::MFILE,
+        other => other,
+    })?)
 }
 
 fn hear(link: &Link) -> Result<(Welcome, Vec<OwnedFd>), Failure> {
@@ -229,5 +238,19 @@ fn hear(link: &Link) -> Result<(Welcome, Vec<OwnedFd>), Failure> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_descriptors_is_told_as_one() {
+        let any = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        use std::os::fd::AsRawFd;
+        assert!(raised(any(), 100).unwrap().as_raw_fd() >= 100);
+        let error = raised(any(), i32::MAX).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::EMFILE.0.into()));
     }
 }
