@@ -116,7 +116,7 @@ class System:
 
     def counters(self):
         text = urllib.request.urlopen(f"http://127.0.0.1:{self.metrics}/metrics", timeout=20).read().decode()
-        lines = (line.rsplit(" ", 1) for line in text.splitlines())
+        lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
         return {name.removeprefix("towline_"): float(value) for name, value in lines}
 
     def stop(self):
