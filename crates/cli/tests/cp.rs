@@ -259,6 +259,32 @@ fn a_full_disk_is_told_and_leaves_no_file() {
 }
 
 #[test]
+fn what_only_closing_tells_is_told() {
+    let world = World::new();
+    let (library, target) = (world.local("late.so"), world.local("target"));
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/late.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(&library).arg(program);
+    assert!(compiler.status().unwrap().success());
+    fs::create_dir(&target).unwrap();
+    for (name, length) in [("small", 5000), ("large", LARGE)] {
+        fs::write(world.local("served").join(name), noise(length, 5)).unwrap();
+        let copy = |late: &str| {
+            let mut command = Command::new(TOWLINE);
+            command.args(["cp", &world.url(&format!("dir/{name}"))]).arg(target.join(name));
+            command.env("LD_PRELOAD", &library).env("LATE", late).output().unwrap()
+        };
+        let told = copy(&format!(".{name}."));
+        let complaint = String::from_utf8_lossy(&told.stderr).into_owned();
+        assert_eq!(told.status.code(), Some(1), "{name}: {complaint}");
+        assert!(complaint.contains("quota"), "{name}: {complaint}");
+        assert!(!target.join(name).exists(), "{name} is there, though it may not be whole");
+        assert!(copy("another file").status.success());
+        assert!(fs::read(target.join(name)).unwrap() == noise(length, 5));
+    }
+}
+
+#[test]
 fn errors_name_their_argument_and_the_others_are_copied() {
     let world = World::new();
     let (one, two) = (world.local("one"), world.local("two"));

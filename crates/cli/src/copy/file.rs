@@ -186,7 +186,8 @@ impl Files {
         };
         self.progress.bytes(transfer.from);
         // A part that is continued may be longer: pieces are not written in order.
-        if let Err(failure) = transfer.run().and_then(|()| output.set_size(attr.size)) {
+        let written = transfer.run().and_then(|()| output.set_size(attr.size));
+        if let Err(failure) = written.and_then(|()| output.settle()) {
             return Err(keep_or_remove(failure, &part, &output, &stamp).about(target));
         }
         let finished = self.check(&input, &output, &attr, sparse).and_then(|()| {

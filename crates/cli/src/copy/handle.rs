@@ -1,6 +1,6 @@
 //! Open files of either side: positioned reads and writes, holes, and the stamp of a part.
 
-use super::local;
+use super::{closing, local};
 use crate::report::{Failure, Outcome};
 use rustix::fs::{SeekFrom, XattrFlags};
 use std::os::unix::fs::FileExt;
@@ -154,10 +154,19 @@ impl Handle {
         }
     }
 
+    /// Tells of errors that would show only when it is closed, and leaves it open.
+    pub(super) fn settle(&self) -> Outcome<()> {
+        match self {
+            // The kernel asks the file system whenever one of the descriptors is closed.
+            Self::Local(file) => Ok(closing::close(file.try_clone()?)?),
+            Self::Remote(_) => Ok(()),
+        }
+    }
+
     /// Closes; tells of errors that show only then.
     pub(crate) fn close(self) -> Outcome<()> {
         match self {
-            Self::Local(_) => Ok(()),
+            Self::Local(file) => Ok(closing::close(file)?),
             Self::Remote(file) => Ok(file.close()?),
         }
     }

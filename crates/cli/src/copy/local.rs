@@ -1,5 +1,6 @@
 //! A file of this machine, with the operations that a copy needs.
 
+use super::closing::close;
 use super::end::{Listed, Status};
 use super::handle::Handle;
 use crate::remote::{join, last_name, parent};
@@ -122,7 +123,9 @@ impl Local {
     /// Creates a file, which must not exist, with all its bytes.
     pub(super) fn write_new(&self, mode: u32, data: &[u8]) -> Outcome<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-        Ok(File::from(self.open_with(flags, mode)?).write_all(data)?)
+        let mut file = File::from(self.open_with(flags, mode)?);
+        file.write_all(data)?;
+        Ok(close(file)?)
     }
 
     /// Creates a file, which must not exist, and opens it for reading and writing.

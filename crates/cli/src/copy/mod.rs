@@ -5,6 +5,7 @@
 //! source.
 
 mod attributes;
+mod closing;
 pub(crate) mod end;
 mod file;
 pub(crate) mod handle;
