@@ -5,7 +5,7 @@ use crate::report::{Failure, Outcome};
 use rustix::fs::{SeekFrom, XattrFlags};
 use std::os::unix::fs::FileExt;
 use towline_client::{Attr, Errno, File, SetAttr};
-use towline_wire::request::whence;
+use towline_wire::request::{sync_kind, whence};
 
 /// An open file.
 pub(crate) enum Handle {
@@ -151,6 +151,14 @@ impl Handle {
         match self {
             Self::Local(file) => Ok(rustix::fs::fremovexattr(file, name)?),
             Self::Remote(file) => Ok(file.remove_xattr(b"", true, name.as_bytes())?),
+        }
+    }
+
+    /// Makes sure that its bytes survive a crash of the machine.
+    pub(super) fn sync_data(&self) -> Outcome<()> {
+        match self {
+            Self::Local(file) => Ok(file.sync_data()?),
+            Self::Remote(file) => Ok(file.sync(sync_kind::DATA)?),
         }
     }
 

@@ -6,6 +6,7 @@
 
 use super::handle::Handle;
 use super::stamp::Stamp;
+use crate::report::Outcome;
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_wire::limits::NAME_BYTES_MAX;
 
@@ -56,12 +57,17 @@ fn with_suffix(of: &[u8], suffix: &[u8]) -> Vec<u8> {
     name
 }
 
-/// Notes that the part is complete up to `done`. A store without extended attributes keeps no such
-/// note, and the part is then never continued.
-pub(super) fn note(stamp: &Stamp, part: &Handle, done: u64) {
+/// Notes that the part is complete up to `done`, and stays so when its machine crashes. A store without
+/// extended attributes keeps no such note, and the part is then never continued.
+///
+/// # Errors
+/// What was written cannot be kept.
+pub(super) fn note(stamp: &Stamp, part: &Handle, done: u64) -> Outcome<()> {
+    part.sync_data()?;
     if let Err(failure) = part.set_xattr(STAMP, stamp.text(done).as_bytes()) {
         log::debug!("part is not marked for being continued: {failure}");
     }
+    Ok(())
 }
 
 /// Up to where the part is complete, if it is one of the same source.

@@ -9,6 +9,7 @@ use crate::workers::together;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use towline_client::{Errno, File};
 use towline_wire::limits::TRANSFER_BYTES_MAX;
 
@@ -16,8 +17,10 @@ use towline_wire::limits::TRANSFER_BYTES_MAX;
 const LANES: u64 = 4;
 /// Shorter pieces cost more round trips than they gain by going side by side.
 const PIECE_BYTES_MIN: u64 = 1024 * 1024;
-/// How often the part notes how far it is, so that a copy that was killed goes on from there.
+/// How often the part notes how far it is, so that a copy that was killed goes on from there: after so
+/// many bytes, and not before this time has passed, since what is noted has to be on the disk.
 const STAMP_BYTES: u64 = 64 * 1024 * 1024;
+const STAMP_PAUSE: Duration = Duration::from_secs(5);
 
 /// Walks the data of a file, holes left out, in pieces.
 pub(super) struct Extents {
@@ -88,8 +91,9 @@ struct State {
     under_way: BTreeSet<u64>,
     /// End of the furthest piece that is done.
     furthest: u64,
-    /// What the stamp says.
+    /// What the stamp says, and since when.
     noted: u64,
+    noted_at: Instant,
     failure: Option<Failure>,
 }
 
@@ -111,6 +115,7 @@ impl Transfer<'_> {
             under_way: BTreeSet::new(),
             furthest: self.from,
             noted: self.from,
+            noted_at: Instant::now(),
             failure: None,
         });
         let inside = AtomicBool::new(self.inside);
@@ -123,7 +128,8 @@ impl Transfer<'_> {
         match state.failure.take() {
             None => Ok(()),
             Some(failure) => {
-                part::note(self.stamp, self.target, state.done());
+                // Without a note the part is not continued, that is all.
+                let _ = part::note(self.stamp, self.target, state.done());
                 Err(failure)
             }
         }
@@ -147,10 +153,13 @@ impl Transfer<'_> {
             now.under_way.remove(&start);
             now.furthest = now.furthest.max(end);
             let done = now.done();
-            if done >= now.noted + STAMP_BYTES {
-                now.noted = done;
+            if done >= now.noted + STAMP_BYTES && now.noted_at.elapsed() >= STAMP_PAUSE {
+                (now.noted, now.noted_at) = (done, Instant::now());
                 drop(now);
-                part::note(self.stamp, self.target, done);
+                if let Err(failure) = part::note(self.stamp, self.target, done) {
+                    locked(state).failure.get_or_insert(failure);
+                    return;
+                }
             }
         }
     }
@@ -304,6 +313,7 @@ mod tests {
             under_way: BTreeSet::from([30, 50]),
             furthest: 20,
             noted: 0,
+            noted_at: Instant::now(),
             failure: None,
         };
         assert_eq!(state.done(), 20, "the target may be no longer than that");
