@@ -601,6 +601,7 @@ fn random_programs_that_once_differed() {
         700_001_065,
         700_001_085,
         795_344_855,
+        795_351_697,
     ];
     random(seeds.into_iter(), 1500);
 }

@@ -58,7 +58,11 @@ fn path_of(at: &At) -> Vec<u8> {
 /// Something was renamed, or exchanged with what had the other name.
 pub(crate) fn renamed(from: &At, to: &At, exchange: bool) {
     let (old, new) = (path_of(from), path_of(to));
-    if !exchange && (from.mount, &old) != (to.mount, &new) {
+    if (from.mount, &old) == (to.mount, &new) {
+        // It stays where it is.
+        return;
+    }
+    if !exchange {
         descriptors::removed((to.mount, &new));
     }
     descriptors::renamed((from.mount, &old), (to.mount, &new), exchange);
