@@ -244,6 +244,22 @@ impl File {
         self.core.write(self.handle, data, offset, self.write_flags)
     }
 
+    /// [`File::write_at`] until all is written.
+    ///
+    /// # Errors
+    /// As the system call, also where a part could be written before.
+    pub fn write_all_at(&self, data: &[u8], offset: u64) -> Result<(), Error> {
+        let mut done = 0;
+        while done < data.len() {
+            // Why it stopped early the next one tells.
+            match self.write_at(&data[done..], offset + done as u64)? {
+                0 => return Err(Errno::ENOSPC.into()),
+                written => done += written,
+            }
+        }
+        Ok(())
+    }
+
     /// [`File::write_at`] of at most 8 MiB, completed later; yields the bytes written and the buffer.
     ///
     /// # Errors

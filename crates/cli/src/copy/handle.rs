@@ -72,17 +72,7 @@ impl Handle {
     pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> Outcome<()> {
         match self {
             Self::Local(file) => Ok(file.write_all_at(data, offset)?),
-            Self::Remote(file) => {
-                let mut done = 0;
-                while done < data.len() {
-                    // Why it stopped early the next one tells.
-                    match file.write_at(&data[done..], offset + done as u64)? {
-                        0 => return Err(Errno::ENOSPC.into()),
-                        written => done += written,
-                    }
-                }
-                Ok(())
-            }
+            Self::Remote(file) => Ok(file.write_all_at(data, offset)?),
         }
     }
 

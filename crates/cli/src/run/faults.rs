@@ -61,15 +61,7 @@ impl memory::Remote for Source {
     }
 
     fn write(&self, data: &[u8], at: u64) -> io::Result<()> {
-        let mut done = 0;
-        while done < data.len() {
-            // Why it stopped early the next one tells.
-            match self.with(|file| file.write_at(&data[done..], at + done as u64))? {
-                0 => return Err(io::ErrorKind::StorageFull.into()),
-                written => done += written,
-            }
-        }
-        Ok(())
+        self.with(|file| file.write_all_at(data, at))
     }
 }
 

@@ -64,16 +64,7 @@ impl memory::Remote for Handle {
     }
 
     fn write(&self, data: &[u8], at: u64) -> Result<(), i32> {
-        let mut done = 0;
-        while done < data.len() {
-            let write = |file: &File| file.write_at(&data[done..], at + done as u64);
-            // Why it stopped early the next one tells.
-            match remote::with_handle(self.mount, self.number, write)? {
-                0 => return Err(libc::ENOSPC),
-                written => done += written,
-            }
-        }
-        Ok(())
+        remote::with_handle(self.mount, self.number, |file| file.write_all_at(data, at))
     }
 }
 
