@@ -233,7 +233,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
 /// are watched.
 fn tune(stream: &TcpStream, withheld: Option<&Withheld>, side: Side) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    if is_within_machine(stream) {
+    if ends_within_machine(stream).is_some() {
         return Ok(());
     }
     if let Some(withheld) = withheld {
@@ -242,9 +242,13 @@ fn tune(stream: &TcpStream, withheld: Option<&Withheld>, side: Side) -> io::Resu
     notice_silence(stream, side)
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+/// An end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // there are two
+pub enum Side {
+    /// The one that was connected to.
     Server,
+    /// The one that connected.
     Client,
 }
 
@@ -255,7 +259,10 @@ enum Side {
 /// A client is content with as long for what it has sent. A server is not: a client that is stopped
 /// while an answer is on its way takes nothing, and lives. There the kernel's own limit holds, which is
 /// some fifteen minutes.
-fn notice_silence(stream: &TcpStream, side: Side) -> io::Result<()> {
+///
+/// # Errors
+/// What `setsockopt(2)` says.
+pub fn notice_silence(stream: &TcpStream, side: Side) -> io::Result<()> {
     let limit = Duration::from_secs(PEER_SILENCE_SECONDS);
     sockopt::set_tcp_keepidle(stream, limit / 2)?;
     sockopt::set_tcp_keepintvl(stream, limit / 6)?;
@@ -325,16 +332,21 @@ pub fn connect_abstract(name: &str) -> io::Result<Link> {
 /// True when both ends of a TCP connection are on this machine.
 #[must_use]
 pub fn is_same_host(link: &Link) -> bool {
-    link.kind() == LinkKind::Tcp && link.fd().is_some_and(is_within_machine)
+    ends_on_this_host(link).is_some()
 }
 
-fn is_within_machine(socket: impl AsFd) -> bool {
-    let ends = || -> io::Result<bool> {
-        let near = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
-        let far = rustix::net::getpeername(&socket)?.map(SocketAddr::try_from).transpose()?;
-        Ok(far.is_some_and(|far| far.ip() == near.ip() || far.ip().is_loopback()))
-    };
-    ends().unwrap_or(false)
+/// The near and the far end of a TCP connection if both are on this machine; IPv4 addresses as such, also
+/// on sockets for IPv6.
+#[must_use]
+pub fn ends_on_this_host(link: &Link) -> Option<(SocketAddr, SocketAddr)> {
+    link.fd().filter(|_| link.kind() == LinkKind::Tcp).and_then(ends_within_machine)
+}
+
+fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
+    let plain = |end: SocketAddr| SocketAddr::new(end.ip().to_canonical(), end.port());
+    let near = plain(SocketAddr::try_from(rustix::net::getsockname(&socket).ok()?).ok()?);
+    let far = plain(SocketAddr::try_from(rustix::net::getpeername(&socket).ok()??).ok()?);
+    (far.ip().is_loopback() || far.ip() == near.ip()).then_some((near, far))
 }
 
 #[cfg(test)]

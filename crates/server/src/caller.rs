@@ -5,6 +5,7 @@ use foldhash::fast::RandomState;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use towline_net::address::ends_on_this_host;
 use towline_net::{Link, LinkKind};
 use towline_store::Caller;
 
@@ -51,21 +52,13 @@ pub(crate) fn peer_of(link: &Link) -> Option<(u32, u32)> {
         let credentials = rustix::net::sockopt::socket_peercred(fd).ok()?;
         return Some((credentials.uid.as_raw(), credentials.gid.as_raw()));
     }
-    let near = canonical(SocketAddr::try_from(rustix::net::getsockname(fd).ok()?).ok()?);
-    let far = canonical(SocketAddr::try_from(rustix::net::getpeername(fd).ok()??).ok()?);
-    if !far.ip().is_loopback() && far.ip() != near.ip() {
-        return None;
-    }
+    let (near, far) = ends_on_this_host(link)?;
     // A peer whose owner cannot be found is trusted with nothing. IPv4 addresses are in the other
     // table, too, where a client uses a socket for both.
     let owner = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
         .find_map(|table| owner_of(&std::fs::read_to_string(table).unwrap_or_default(), far, near));
     Some(owner.map_or((NOBODY, NOBODY), |uid| (uid, group_of(uid))))
-}
-
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// The owner of the socket with these ends in a table of `proc_net_tcp(5)`. Another one may have the
@@ -90,7 +83,7 @@ fn address(text: &str) -> Option<SocketAddr> {
         let words = [word(0)?, word(8)?, word(16)?, word(24)?];
         IpAddr::from(<[u8; 16]>::try_from(words.concat()).ok()?)
     };
-    Some(canonical(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?)))
+    Some(SocketAddr::new(ip.to_canonical(), u16::from_str_radix(port, 16).ok()?))
 }
 
 /// Primary group of a user, from the user database of this machine.

@@ -4,14 +4,12 @@ use super::extents;
 use super::handshake::{Agreed, agree};
 use crate::{Error, Geometry};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use rustix::net::sockopt;
 use std::fmt;
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
-use towline_net::address::connect_stream;
+use towline_net::address::{Side, connect_stream, notice_silence};
 
 /// The port of NBD.
 const PORT: u16 = 10809;
@@ -21,9 +19,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_BESIDE: Duration = Duration::from_secs(1);
 /// How long it may take to tell extents.
 const EXTENTS_PATIENCE: Duration = Duration::from_secs(60);
-/// A TCP connection is given up when what was sent is not acknowledged for so long, or when
-/// nothing is heard of an idle peer.
-const SILENCE: Duration = Duration::from_secs(30);
 
 const ENCODED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
@@ -165,7 +160,8 @@ impl Source {
             Place::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
             Place::Tcp(host, port) => {
                 let stream = connect_stream((host.as_str(), *port), PATIENCE).map_err(failed)?;
-                watch_peer(&stream).map_err(|error| failed(error.into()))?;
+                // On this machine, too: what is there may be a tunnel to another.
+                notice_silence(&stream, Side::Client).map_err(failed)?;
                 stream.into()
             }
         };
@@ -204,15 +200,6 @@ fn patiently<T>(
     stream.set_read_timeout(None)?;
     stream.set_write_timeout(None)?;
     Ok((done, stream.into()))
-}
-
-/// Makes the kernel notice a peer that vanished without a word.
-fn watch_peer(stream: &TcpStream) -> rustix::io::Result<()> {
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, SILENCE / 2)?;
-    sockopt::set_tcp_keepintvl(stream, SILENCE / 6)?;
-    sockopt::set_tcp_keepcnt(stream, 3)?;
-    sockopt::set_tcp_user_timeout(stream, SILENCE.as_millis() as u32)
 }
 
 impl fmt::Display for Source {
