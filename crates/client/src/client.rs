@@ -16,8 +16,8 @@ use towline_wire::{Attr, Request};
 pub struct Options {
     /// How long a lost connection is tried to be replaced before operations fail.
     pub reconnect: Duration,
-    /// How long a server that took a connection may take to answer the greeting; then it counts as one
-    /// that cannot be reached. Not zero.
+    /// How long a server that took a connection may take to answer the greeting, and after a restart each
+    /// request to have an open file or a lock again; then it counts as one that cannot be reached. Not zero.
     pub greeting: Duration,
     /// How long to look for an answer before sleeping, in microseconds; where that was in vain it
     /// is done less often, see [`towline_net::Spin`]. Zero: never.

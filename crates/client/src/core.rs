@@ -144,6 +144,9 @@ struct Slot {
     repeatable: bool,
     /// It counts as a change: see `Options::changes`.
     alters: bool,
+    /// What it locks or unlocks of which file. Noted in the moment in which it is answered: who asked may
+    /// come to it only when another lane was lost, and all locked again that was known.
+    lock: Option<(u64, Lock)>,
     /// What its last reply lent, on the present lane, was not given back.
     indebted: bool,
     /// Nobody wants the answer any more.
@@ -337,6 +340,7 @@ fn fresh_slot() -> Slot {
         failed: None,
         repeatable: true,
         alters: false,
+        lock: None,
         indebted: false,
         abandoned: false,
         stamps: None,
@@ -442,10 +446,6 @@ impl Core {
         });
         self.state.lock().files = files;
         lost.map_or(Ok(()), Err)
-    }
-
-    pub(crate) fn remember_lock(&self, handle: u64, lock: &Lock) {
-        self.state.lock().files.remember_lock(handle, lock);
     }
 
     pub(crate) fn forget(&self, handle: u64) {

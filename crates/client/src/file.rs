@@ -371,13 +371,10 @@ impl File {
             start,
             length,
         };
-        self.one(request, done)?;
-        self.core.remember_lock(self.handle, lock);
-        Ok(())
+        self.one(request, done)
     }
 
-    /// [`File::lock`] that waits, to be completed later; [`Operation::cancel`] gives it up. It is
-    /// not taken again after a restart of the server unless it is asked for once more by `lock`.
+    /// [`File::lock`] that waits, to be completed later; [`Operation::cancel`] gives it up.
     ///
     /// # Errors
     /// As `lock`.

@@ -3,8 +3,8 @@
 use crate::Lock;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::time::Duration;
-use towline_net::{Counters, Incoming, Input, Link, Sink, Spin, Target};
+use std::time::{Duration, Instant};
+use towline_net::{Counters, Incoming, Input, Link, Sink, Target};
 use towline_wire::ranges::Range;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, lock};
@@ -156,6 +156,8 @@ pub(crate) struct FirstUse<'a> {
     pub(crate) identity: (u32, u32),
     pub(crate) slot: u16,
     pub(crate) sequence: u32,
+    /// How long each answer may take.
+    pub(crate) limit: Duration,
 }
 
 struct Answer(Option<Vec<u8>>);
@@ -213,16 +215,23 @@ impl FirstUse<'_> {
         }
         let (mut input, mut answer, mut scratch) =
             (Input::default(), Answer(None), vec![0; 96 * 1024]);
-        let mut never = Spin::new(Duration::ZERO);
+        let asked = Instant::now();
         loop {
             if let Some(results) = answer.0.take() {
                 return Ok(results);
             }
-            let wait = Some(&mut never);
-            if input.receive(self.link, &mut scratch, wait, &mut answer, &counters)?
-                == Incoming::Closed
-            {
-                return Err(io::ErrorKind::UnexpectedEof.into());
+            match input.receive(self.link, &mut scratch, None, &mut answer, &counters)? {
+                Incoming::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Incoming::Progress => {}
+                Incoming::Drained if answer.0.is_some() => {}
+                Incoming::Drained => {
+                    let left = self.limit.saturating_sub(asked.elapsed());
+                    if left.is_zero() {
+                        let what = format!("no answer within {:?}", self.limit);
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+                    }
+                    self.link.wait_readable(left)?;
+                }
             }
         }
     }

@@ -329,6 +329,44 @@ fn a_server_that_says_nothing_is_not_waited_for_for_ever() {
     assert!(error.to_string().contains("no answer within 50ms"), "{error}");
 }
 
+/// One that was started anew, and hangs as soon as it is asked for a file.
+#[test]
+fn a_server_that_opens_nothing_again_is_not_waited_for_for_ever() {
+    use towline_wire::hello::{MAGIC, VERSION, resumed};
+    let directory = TempDir::new().unwrap();
+    let server = Server::start(&config(directory.path(), 0)).unwrap();
+    let port = port_of(&server);
+    let mut options = Options::default();
+    (options.reconnect, options.greeting) = (Duration::from_millis(200), Duration::from_millis(50));
+    let client = Client::connect(&tcp(port), options).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    server.stop();
+    let silent = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    std::thread::spawn(move || {
+        let mut peers = Vec::new();
+        for peer in silent.incoming() {
+            let mut peer = peer.unwrap();
+            peer.read_exact(&mut vec![0; hello().len()]).unwrap();
+            let welcome = towline_wire::Welcome {
+                magic: MAGIC,
+                version: VERSION,
+                session: 1,
+                slots: 4,
+                resumed: resumed::NEW,
+                ..Default::default()
+            };
+            let mut body = Vec::new();
+            welcome.encode(&mut body);
+            let mut header = towline_wire::Header::new(towline_wire::Kind::Welcome, 0, 0);
+            header.body_bytes = body.len() as u32;
+            peer.write_all(&[&header.to_bytes()[..], &body].concat()).unwrap();
+            peers.push(peer);
+        }
+    });
+    let error = root.stat_path(b"x", true).unwrap_err();
+    assert!(error.to_string().contains("no answer within 50ms"), "{error}");
+}
+
 fn hello() -> Vec<u8> {
     use towline_wire::hello::{MAGIC, VERSION};
     let mut body = Vec::new();

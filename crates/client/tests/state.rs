@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{CREATE, EXCLUSIVE, Process, Random, counter, seed};
+use common::{CREATE, EXCLUSIVE, Process, Random, counter, eventually, seed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -448,6 +448,34 @@ fn locks_are_not_taken_from_a_client_that_comes_back() {
     // It does not know yet that the server was killed.
     holder.stat().unwrap();
     assert_eq!(waiting.join().unwrap().unwrap_err().errno(), Errno::EAGAIN);
+}
+
+/// Whoever waited for the answer may come to it only when the server was started anew.
+#[test]
+fn a_lock_is_known_from_its_answer_on() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start_with(directory.path(), false, Duration::ZERO);
+    let open = |server: &Process| {
+        let client = Client::connect(&server.tcp(), Options::default()).unwrap();
+        let root = client.attach(b"dir").unwrap();
+        (root.open(b"f", CREATE, 0o600).unwrap(), client)
+    };
+    let (holder, client) = open(&server);
+    for kind in [lock::EXCLUSIVE, lock::UNLOCK] {
+        let asked = holder.start_lock(&Lock { kind, ..exclusive() }).unwrap();
+        eventually("the lock is answered", || {
+            client.progress();
+            client.is_idle()
+        });
+        server.kill();
+        server.restart();
+        holder.stat().unwrap();
+        asked.wait().unwrap();
+        let expected = if kind == lock::UNLOCK { None } else { Some(Errno::EAGAIN) };
+        let (other, _client) = open(&server);
+        let got = other.lock(&exclusive(), false).err().map(|error| error.errno());
+        assert_eq!(got, expected, "after kind {kind}");
+    }
 }
 
 #[test]

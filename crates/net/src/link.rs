@@ -186,6 +186,21 @@ impl Link {
         self.send_pieces(&pieces, false, counters)
     }
 
+    /// Waits until the link can be read, at most about `limit`.
+    ///
+    /// # Errors
+    /// The peer is gone.
+    pub fn wait_readable(&self, limit: Duration) -> io::Result<()> {
+        match self {
+            Self::Socket(..) => self.poll(PollFlags::IN, Some(limit)),
+            Self::Shm(link) => link.wait_readable(&mut Spin::new(Duration::ZERO)),
+            Self::Local(_) => {
+                std::thread::yield_now();
+                Ok(())
+            }
+        }
+    }
+
     /// Waits until the link can be read or written, at most about `limit`.
     ///
     /// # Errors

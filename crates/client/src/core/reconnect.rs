@@ -125,6 +125,7 @@ impl Core {
                 identity: self.identity(),
                 slot: state.slots.len() as u16,
                 sequence: 0,
+                limit: self.options.greeting,
             };
             state.files.reclaim(|requests| lane.exchange(requests))?;
             state.disks.reclaim(|request, take| {

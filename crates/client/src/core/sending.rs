@@ -1,10 +1,10 @@
 //! Requests on their way out.
 
 use super::{Core, GATHER, Out, SlotRef, State, Status};
-use crate::Error;
 use crate::disks::Closing;
 use crate::lent::{Buffer, shared};
 use crate::times::Stamps;
+use crate::{Error, Lock};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
@@ -139,6 +139,12 @@ impl Core {
         slot.failed = None;
         slot.repeatable = requests.iter().all(Request::repeatable);
         slot.alters = requests.iter().any(Request::alters);
+        slot.lock = match *requests {
+            [Request::Lock { handle, owner, family, kind, start, length, .. }] => {
+                Some((handle, Lock { family, kind, owner, start, length }))
+            }
+            _ => None,
+        };
         if slot.alters {
             self.count_change();
         }

@@ -359,7 +359,14 @@ impl Core {
             if state.slots[slot].alters {
                 self.count_change();
             }
-            state.slots[slot].status = Status::Done(result);
+            let found = &mut state.slots[slot];
+            if let Some((handle, lock)) = found.lock.take()
+                && result.is_ok()
+                && found.outcome.single().is_ok()
+            {
+                state.files.remember_lock(handle, &lock);
+            }
+            found.status = Status::Done(result);
             state.changes.retain(|(changing, ..)| usize::from(*changing) != slot);
             self.tell(state, slot as u16);
         }
