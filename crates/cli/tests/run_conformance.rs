@@ -582,7 +582,7 @@ fn nothing_leads_above_a_prefix_on_the_server() {
 /// links in an open local directory that lead to us; directories known by paths with links; what is wrong
 /// with either name of two; `..` of a removed directory; a name linked with a slash behind it; names relative to
 /// links that are open; reads and copies of nothing from directories; what is linked by a local link with a slash
-/// behind it that leads to us.
+/// behind it that leads to us; an open directory that was renamed by a name with a link in it.
 #[test]
 fn random_programs_that_once_differed() {
     let seeds = [
@@ -602,6 +602,7 @@ fn random_programs_that_once_differed() {
         700_001_085,
         795_344_855,
         795_351_697,
+        810_000_187,
     ];
     random(seeds.into_iter(), 1500);
 }

@@ -54,9 +54,18 @@ impl At {
         }
     }
 
-    /// The absolute path that the program would name it by.
-    pub(crate) fn absolute(&self) -> Vec<u8> {
-        absolute(self.mount, &self.below())
+    /// An absolute path that leads there. Where an open directory is now the server says: what it was opened by may have
+    /// been renamed since by a name with links in it, or by others. In one that was removed only `..` leads anywhere.
+    pub(crate) fn absolute(&self) -> Result<Vec<u8>, i32> {
+        let Some(open) = self.directory else { return Ok(absolute(self.mount, &self.path)) };
+        let (base, rest) = match (remote::with(open, File::path), self.path.strip_prefix(b"..")) {
+            (Err(libc::ENOENT), Some(rest @ ([] | [b'/', ..]))) => {
+                let above = remote::with(open, |file| file.path_to_enter(b".."))?;
+                (above.map_err(remote::number)?, rest)
+            }
+            (base, _) => (base?, &self.path[..]),
+        };
+        Ok(absolute(self.mount, &join(&base, rest)))
     }
 }
 

@@ -2,6 +2,7 @@
  * of files that are changed by other calls. */
 #include "case.h"
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 static void here(const char *when) {
     char path[PATH_MAX];
@@ -58,6 +59,39 @@ static void working_directory_is_renamed(void) {
     apart(remove_it);
     here("removed");
     SAY(open("new", O_CREAT | O_WRONLY, 0644));
+}
+
+/* By a name that a link leads to, so that only the file system can tell where it is now. */
+static void open_directories_are_renamed_by_links(void) {
+    MUST(mkdir("d", 0755));
+    MUST(symlink("/", "d/out"));
+    MUST(symlink(".", "alias"));
+    int d = SAY(open("d", O_RDONLY | O_DIRECTORY));
+    SAY(rename("alias/d", "alias/e"));
+    MUST(mkdir("d", 0755));
+    MUST(symlink("out", "d/out"));
+    name_of(d);
+    SAY(faccessat(d, "out/dev/null", F_OK, 0));
+    SAY(openat(d, "out/none", O_RDONLY));
+    SAY(renameat(d, "out/dev/none", AT_FDCWD, "f"));
+    SAY(linkat(d, "out/dev/null", AT_FDCWD, "f", 0));
+    IN_CHILD({
+        char *arguments[] = {"sh", "-c", "exit 7", NULL};
+        SAY(syscall(SYS_execveat, d, "out/none", arguments, environ, 0));
+        SAY(syscall(SYS_execveat, d, "out/bin/sh", arguments, environ, 0));
+    });
+    IN_CHILD({
+        char *arguments[] = {"sh", "-c", "exit 7", NULL};
+        SAY(execveat(d, "out/none", arguments, environ, 0));
+        SAY(execveat(d, "out/bin/sh", arguments, environ, 0));
+    });
+    SAY(faccessat(d, "../../../data/renamed-by-links", F_OK, 0));
+    SAY(unlink("e/out"));
+    SAY(rmdir("alias/e"));
+    SAY(faccessat(d, "out", F_OK, 0));
+    SAY(faccessat(d, "../d", F_OK, 0));
+    SAY(faccessat(d, "../../../data/renamed-by-links", F_OK, 0));
+    SAY(renameat(d, "../d/out/none", AT_FDCWD, "f"));
 }
 
 static void open_directories_are_renamed(void) {
@@ -250,6 +284,7 @@ static const struct test tests[] = {
     {"long-names", long_names},
     {"working-directory", working_directory_is_renamed},
     {"open-directories", open_directories_are_renamed},
+    {"renamed-by-links", open_directories_are_renamed_by_links},
     {"open-directories", removed_directories_lead_up},
     {"mappings", mappings_see_what_calls_change},
     {"shrinking", mappings_that_shrink},

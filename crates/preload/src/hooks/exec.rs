@@ -229,6 +229,32 @@ unsafe fn script(
     crate::guard::errno()
 }
 
+/// Executes what is remote, or what a link there leads to in another tree.
+unsafe fn execute_found(
+    at: &At,
+    name: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    depth: u32,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe {
+        let error = execute_remote(at, name, arguments, environment, depth);
+        if error != libc::EXDEV {
+            return finish(Err(error));
+        }
+        match inside(|| place::follow(&at.absolute()?, true)) {
+            Ok(Led::Remote(at)) => {
+                finish(Err(execute_remote(&at, name, arguments, environment, depth)))
+            }
+            Ok(Led::Local(path)) => with_environment(environment, Some(&path), |own| {
+                real::execve(path.as_ptr().cast(), arguments, own)
+            }),
+            Err(error) => finish(Err(error)),
+        }
+    }
+}
+
 /// `execve`, from an interpreter of so many others.
 unsafe fn execute(
     path: *const c_char,
@@ -241,20 +267,7 @@ unsafe fn execute(
         let found = place::find(libc::AT_FDCWD, path)
             .or_else(|| place::through_descriptor(path, true).filter(|at| !at.path.is_empty()));
         if let Some(at) = found {
-            let error = execute_remote(&at, path, arguments, environment, depth);
-            if error != libc::EXDEV {
-                return finish(Err(error));
-            }
-            // By a link into another tree.
-            return match inside(|| place::follow(&at.absolute(), true)) {
-                Ok(Led::Remote(at)) => {
-                    finish(Err(execute_remote(&at, path, arguments, environment, depth)))
-                }
-                Ok(Led::Local(path)) => with_environment(environment, Some(&path), |own| {
-                    real::execve(path.as_ptr().cast(), arguments, own)
-                }),
-                Err(error) => finish(Err(error)),
-            };
+            return execute_found(&at, path, arguments, environment, depth);
         }
         if let Some(local) = local_path(path) {
             match reach::check(path, arguments, environment) {
@@ -371,11 +384,10 @@ pub(crate) unsafe fn execveat(
             None => with_environment(environment, None, |own| {
                 real::execveat(at, path, arguments, own, flags)
             }),
-            Some(found) => {
-                let name = [&found.absolute()[..], b"\0"].concat();
-                let name = name.as_ptr().cast();
-                finish(Err(execute_remote(&found, name, arguments, environment, 0)))
-            }
+            Some(found) => match inside(|| Ok([&found.absolute()?[..], b"\0"].concat())) {
+                Ok(name) => execute_found(&found, name.as_ptr().cast(), arguments, environment, 0),
+                Err(error) => finish(Err(error)),
+            },
         }
     }
 }

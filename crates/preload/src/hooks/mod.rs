@@ -85,7 +85,7 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
     }
     let result = guard::inside(|| match remote(&found) {
         Err(libc::EXDEV) => {
-            let full = found.absolute();
+            let full = found.absolute()?;
             match place::follow(&full, follow)? {
                 Led::Local(path) => Ok(Done::Outside(path)),
                 Led::Remote(at) => match remote(&at) {

@@ -405,7 +405,7 @@ pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_ch
                 Led::Local(path) => Ok(Err(path)),
                 Led::Remote(at) => {
                     at.with(|base, path| base.stat_path(path, true))?;
-                    Ok(Ok(place::normal(&at.absolute())))
+                    Ok(Ok(place::normal(&at.absolute()?)))
                 }
             }
         });

@@ -151,7 +151,7 @@ fn decide(
         // Its path may be that of a link.
         Some(Led::Remote(at)) if at.is_in_no_directory() => Err(libc::ENOTDIR),
         Some(Led::Remote(at)) if !follow && is_name(&at.path) => Ok(Some(Led::Remote(at))),
-        Some(Led::Remote(at)) => place::follow(&at.absolute(), follow).map(Some),
+        Some(Led::Remote(at)) => place::follow(&at.absolute()?, follow).map(Some),
         local => Ok(local),
     };
     let [old, new] = sides;
