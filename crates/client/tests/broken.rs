@@ -19,9 +19,16 @@ struct Brittle {
     may_hang: bool,
 }
 
-#[derive(Clone)]
 struct Node {
     sound: bool,
+    /// To close it panics: not a part of any request.
+    clings: bool,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        careful(!self.clings);
+    }
 }
 
 fn attr() -> Attr {
@@ -34,7 +41,7 @@ fn careful(sound: bool) {
 
 impl FileStore for Brittle {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
-        Ok(Arc::new(Node { sound: true }))
+        Ok(Arc::new(Node { sound: true, clings: false }))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -47,7 +54,7 @@ impl FileStore for Brittle {
         (_, path): Source<'_>,
         _: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
-        Ok((Arc::new(Node { sound: path == b"sound" }), attr()))
+        Ok((Arc::new(Node { sound: path == b"sound", clings: path == b"clinging" }), attr()))
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
@@ -196,18 +203,49 @@ fn use_file(root: &File, name: &[u8]) -> [Result<(), Error>; 6] {
     ]
 }
 
+fn config(may_hang: bool, listen: Address, cores: usize) -> Config {
+    let store = OwnStore(Arc::new(Brittle { may_hang }) as Arc<dyn FileStore>);
+    let export = Export { name: "b".into(), kind: ExportKind::Own(store), read_only: false };
+    Config { exports: vec![export], listen: vec![listen], cores, ..Config::default() }
+}
+
+/// Not one core that hangs, and its clients with it: all end, and find the next server.
+#[test]
+fn a_server_that_panics_outside_of_requests_ends_and_clients_go_on_with_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let listen = || Address::Unix(path.clone());
+    // The failing core is the first, which accepts, and another one.
+    for failing in 0..2 {
+        let server = Server::start(&config(false, listen(), 2)).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        server.when_failed(move |why| tell.send(why.to_owned()).unwrap());
+        let transport = Transport::Unix(path.clone());
+        // Connections are dealt out in turn.
+        let connect = |_| Client::connect(&transport, Options::default()).unwrap();
+        let clients: Vec<Client> = (0..2).map(connect).collect();
+        let roots: Vec<File> = clients.iter().map(|c| c.attach(b"b").unwrap()).collect();
+        std::thread::scope(|scope| {
+            let file = roots[failing].open(b"clinging", 0, 0).unwrap();
+            scope.spawn(move || drop(file.close()));
+            let why = told.recv().unwrap();
+            assert!(why.contains(&format!("core {failing} failed by a mistake")), "{why}");
+            server.stop();
+            let next = Server::start(&config(false, listen(), 2)).unwrap();
+            for client in &clients {
+                let root = client.attach(b"b").unwrap();
+                root.stat_path(b"sound", true).unwrap();
+            }
+            next.stop();
+        });
+    }
+}
+
 #[test]
 fn a_request_that_panics_takes_no_other_along() {
     for may_hang in [false, true] {
-        let store = OwnStore(Arc::new(Brittle { may_hang }) as Arc<dyn FileStore>);
-        let export = Export { name: "b".into(), kind: ExportKind::Own(store), read_only: false };
-        let config = Config {
-            exports: vec![export],
-            listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap()],
-            cores: 1,
-            ..Config::default()
-        };
-        let server = Server::start(&config).unwrap();
+        let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
+        let server = Server::start(&config(may_hang, listen, 1)).unwrap();
         let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
         let transport = Transport::Tcp(at.ip().to_string(), at.port());
         let connect = || Client::connect(&transport, Options::default()).unwrap();

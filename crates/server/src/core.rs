@@ -3,6 +3,7 @@
 use crate::caller::Callers;
 use crate::disks::Disks;
 use crate::exports::Exports;
+use crate::failure::Failure;
 use crate::families::Families;
 use crate::grace::Grace;
 use crate::grants::Served;
@@ -54,6 +55,7 @@ pub(crate) struct Shared {
     /// Where sessions are kept for a restart.
     pub(crate) state: Option<Arc<State>>,
     pub(crate) grace: Grace,
+    pub(crate) failure: Failure,
     /// What each core tells of itself.
     pub(crate) cores: Vec<Arc<CoreStatistics>>,
     /// Accepted from by the first core, and by the watching thread while that one waits; empty when
@@ -175,6 +177,8 @@ pub(crate) struct Core {
     /// Lanes whose input was left unread and can be read now.
     resumable: Vec<usize>,
     draining: Option<Instant>,
+    /// Work that this core waits for will not be done.
+    broken: bool,
     /// Something may have to be ended because it waits too long.
     pub(crate) ticking: bool,
     pub(crate) ticked: Instant,
@@ -230,6 +234,7 @@ impl Core {
             failed: Vec::new(),
             resumable: Vec::new(),
             draining: None,
+            broken: false,
             ticking,
             ticked: Instant::now(),
             shared,
@@ -237,7 +242,10 @@ impl Core {
     }
 
     /// Serves until told to shut down.
-    pub(crate) fn run(mut self) {
+    ///
+    /// # Errors
+    /// Why it cannot go on.
+    pub(crate) fn run(mut self) -> Result<(), String> {
         self.statistics.turns.begin();
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut events = Vec::with_capacity(256);
@@ -250,11 +258,7 @@ impl Core {
             self.statistics.turns.sleeps();
             let waited = self.reactor.wait(timeout, &mut events);
             self.statistics.turns.wakes();
-            if let Err(error) = waited {
-                let index = self.index;
-                log::error!("core {index}: event loop failed, the server cannot go on: {error}");
-                return;
-            }
+            waited.map_err(|error| format!("its event loop failed: {error}"))?;
             self.statistics.reactor_calls.store(self.reactor.system_calls(), Ordering::Relaxed);
             self.finish_transfers();
             self.finish_late();
@@ -279,8 +283,12 @@ impl Core {
             if self.ticking && self.ticked.elapsed() >= TICK {
                 self.tick();
             }
+            if self.broken {
+                return Err("a request to a disk failed by a mistake in the server".to_owned());
+            }
             if self.drained() {
-                return self.leave();
+                self.leave();
+                return Ok(());
             }
         }
     }
@@ -429,6 +437,7 @@ impl Core {
                     self.drive(session, waiter.slot, running, Instant::now());
                 }
             }
+            Mail::Broken => self.broken = true,
             Mail::Shutdown => self.begin_shutdown(),
         }
     }

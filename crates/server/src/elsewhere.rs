@@ -167,7 +167,7 @@ impl Core {
 
     fn drop_elsewhere(&self, store: &Store, what: impl Send + 'static) {
         let work = Box::new(move || {
-            drop(what);
+            guarded(|| drop(what));
             None
         });
         self.shared.pools.files.of(store).run(Job { work, reply_to: self.mailbox.clone() });

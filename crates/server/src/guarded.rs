@@ -5,7 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Does a part of one request. `None`: it panicked, which is told; whatever it held is free again, and what
 /// it changed is as it was left.
 pub(crate) fn guarded<T>(part: impl FnOnce() -> T) -> Option<T> {
-    // What the panic says went to standard error.
-    let told = |_: &_| log::error!("a request failed by a mistake in the server; others go on");
-    catch_unwind(AssertUnwindSafe(part)).inspect_err(told).ok()
+    let done = unless_panics(part);
+    if done.is_none() {
+        log::error!("a request failed by a mistake in the server; others go on");
+    }
+    done
+}
+
+/// Does something. `None`: it panicked; what the panic says went to standard error.
+pub(crate) fn unless_panics<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
 }

@@ -13,6 +13,7 @@ mod elsewhere;
 mod exports;
 mod extents;
 mod failed_disks;
+mod failure;
 mod families;
 mod grace;
 mod grants;

@@ -1,6 +1,6 @@
 //! Threads that may block: what would wait for a device runs here.
 
-use crate::guarded::guarded;
+use crate::guarded::unless_panics;
 use crate::mailbox::{Mail, Mailbox};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -61,8 +61,10 @@ impl Offload {
 }
 
 fn execute(job: Job) {
-    if let Some(Some(mail)) = guarded(job.work) {
-        job.reply_to.send(mail);
+    match unless_panics(job.work) {
+        Some(Some(mail)) => job.reply_to.send(mail),
+        Some(None) => {}
+        None => job.reply_to.send(Mail::Broken),
     }
 }
 

@@ -4,6 +4,7 @@ use crate::config::{CORE_BUFFER_BYTES_MIN, CORES_MAX, Config, DiskExport, Engine
 use crate::core::{Core, Protocol, Shared};
 use crate::disks::Disks;
 use crate::exports::Exports;
+use crate::failure::{Failure, work_of_core};
 use crate::families::Families;
 use crate::grace::Grace;
 use crate::lanes::random;
@@ -179,6 +180,7 @@ impl Server {
             identity: config.identity,
             squash_root: !config.no_root_squash,
             state,
+            failure: Failure::default(),
             grace: Grace::new(lock_holders, config.lock_grace),
             cores: statistics.cores.clone(),
             listeners: RwLock::new(listeners),
@@ -226,11 +228,11 @@ impl Server {
                     Err(error) => return drop(started.send(Err(StartError::Engine(error)))),
                 };
                 let engine = reactor.engine();
-                match Core::new(index, shared, core_statistics, reactor, pool, limits) {
+                match Core::new(index, shared.clone(), core_statistics, reactor, pool, limits) {
                     Ok(core) => {
                         // Nobody waits for this only when the start was given up.
                         let _ = started.send(Ok(engine));
-                        core.run();
+                        work_of_core(&shared, index, || core.run());
                     }
                     Err(error) => drop(started.send(Err(StartError::System(error)))),
                 }
@@ -268,6 +270,12 @@ impl Server {
         self.shared.mailboxes[0].send(Mail::NbdLane(Arc::new(link), Some(over)));
         // Nothing is ever sent: the core drops its end.
         let _ = gone.recv();
+    }
+
+    /// Has this called when the server fails by a mistake of its own, with the words for that, or now if it has. All its
+    /// connections end then, within 5 seconds, and no more are taken: it is to be dropped, and started anew.
+    pub fn when_failed(&self, tell: impl FnOnce(&str) + Send + 'static) {
+        self.shared.failure.watch(Box::new(tell));
     }
 
     /// The event loop in use: `io_uring` or `epoll`.

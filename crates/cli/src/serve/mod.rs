@@ -82,7 +82,7 @@ After a restart of the machine nothing there is believed, and clients begin new 
 Signals: TERM and INT end requests under way, tell clients and exit; HUP reads the exports of the
 configuration file again, and allows changes to a disk again whose flush had failed.
 
-Exit status: 0 told to end, 1 could not start, 2 wrong usage.";
+Exit status: 0 told to end, 1 could not start or failed, 2 wrong usage.";
 
 /// Arguments of `serve`.
 #[derive(clap::Args, Clone, Debug)]
@@ -271,10 +271,19 @@ fn serve(args: &Args) -> Result<(), String> {
         Server::start_on(&config, inherited, Vec::new())
     };
     let server = server.map_err(|error| error.to_string())?;
+    let (handle, (tell, failure)) = (signals.handle(), std::sync::mpsc::channel());
+    server.when_failed(move |why| {
+        // Nobody hears it only when the server is told to end anyway.
+        let _ = tell.send(why.to_owned());
+        handle.close();
+    });
     if standard {
         let (link, last) = nbd::standard_link()?;
         server.serve_nbd(link);
         server.stop();
+        if let Ok(why) = failure.try_recv() {
+            return Err(why);
+        }
         if let Some(Err(_)) = last.map(std::thread::JoinHandle::join) {
             return Err("--nbd -: copying to standard output failed".into());
         }
@@ -323,7 +332,7 @@ fn serve(args: &Args) -> Result<(), String> {
     notify(&[NotifyState::Stopping]);
     eprintln!("towline: shutting down");
     server.stop();
-    Ok(())
+    failure.try_recv().map_or(Ok(()), Err)
 }
 
 /// Tells the service manager, if there is one.

@@ -54,6 +54,21 @@ fn a_read_that_fails_in_its_midst() {
     assert_eq!(client.read(0, 4096).unwrap(), data[..4096]);
 }
 
+/// What a thread that panicked had taken nobody can give back: no connection hangs, all end.
+#[test]
+fn a_read_that_panics_ends_the_server() {
+    let disk = Gated::new(4 * MIB);
+    disk.fail(0, 0);
+    let world = World::new(disk);
+    let (tell, told) = std::sync::mpsc::channel();
+    world.server.when_failed(move |why| tell.send(why.to_owned()).unwrap());
+    let (mut bystander, mut client) = (world.client(FORMS[1]), world.client(FORMS[1]));
+    client.request(READ, 0, 1, 0, 4096);
+    let why = told.recv().unwrap();
+    assert!(why.contains("a request to a disk failed by a mistake in the server"), "{why}");
+    assert!(client.chunk().is_err() && bystander.chunk().is_err(), "a connection is left");
+}
+
 #[test]
 fn writes_that_fail() {
     for form in FORMS {

@@ -64,7 +64,7 @@ impl Gated {
         self.changed.notify_all();
     }
 
-    /// What touches this byte fails.
+    /// What touches this byte fails; with zero it panics.
     pub(crate) fn fail(&self, offset: u64, errno: i32) {
         self.state.lock().unwrap().fails.push((offset, errno));
     }
@@ -107,9 +107,12 @@ impl Gated {
             state = self.changed.wait(state).unwrap();
         }
         state.waiting -= 1;
-        let hit = state.fails.iter().find(|(at, _)| (offset..offset + length).contains(at));
+        let hit =
+            state.fails.iter().find(|(at, _)| (offset..offset + length).contains(at)).copied();
+        drop(state);
         match hit {
-            Some((_, errno)) => Err(io::Error::from_raw_os_error(*errno)),
+            Some((_, 0)) => panic!("a mistake"),
+            Some((_, errno)) => Err(io::Error::from_raw_os_error(errno)),
             None => Ok(()),
         }
     }
