@@ -191,6 +191,12 @@ impl Client {
         self.core.close_later(handle);
     }
 
+    /// A process of this family, or of this client, that took locks ([`crate::Lock::owner`]) has ended: they
+    /// are given back, without waiting for the answer. Should it be alive, it has lost them.
+    pub fn end_process(&self, owner: u64) {
+        self.core.end_process(owner);
+    }
+
     /// Closes an open file of this family by a message that leaves with the next one, or by
     /// [`Client::flush`].
     pub fn close_with_next(&self, handle: u64) {

@@ -177,6 +177,8 @@ pub(crate) enum Closing {
     File(u64),
     /// A disk.
     Disk(u32),
+    /// The locks of a process.
+    Process(u64),
 }
 
 impl Closing {
@@ -184,6 +186,7 @@ impl Closing {
         match self {
             Self::File(handle) => Request::Close { handle },
             Self::Disk(disk) => Request::DiskClose { disk },
+            Self::Process(owner) => Request::ProcessEnded { owner },
         }
     }
 }

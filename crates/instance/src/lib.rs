@@ -43,6 +43,8 @@ pub const PROGRAMS: &str = "x";
 pub const SOCKETS: &str = "s";
 /// Socket of the pager, which fills mappings when they are touched.
 pub const PAGER: &str = "pager";
+/// Socket to which processes send their number and a descriptor of themselves before they take record locks.
+pub const HOLDERS: &str = "holders";
 /// Open file descriptions of one run.
 pub const ENTRIES: usize = 16384;
 /// Most prefixes (`--at`).

@@ -41,7 +41,7 @@ fn number(error: &Error) -> i32 {
 }
 
 /// Out of the way of what the program has.
-fn hidden(fd: OwnedFd) -> Result<OwnedFd, i32> {
+pub(crate) fn hidden(fd: OwnedFd) -> Result<OwnedFd, i32> {
     rustix::io::fcntl_dupfd_cloexec(fd, descriptors::own_first()).map_err(Errno::raw_os_error)
 }
 

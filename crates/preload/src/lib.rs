@@ -17,6 +17,7 @@ mod guard;
 #[cfg(target_arch = "x86_64")]
 mod guest;
 mod handlers;
+mod holder;
 mod hooks;
 mod known;
 mod mirror;

@@ -404,9 +404,13 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
     Ok(at)
 }
 
-/// Notes that this process holds locks that any close of the file releases.
+/// Notes that this process is about to have locks that any close of the file releases.
 pub(crate) fn has_process_locks() {
-    HAS_PROCESS_LOCKS.store(true, Ordering::Relaxed);
+    if !HAS_PROCESS_LOCKS.swap(true, Ordering::Relaxed)
+        && start::state().is_some_and(towline_instance::State::is_kept)
+    {
+        let _ = guard::inside(crate::holder::tell);
+    }
 }
 
 /// Releases this process's locks on a file, as any close of it does.

@@ -63,7 +63,7 @@ pub enum Step {
     Lock(FileKey, Waiter, bool),
     /// Look whether a lock is in the way, then [`Compound::tested`].
     TestLock(FileKey, Owner, Range),
-    /// Release the locks of this open file, then run again.
+    /// Release the locks of this open file or process, then run again.
     ReleaseLocks(Owner),
     /// The client has opened and locked again all that it wants to, then run again.
     Reclaimed,

@@ -75,6 +75,7 @@ fn requests() -> Vec<Vec<Request<'static>>> {
                 length: 10,
             },
             TestLock { handle: ROOT + 1, owner: 7, family: 0, kind: 0, start: 5, length: 0 },
+            ProcessEnded { owner: 7 },
         ],
         vec![ReadDir { handle: ROOT, cookie: 0, length: 4096, attributes: 1 }],
         vec![Inquire { what: 1 }],

@@ -438,6 +438,11 @@ messages! {
             /// Directory.
             handle: u64,
         }
+        /// A process of the session, or of its family, has ended: its locks are given back.
+        44 ProcessEnded {
+            /// As in `Lock`.
+            owner: u64,
+        }
     }
 }
 
@@ -457,6 +462,7 @@ impl Request<'_> {
             | Self::Rename { .. } => true,
             Self::Write { .. } | Self::Allocate { .. } | Self::CopyRange { .. } => true,
             Self::SetXattr { .. } | Self::RemoveXattr { .. } | Self::Lock { .. } => true,
+            Self::ProcessEnded { .. } => true,
             Self::Stat { .. }
             | Self::Read { .. }
             | Self::ReadDir { .. }
@@ -499,6 +505,7 @@ impl Request<'_> {
             | Self::Reclaim { .. }
             | Self::SetAttr { .. } => true,
             Self::Allocate { .. } | Self::CopyRange { .. } | Self::Lock { .. } => true,
+            Self::ProcessEnded { .. } => true,
             Self::SetXattr { how, .. } => *how != xattr_how::CREATE,
             disk if disk.disk().is_some() => true,
             other => !other.modifies(),

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use towline_instance::{MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
+use towline_instance::{HOLDERS, MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
 
 /// The library that is preloaded.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
@@ -62,8 +62,10 @@ impl RunDirectory {
         FOLDERS.iter().all(|name| removed(name))
             && removed(PLACEHOLDERS)
             && unlink(self.0.join(STATE)).is_ok()
-            // It is not there when servers were not met.
-            && matches!(unlink(self.0.join(PAGER)), Ok(()) | Err(Errno::NOENT))
+            // They are not there when servers were not met.
+            && [PAGER, HOLDERS]
+                .iter()
+                .all(|name| matches!(unlink(self.0.join(name)), Ok(()) | Err(Errno::NOENT)))
             && rmdir(&self.0).is_ok()
     }
 

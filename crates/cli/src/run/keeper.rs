@@ -1,9 +1,11 @@
 //! Closes remote files that nobody has open any more.
 //!
 //! The kernel tells, through inotify, when the last descriptor of a placeholder is closed, however
-//! that came: by a process that shared it with others, or that was killed.
+//! that came: by a process that shared it with others, or that was killed. And it tells when a process
+//! with record locks has ended.
 
 use super::directory::RunDirectory;
+use super::holders::Holders;
 use super::pager::Pager;
 use super::reach::Notices;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -38,6 +40,8 @@ pub(super) struct Keeper {
     state: Arc<State>,
     /// `None`: files are read as a whole when they are mapped.
     pager: Option<Pager>,
+    /// `None`: locks of killed processes stay until their sessions end.
+    holders: Option<Holders>,
     /// By mount.
     clients: Vec<Client>,
     notices: Notices,
@@ -77,10 +81,13 @@ impl Keeper {
         let clients = servers.iter().map(|(client, _)| client.clone()).collect();
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
+        let holders = Holders::start(directory);
+        let holders = holders.inspect_err(|error| log::warn!("cannot listen for locks: {error}"));
         Ok(Self {
             events,
             state,
             pager: pager.ok(),
+            holders: holders.ok(),
             clients,
             notices,
             settling: 0,
@@ -95,7 +102,8 @@ impl Keeper {
     /// What is readable when there is something to do: closed files first.
     pub(super) fn events(&self) -> impl Iterator<Item = PollFd<'_>> {
         let pager = self.pager.as_ref().map(|pager| PollFd::new(pager, PollFlags::IN));
-        std::iter::once(PollFd::new(&self.events, PollFlags::IN)).chain(pager)
+        let holders = self.holders.iter().flat_map(Holders::events);
+        std::iter::once(PollFd::new(&self.events, PollFlags::IN)).chain(holders).chain(pager)
     }
 
     /// Serves processes that came to have their mappings filled.
@@ -118,18 +126,28 @@ impl Keeper {
         let mut buffer = [const { MaybeUninit::uninit() }; 16 * 1024];
         let mut reader = inotify::Reader::new(&self.events, &mut buffer);
         let mut has_worked = false;
-        // What was closed before that is among the events that are there now.
+        // What was closed, and who has ended, before that is among the events that are there now.
         let asked = self.state.asked_to_close();
+        for process in self.holders.as_mut().map(Holders::ended).unwrap_or_default() {
+            has_worked = true;
+            // It may have been about to execute a program.
+            let _ = self.state.executed(|| process);
+            for client in &self.clients {
+                client.end_process(process.into());
+            }
+            self.settling = SETTLING;
+            self.state.watch(true);
+        }
         while let Ok(event) = reader.next() {
             has_worked = true;
             if let Some(number) = event.file_name().and_then(number) {
+                self.settling = SETTLING;
+                self.state.watch(true);
                 if self.state.entry(number).is_some_and(is_changing) {
                     self.lingering.push((Instant::now() + LINGER, number));
                 } else {
                     close(&self.state, &self.clients, number);
                 }
-                self.settling = SETTLING;
-                self.state.watch(true);
             } else if event.file_name().is_some() {
                 self.notices.print();
             } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {

@@ -9,6 +9,7 @@
 mod directory;
 mod faults;
 mod fork;
+mod holders;
 mod keeper;
 mod others;
 mod pager;

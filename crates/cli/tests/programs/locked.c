@@ -58,6 +58,36 @@ static void holders_end(void) {
     }
 }
 
+/* Nobody is told of a lock of a process that was killed, nor finds it taken. */
+static void holders_are_killed(void) {
+    make("f", "hello");
+    int told[2], status;
+    char byte;
+    MUST(pipe(told));
+    for (enum way way = 0; way < WAYS; way++) {
+        int untold = 0, got = 0, rounds = 40;
+        for (int round = 0; round < rounds; round++) {
+            pid_t child = MUST(fork());
+            if (child == 0) {
+                int own = MUST(open("f", O_RDWR));
+                MUST(lock(way, own, F_WRLCK, 0));
+                MUST(write(told[1], "", 1));
+                pause();
+            }
+            MUST(read(told[0], &byte, 1));
+            kill(child, SIGKILL);
+            MUST(waitpid(child, &status, 0));
+            int fd = MUST(open("f", O_RDWR));
+            struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+            if (way != WHOLE) MUST(fcntl(fd, way == RANGE ? F_GETLK : F_OFD_GETLK, &range));
+            untold += way == WHOLE || range.l_type == F_UNLCK;
+            MUST(close(fd));
+            got += tried(way, 0) == 0;
+        }
+        say("%s: not told %d, got %d of %d", ways[way], untold, got, rounds);
+    }
+}
+
 /* A process that waits for the lock, by this descriptor or one of its own. */
 static pid_t waiter(enum way way, int fd) {
     pid_t child = MUST(fork());
@@ -92,7 +122,7 @@ static void waiters_are_killed_when_they_get_it(void) {
     make("f", "hello");
     int fd = MUST(open("f", O_RDWR)), other = MUST(open("f", O_RDWR)), status;
     for (enum way way = 0; way < WAYS; way++) {
-        int good = 0, rounds = way == RANGE ? 3 : 30;
+        int good = 0, rounds = 30;
         for (int round = 0; round < rounds; round++) {
             MUST(lock(way, fd, F_WRLCK, 0));
             pid_t first = waiter(way, -1), second = waiter(way, way == RANGE ? -1 : other);
@@ -154,6 +184,7 @@ static void waits_are_cut_when_they_end(void) {
 
 static const struct test tests[] = {
     {"ended", holders_end},
+    {"left", holders_are_killed},
     {"killed", waiters_are_killed},
     {"killed-then", waiters_are_killed_when_they_get_it},
     {"cut", waits_are_cut_when_they_end},

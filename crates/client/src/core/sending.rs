@@ -40,6 +40,15 @@ impl Core {
         self.close_pending();
     }
 
+    pub(crate) fn end_process(self: &Arc<Self>, owner: u64) {
+        let mut state = self.state.lock();
+        if state.dead.is_none() {
+            state.closing.push(Closing::Process(owner));
+            drop(state);
+            self.close_pending();
+        }
+    }
+
     /// [`Core::close_later`], but the message is not sent before the next one.
     pub(crate) fn close_with_next(&self, handle: u64) {
         let mut state = self.state.lock();

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 use towline_client::Lock;
+use towline_instance::{Entry, State};
 use towline_wire::request::lock;
 
 /// Times that a wait is begun again when the server was lost meanwhile.
@@ -28,10 +29,28 @@ const KEEPER: Duration = Duration::from_secs(1);
 /// How often it is looked whether it has.
 const LOOK: Duration = Duration::from_micros(100);
 
+/// True when a process of the run may have left a lock of this file that the keeper has not given back yet:
+/// one that has, or had, the file open by another entry, or has had ours.
+fn may_be_left(open: Open, state: &State) -> bool {
+    let inode = |entry: &Entry| entry.inode.load(Ordering::Relaxed);
+    let is_other = |entry: &&Entry| !std::ptr::eq(*entry, open.entry);
+    open.entry.shared.load(Ordering::Relaxed) != 0
+        || state
+            .used()
+            .filter_map(|number| state.entry(number))
+            .filter(is_other)
+            .any(|entry| inode(entry) == inode(open.entry))
+        // It was open a moment ago. Looked at last: the keeper says so before it takes entries back.
+        || state.is_watched()
+}
+
 /// A file, and its locks with it, that was given up by the last process that had it open is closed by the
 /// keeper. Waits until that is done with what was given up by now. Processes that end give up files that way.
-fn settle_closed() {
+fn settle_closed(open: Open) {
     let Some(state) = start::state().filter(|state| state.is_kept()) else { return };
+    if !may_be_left(open, state) {
+        return;
+    }
     let (asked, until) = (state.ask_to_close(), Instant::now() + KEEPER);
     if inside(report::wake_keeper).is_err() {
         return;
@@ -50,7 +69,7 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
             Ok(()) => return 0,
             Err(libc::EAGAIN) if wait => {}
             Err(libc::EAGAIN) if !std::mem::replace(&mut has_settled, true) => {
-                settle_closed();
+                settle_closed(open);
                 continue;
             }
             Err(error) => return finish(Err(error)),
@@ -166,8 +185,17 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
     let family = if is_process { lock::PROCESS } else { lock::OPEN_FILE };
     let wanted = Lock { family, kind, owner: remote::lock_owner(), start, length };
     if matches!(command, libc::F_GETLK | libc::F_OFD_GETLK) {
+        let test = || inside(|| remote::with(open, |file| file.test_lock(&wanted)));
+        let tested = match test() {
+            // Of a process that has ended?
+            Ok(Some(_)) => {
+                settle_closed(open);
+                test()
+            }
+            tested => tested,
+        };
         return ours(|| {
-            match remote::with(open, |file| file.test_lock(&wanted))? {
+            match tested? {
                 None => asked.l_type = libc::F_UNLCK as _,
                 Some(other) => {
                     let shared = other.kind == lock::SHARED;
@@ -180,7 +208,7 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
             Ok(0)
         });
     }
-    if is_process {
+    if is_process && kind != lock::UNLOCK {
         remote::has_process_locks();
     }
     take(open, &wanted, matches!(command, libc::F_SETLKW | libc::F_OFD_SETLKW))

@@ -316,6 +316,14 @@ impl Compound {
                     self.lock_of(context, handle, owner, family, kind, start, length)?;
                 return Ok(Some(Step::TestLock(file, owner, range)));
             }
+            Request::ProcessEnded { owner } => {
+                self.result(&Reply::Done {});
+                return Ok(Some(Step::ReleaseLocks(Owner {
+                    session: context.files.owner(),
+                    id: owner,
+                    process: true,
+                })));
+            }
             Request::Access { base, mode, path } => {
                 let opened = self.at(context, base)?;
                 if mode & 2 != 0 && opened.read_only {

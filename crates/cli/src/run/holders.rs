@@ -1,0 +1,64 @@
+//! Processes with record locks, whose end the kernel tells: the server sees a killed one only as a lost
+//! connection, which may come back, and keeps its locks for a while.
+
+use super::directory::RunDirectory;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use towline_instance::HOLDERS;
+use towline_net::{Wait, receive_descriptors};
+
+/// All that said so. Each sends its number, and with it a descriptor of itself (`pidfd_open(2)`), before
+/// it asks for its first lock.
+pub(super) struct Holders {
+    socket: OwnedFd,
+    known: Vec<(u32, OwnedFd)>,
+}
+
+impl Holders {
+    /// Begins to listen.
+    pub(super) fn start(directory: &RunDirectory) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(directory.path().join(HOLDERS))?)?;
+        Ok(Self { socket, known: Vec::new() })
+    }
+
+    /// What is readable when one comes or ends.
+    pub(super) fn events(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let all = self.known.iter().map(|(_, fd)| fd).chain([&self.socket]);
+        all.map(|fd| PollFd::new(fd, PollFlags::IN))
+    }
+
+    /// The numbers of those that have ended since this was asked last.
+    pub(super) fn ended(&mut self) -> Vec<u32> {
+        self.meet();
+        if self.known.is_empty() {
+            return Vec::new();
+        }
+        let mut wait: Vec<_> =
+            self.known.iter().map(|(_, fd)| PollFd::new(fd, PollFlags::IN)).collect();
+        if !poll(&mut wait, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
+            return Vec::new();
+        }
+        let ended: Vec<bool> = wait.iter().map(|one| !one.revents().is_empty()).collect();
+        let mut ended = ended.into_iter();
+        let gone = self.known.extract_if(.., |_| ended.next().unwrap_or(false));
+        gone.map(|(number, _)| number).collect()
+    }
+
+    fn meet(&mut self) {
+        let mut number = [0; 4];
+        while let Ok((count, fds)) = receive_descriptors(self.socket.as_fd(), &mut number, Wait::No)
+        {
+            if self.known.is_empty() {
+                // Each is one. Programs have been started already, and do not inherit the limit.
+                crate::descriptors::raise_limit();
+            }
+            if let (4, Some(fd)) = (count, fds.into_iter().next()) {
+                self.known.push((u32::from_ne_bytes(number), fd));
+            }
+        }
+    }
+}
