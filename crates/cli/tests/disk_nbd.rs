@@ -156,3 +156,39 @@ fn servers_that_know_no_extents_are_copied_from() {
     let _server = start("nbdkit", &["-f", "-r", "--no-sr", "-U", at, "file", &file], &socket);
     copied(directory.path(), &socket, "nbdkit without structured replies");
 }
+
+/// A disk without bytes is served, shown and copied like any other; the tools of others serve them, too.
+#[test]
+fn a_disk_without_bytes_is_a_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let (image, copy, socket, native) = (at("image"), at("copy"), at("socket"), at("native"));
+    File::create(&image).unwrap();
+    let arguments = [
+        format!("--disk=d={}", image.display()),
+        format!("--nbd=unix://{}", socket.display()),
+        format!("--listen=unix://{}", native.display()),
+    ];
+    let arguments: Vec<&str> =
+        ["serve"].into_iter().chain(arguments.iter().map(|s| &**s)).collect();
+    let _server = start(TOWLINE, &arguments, &native);
+    while !socket.exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let nbd = format!("nbd+unix:///d?socket={}", socket.display());
+    let ours = format!("towline+unix:///d?socket={}", native.display());
+    let source = at("source");
+    File::create(&source).unwrap();
+    let (source, copy) = (source.to_str().unwrap(), copy.to_str().unwrap());
+    for url in [&nbd, &ours] {
+        assert!(disk(directory.path(), &["info", url]).contains("size: 0"), "{url}");
+        assert_eq!(disk(directory.path(), &["map", url]), "");
+        for (from, to) in [(&**url, copy), (source, url), (source, copy)] {
+            disk(directory.path(), &["copy", "--verify", from, to]);
+        }
+        assert_eq!(std::fs::metadata(copy).unwrap().len(), 0);
+        std::fs::remove_file(copy).unwrap();
+    }
+    disk(directory.path(), &["resize", &ours, "1M"]);
+    assert!(disk(directory.path(), &["info", &nbd]).contains("size: 1048576"));
+}

@@ -205,7 +205,7 @@ fn prepare(
     }
     let end = match is_new {
         // Of a stream nobody knows how long it is; a file grows with it.
-        true => End::create(name, source.map_or(1, End::size))?,
+        true => End::create(name, source.map_or(0, End::size))?,
         false => open()?,
     };
     if let (Some(journal), Some(title)) = (&mut journal, title(&end)?) {

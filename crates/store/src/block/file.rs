@@ -80,7 +80,8 @@ impl FileDisk {
     /// nothing else mounts it meanwhile.
     ///
     /// # Errors
-    /// It cannot be opened in that mode, or is neither (`EINVAL`).
+    /// It cannot be opened in that mode, as an empty one for direct access, or is neither (`EINVAL`); a
+    /// device has no bytes.
     pub fn open(path: &Path, mode: CacheMode, read_only: bool) -> io::Result<Arc<Self>> {
         let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR } | OFlags::CLOEXEC;
         let kind = FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode);
@@ -100,10 +101,14 @@ impl FileDisk {
         };
         let flushed = again(OFlags::empty())?;
         let size = rustix::fs::seek(&cached, SeekFrom::End(0))?;
-        if size == 0 {
+        // A device without a medium, or direct access that cannot be tried. An empty file may grow.
+        if size == 0 && (kind == FileType::BlockDevice || direct.is_some()) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "it has no bytes; truncate(1) gives it a size",
+                match kind {
+                    FileType::BlockDevice => "it has no bytes",
+                    _ => "it has no bytes; truncate(1) gives it some, or use :cached",
+                },
             ));
         }
         let block_minimum = match &direct {
@@ -532,7 +537,7 @@ impl BlockStore for FileDisk {
     ) -> io::Result<()> {
         // Beyond the end of a file that became shorter there is nothing, not even a hole.
         let end = (offset + length).min(self.refresh()?);
-        if offset >= end {
+        if length > 0 && offset >= end {
             return Err(Errno::IO.into());
         }
         while offset < end {

@@ -157,9 +157,31 @@ fn what_is_no_disk_is_refused() {
     assert!(open(directory.path()).is_err());
     assert!(open("/dev/null".as_ref()).is_err());
     let empty = tempfile::NamedTempFile::new().unwrap();
-    assert!(open(empty.path()).is_err());
+    for mode in [CacheMode::Direct, CacheMode::ReadDirect] {
+        let error = FileDisk::open(empty.path(), mode, false).unwrap_err();
+        assert!(error.to_string().contains("no bytes"), "{error}");
+    }
     assert!(StripeDisk::new(Vec::new(), 4096).is_err());
     assert!(MemoryDisk::new("test", 0).is_err());
+}
+
+#[test]
+fn an_empty_file_is_a_disk_that_may_grow() {
+    let empty = tempfile::NamedTempFile::new().unwrap();
+    let disk = FileDisk::open(empty.path(), CacheMode::Cached, false).unwrap();
+    assert_eq!(disk.geometry().size, 0);
+    let mut extents = 0;
+    disk.extents(0, 0, &mut |_| {
+        extents += 1;
+        true
+    })
+    .unwrap();
+    assert_eq!(extents, 0);
+    assert_eq!(disk.read(0, &mut [0; 512]).unwrap_err().raw_os_error(), Some(libc::EIO));
+    disk.flush().unwrap();
+    disk.resize(4096).unwrap();
+    disk.write(0, &[7; 4096], false).unwrap();
+    assert_eq!(std::fs::read(empty.path()).unwrap(), [7; 4096]);
 }
 
 #[test]
