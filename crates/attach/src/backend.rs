@@ -1,5 +1,6 @@
 //! What is behind the queues of a device.
 
+use crate::Error;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
@@ -28,6 +29,30 @@ pub struct Geometry {
     pub zero: bool,
     /// Several connections see one disk, and a flush on one covers all.
     pub connections: bool,
+}
+
+impl Geometry {
+    /// Bytes that a device of this machine has of it: whole blocks, of at least 512 bytes.
+    #[must_use]
+    pub fn whole_blocks(&self) -> u64 {
+        let block = u64::from(self.block_minimum.max(512));
+        self.size / block * block
+    }
+
+    /// The same where a device is to be made.
+    ///
+    /// # Errors
+    /// When that is nothing.
+    pub(crate) fn device_bytes(&self) -> Result<u64, Error> {
+        match self.whole_blocks() {
+            0 => Err(Error::Refused(format!(
+                "the disk has {} bytes, and a device needs a block of {}",
+                self.size,
+                self.block_minimum.max(512)
+            ))),
+            bytes => Ok(bytes),
+        }
+    }
 }
 
 /// What is to be done to a range.

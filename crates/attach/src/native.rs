@@ -146,6 +146,20 @@ impl Native {
         Ok(info.size)
     }
 
+    /// How long the server takes to answer: the shortest of some tries.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub fn round_trip(&self) -> Result<Duration, Error> {
+        let mut shortest = Duration::MAX;
+        for _ in 0..3 {
+            let begun = Instant::now();
+            self.ask_size()?;
+            shortest = shortest.min(begun.elapsed());
+        }
+        Ok(shortest)
+    }
+
     /// Names the bytes of the disk: another number stands for other bytes.
     #[must_use]
     pub fn identity(&self) -> u64 {

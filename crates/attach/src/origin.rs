@@ -9,6 +9,18 @@ use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 use towline_client::Url;
 
+/// What a look at a disk told.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Found {
+    /// What it is like.
+    pub geometry: Geometry,
+    /// Names its bytes, where the protocol tells.
+    pub identity: Option<u64>,
+    /// How long the server takes to answer, at its fastest.
+    pub round_trip: Duration,
+}
+
 /// Where a disk comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // there are these two
@@ -35,17 +47,21 @@ impl Origin {
         Ok(Self::Towline(url))
     }
 
-    /// Connects to see what the disk is like, and, where the protocol tells, a number that names
-    /// its bytes.
+    /// Connects to see what the disk is like.
     ///
     /// # Errors
     /// When the server cannot be reached or has no such disk.
-    pub fn look(&self) -> Result<(Geometry, Option<u64>), Error> {
+    pub fn look(&self) -> Result<Found, Error> {
         match self {
-            Self::Nbd(source) => Ok((source.connect()?.geometry, None)),
+            Self::Nbd(source) => {
+                let connection = source.connect()?;
+                let (geometry, round_trip) = (connection.geometry, connection.round_trip);
+                Ok(Found { geometry, identity: None, round_trip })
+            }
             Self::Towline(url) => {
                 let disk = Native::connect(url, Some(Duration::ZERO), 1, mpsc::channel().0)?;
-                Ok((disk.geometry(), Some(disk.identity())))
+                let (geometry, identity) = (disk.geometry(), Some(disk.identity()));
+                Ok(Found { geometry, identity, round_trip: disk.round_trip()? })
             }
         }
     }

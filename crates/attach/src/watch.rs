@@ -44,7 +44,7 @@ pub fn watch_size(
 }
 
 fn ask(origin: &Origin, session: &mut Option<Native>) -> Result<u64, Error> {
-    let Origin::Towline(url) = origin else { return Ok(origin.look()?.0.size) };
+    let Origin::Towline(url) = origin else { return Ok(origin.look()?.geometry.size) };
     let native = match session {
         Some(native) => native,
         None => session.insert(Native::connect(url, Some(Duration::ZERO), 1, mpsc::channel().0)?),

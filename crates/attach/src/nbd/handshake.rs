@@ -4,6 +4,7 @@ use super::bytes::{be16, be32, be64};
 use crate::{Error, Geometry};
 use std::fmt::Display;
 use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 use towline_nbd::constants::{
     INIT_MAGIC, OPTION_BYTES_MAX, OPTION_MAGIC, OPTION_REPLY_MAGIC, PAYLOAD_BYTES_MAX,
     STRING_BYTES_MAX, client_flag, info, option, option_reply, server_flag, transmission_flag,
@@ -20,6 +21,8 @@ pub(super) struct Agreed {
     pub(super) geometry: Geometry,
     /// The flags of transmission.
     pub(super) flags: u16,
+    /// How long the server took to answer an option, at its fastest.
+    pub(super) round_trip: Duration,
     /// Replies come in chunks.
     pub(super) chunks: bool,
     /// The number of the context that tells what is allocated, if the server has it.
@@ -37,7 +40,7 @@ pub(super) fn agree<S: Read + Write>(
     if name.len() > STRING_BYTES_MAX {
         return Err(Error::Refused(format!("{what}: the name of the disk is too long")));
     }
-    let mut asking = Asking { stream, what };
+    let mut asking = Asking { stream, what, round_trip: Duration::MAX };
     let mut greeting = [0; 18];
     asking.read(&mut greeting)?;
     if be64(&greeting[0..]) != INIT_MAGIC {
@@ -56,13 +59,15 @@ pub(super) fn agree<S: Read + Write>(
     let chunks = chunks && asking.ask(option::STRUCTURED_REPLY, &[], |_, _| Ok(()))?.is_none();
     let allocation = if chunks { asking.allocation(name)? } else { None };
     let (geometry, flags) = asking.go(name)?;
-    Ok(Agreed { geometry, flags, chunks, allocation })
+    Ok(Agreed { geometry, flags, round_trip: asking.round_trip, chunks, allocation })
 }
 
 /// Options of a client, one after the other.
 struct Asking<'a, S> {
     stream: &'a mut S,
     what: &'a dyn Display,
+    /// The shortest time until an answer.
+    round_trip: Duration,
 }
 
 /// Why the server refused an option: its number, and what it said.
@@ -102,10 +107,14 @@ impl<S: Read + Write> Asking<'_, S> {
         out.extend(option.to_be_bytes());
         out.extend((data.len() as u32).to_be_bytes());
         out.extend(data);
+        let asked = Instant::now();
         self.write(&out)?;
-        for _ in 0..REPLIES_MAX {
+        for answers in 0..REPLIES_MAX {
             let mut head = [0; 20];
             self.read(&mut head)?;
+            if answers == 0 {
+                self.round_trip = self.round_trip.min(asked.elapsed());
+            }
             let (kind, length) = (be32(&head[12..]), be32(&head[16..]) as usize);
             if be64(&head) != OPTION_REPLY_MAGIC || be32(&head[8..]) != option {
                 return Err(Error::Protocol("no answer to the option that was sent"));

@@ -64,12 +64,6 @@ fn size_of(number: u32) -> Option<u64> {
     Some(sectors.trim().parse::<u64>().ok()? * 512)
 }
 
-/// Bytes that can be reached in whole blocks.
-fn whole(geometry: &Geometry) -> u64 {
-    let block = u64::from(geometry.block_minimum.max(512));
-    geometry.size / block * block
-}
-
 impl Kernel {
     fn new(
         netlink: Netlink,
@@ -84,11 +78,11 @@ impl Kernel {
         Self { netlink, source, geometry, size, next_size: None, asked, number, connections, owner }
     }
 
-    /// Connects, agrees, and makes a device.
+    /// Connects, agrees, and makes a device; also tells how long the server takes to answer.
     ///
     /// # Errors
     /// When the server or the kernel refuses.
-    pub fn attach(source: &Source, options: &KernelOptions) -> Result<Self, Error> {
+    pub fn attach(source: &Source, options: &KernelOptions) -> Result<(Self, Duration), Error> {
         let mut netlink = Netlink::open()?;
         let mut connections = vec![source.connect()?];
         let (geometry, flags) = (connections[0].geometry, connections[0].flags);
@@ -98,6 +92,7 @@ impl Kernel {
                 "{source}: the disk is made of blocks of {block} bytes; the kernel takes 512 to {BLOCK_BYTES_MAX}"
             )));
         }
+        let size = geometry.device_bytes()?;
         let wanted = if geometry.connections { usize::from(options.connections) } else { 1 };
         while connections.len() < wanted {
             connections.push(source.connect()?);
@@ -109,7 +104,7 @@ impl Kernel {
         // Without a limit, something near 30 years: the kernel knows no "for ever".
         let patience = options.patience.map_or(1_000_000_000, |patience| patience.as_secs().max(1));
         let attributes = attributes
-            .u64(attribute::SIZE_BYTES, whole(&geometry))
+            .u64(attribute::SIZE_BYTES, size)
             .u64(attribute::BLOCK_SIZE_BYTES, u64::from(block))
             .u64(attribute::TIMEOUT, options.timeout.as_secs().max(1))
             .u64(attribute::SERVER_FLAGS, u64::from(flags))
@@ -121,9 +116,11 @@ impl Kernel {
             .or(options.number)
             .ok_or(Error::Protocol("the kernel does not say which device it made"))?;
         let owner = owner(number).unwrap_or_default();
+        let round_trips = connections.iter().map(|connection| connection.round_trip);
+        let round_trip = round_trips.min().unwrap_or_default();
         let connections = connections.len() as u16;
-        let size = whole(&geometry);
-        Ok(Self::new(netlink, source, geometry, size, number, connections, owner))
+        let kernel = Self::new(netlink, source, geometry, size, number, connections, owner);
+        Ok((kernel, round_trip))
     }
 
     /// Takes over the duty for a device whose process is gone.
@@ -140,7 +137,7 @@ impl Kernel {
         let netlink = Netlink::open()?;
         match owner(number) {
             Some(owner) if owner == expected => {
-                let size = size_of(number).unwrap_or(whole(&geometry));
+                let size = size_of(number).unwrap_or(geometry.whole_blocks());
                 Ok(Self::new(netlink, source, geometry, size, number, connections, owner))
             }
             _ => Err(Error::Refused(format!("/dev/nbd{number} is not attached any more"))),
@@ -213,7 +210,7 @@ impl Kernel {
         // A server that is away is not asked again before its connections are replaced.
         let Ok(connection) = self.source.connect() else { return };
         let now = connection.geometry.size;
-        let size = whole(&Geometry { size: now, ..self.geometry });
+        let size = Geometry { size: now, ..self.geometry }.whole_blocks();
         if size == self.size || self.next_size != Some(size) {
             self.next_size = (size != self.size).then_some(size);
             return;

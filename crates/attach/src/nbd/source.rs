@@ -46,6 +46,8 @@ pub struct Connection {
     pub geometry: Geometry,
     /// The flags of transmission, for whoever speaks the rest of the protocol.
     pub flags: u16,
+    /// How long the server took to answer an option, at its fastest.
+    pub round_trip: Duration,
     /// Replies come in chunks.
     pub(super) chunks: bool,
     /// The number of the context that tells what is allocated.
@@ -168,8 +170,8 @@ impl Source {
         let (agreed, socket) =
             patiently(socket, patience, |stream| agree(stream, &self.name, chunks, self))
                 .map_err(failed)?;
-        let Agreed { geometry, flags, chunks, allocation } = agreed?;
-        Ok(Connection { socket, geometry, flags, chunks, allocation })
+        let Agreed { geometry, flags, round_trip, chunks, allocation } = agreed?;
+        Ok(Connection { socket, geometry, flags, round_trip, chunks, allocation })
     }
 }
 

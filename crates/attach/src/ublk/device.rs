@@ -85,7 +85,7 @@ fn parameters(geometry: &Geometry, transfer_maximum: u32) -> Result<Parameters, 
         minimal_io_shift: physical.ilog2() as u8,
         optimal_io_shift: preferred.ilog2() as u8,
         transfer_sectors_max: transfer_maximum >> 9,
-        sectors: sectors(geometry.size, block),
+        sectors: geometry.whole_blocks() / 512,
         ..Parameters::default()
     };
     if geometry.trim || geometry.zero {
@@ -113,6 +113,7 @@ impl Device {
         geometry: &Geometry,
         options: &Options,
     ) -> Result<Self, Error> {
+        geometry.device_bytes()?;
         let parameters = parameters(geometry, options.transfer_maximum)?;
         let mut features = feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE;
         if control.has(feature::UPDATE_SIZE) {

@@ -6,10 +6,11 @@
 mod serve;
 
 use crate::report::{Failure, Outcome, Report};
+use crate::serve::parse_bytes;
 use crate::text::human;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::process::{Command, ExitCode, Stdio};
-use towline_attach::{Kind, Record, nbd, ublk};
+use towline_attach::{Kind, Record, nbd, read_ahead, ublk};
 
 const EXAMPLES: &str = "\
 The disk becomes /dev/ublkbN (--ublk: requests go to a process of ours) or /dev/nbdN (--nbd: the
@@ -24,11 +25,15 @@ Examples:
   towline attach nbd://host/vm1
   towline attach 'nbd+unix:///scratch?socket=/run/nbd.sock' --nbd --number 3
   towline attach nbd://host/vm1 --dead-after 300 --queues 2
+  towline attach towline://host/backups --read-ahead 16M
   towline attach --list
   towline attach --resume
   towline detach /dev/ublkb0
 
 Exit status: 0 attached, 1 not, 2 wrong usage.";
+
+/// Longest read-ahead, bytes: beyond that it is a mistake.
+const READ_AHEAD_MAX: u64 = 1 << 30;
 
 /// Arguments of `attach`.
 #[derive(clap::Args, Clone, Debug)]
@@ -55,6 +60,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 64,
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     depth: u16,
+    /// Bytes that the kernel reads ahead of who reads the device in order, like `blockdev --setra` (which counts
+    /// sectors); 0 for nothing. Default: by the time that the server takes to answer, 512K to 8M.
+    #[arg(long, value_name = "SIZE", value_parser = read_ahead_bytes, requires = "url")]
+    read_ahead: Option<u64>,
     /// Seconds that requests wait for a server that went away before they fail; default: for ever.
     #[arg(long, value_name = "SECONDS")]
     dead_after: Option<u64>,
@@ -78,6 +87,15 @@ pub(crate) struct Args {
     /// The process in the background.
     #[arg(long, hide = true, requires = "foreground")]
     background: bool,
+}
+
+/// A size that the kernel can have: it counts KiB.
+fn read_ahead_bytes(text: &str) -> Result<u64, String> {
+    let bytes = if text == "0" { 0 } else { parse_bytes(text)? };
+    match bytes % 1024 == 0 && bytes <= READ_AHEAD_MAX {
+        true => Ok(bytes),
+        false => Err("whole KiB, at most 1G".to_owned()),
+    }
 }
 
 /// Runs `attach`.
@@ -129,6 +147,7 @@ fn start(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     flag("number", args.number.map(|n| n.to_string()));
     flag("queues", args.queues.map(|n| n.to_string()));
     flag("depth", Some(args.depth.to_string()));
+    flag("read-ahead", args.read_ahead.map(|n| n.to_string()));
     flag("dead-after", args.dead_after.map(|n| n.to_string()));
     flag("timeout", Some(args.timeout.to_string()));
     in_background(&flags)
@@ -209,6 +228,7 @@ fn list(json: bool) -> std::io::Result<()> {
                     "process": record.process,
                     "size": record.size,
                     "connections": record.connections,
+                    "read_ahead": read_ahead::of(&record.name()).ok(),
                 })
             })
             .collect();

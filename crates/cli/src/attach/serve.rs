@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 use towline_attach::nbd::{Kernel, KernelOptions, Source};
 use towline_attach::ublk::{Control, Device, Event, Options};
-use towline_attach::{Claim, Error, Geometry, Kind, Origin, Record, watch_size};
+use towline_attach::{Claim, Error, Found, Geometry, Kind, Origin, Record, read_ahead, watch_size};
 
 /// Longest read or write of a ublk device: each request under way may need as much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
@@ -40,16 +40,17 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
             let timeout = Duration::from_secs(args.timeout);
             let options =
                 KernelOptions { number: args.number, connections: queues, timeout, patience };
-            let kernel = Kernel::attach(source, &options).map_err(|error| failure(&error))?;
+            let (kernel, round_trip) =
+                Kernel::attach(source, &options).map_err(|error| failure(&error))?;
             record.number = kernel.number();
             record.connections = kernel.connections();
             record.owner = kernel.owner().to_owned();
             record.size = kernel.geometry().size;
-            keep(args, kernel, &record, false)
+            keep(args, kernel, &record, Some(round_trip))
         }
         Kind::Ublk => {
             let mut attached = || {
-                let (geometry, identity) = origin.look()?;
+                let Found { geometry, identity, round_trip, .. } = origin.look()?;
                 let mut control = Control::open()?;
                 let options = Options {
                     number: args.number,
@@ -62,7 +63,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                 record.connections = options.queues;
                 record.size = geometry.size;
                 record.identity = identity;
-                serve(args, control, device, &origin, &record)
+                serve(args, control, device, &origin, &record, Some(round_trip))
             };
             attached().map_err(|error| failure(&error))
         }
@@ -74,7 +75,7 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
     settle(args);
     let origin = origin(&record.url)?;
     let record = Record { process: std::process::id(), ..record.clone() };
-    let (geometry, identity) = wait_for(&origin)?;
+    let Found { geometry, identity, .. } = wait_for(&origin)?;
     if identity != record.identity {
         return Err(Failure::new("the disk has other bytes than it had; detach it with --force"));
     }
@@ -84,13 +85,13 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
             let kernel =
                 Kernel::resume(nbd(&origin)?, number, connections, &record.owner, geometry)
                     .map_err(|error| failure(&error))?;
-            keep(args, kernel, &record, true)
+            keep(args, kernel, &record, None)
         }
         Kind::Ublk => {
             let resumed = || {
                 let mut control = Control::open()?;
                 let device = Device::recover(&mut control, record.number, &geometry)?;
-                serve(args, control, device, &origin, &record)
+                serve(args, control, device, &origin, &record, None)
             };
             resumed().map_err(|error| failure(&error))
         }
@@ -98,7 +99,7 @@ pub(super) fn resume(args: &Args, record: &Record) -> Outcome<()> {
 }
 
 /// What the disk is like; tries for a while, as a server may be starting as well.
-fn wait_for(origin: &Origin) -> Outcome<(Geometry, Option<u64>)> {
+fn wait_for(origin: &Origin) -> Outcome<Found> {
     let mut tries = 50;
     loop {
         match origin.look() {
@@ -134,12 +135,14 @@ fn transfer_maximum(geometry: &Geometry) -> Result<u32, Error> {
     Ok(maximum)
 }
 
+/// Serves a device that was `made` for a server that takes so long to answer, or taken over.
 fn serve(
     args: &Args,
     mut control: Control,
     device: Device,
     origin: &Origin,
     record: &Record,
+    made: Option<Duration>,
 ) -> Result<(), Error> {
     let claim = record.claim()?;
     let patience = record.patience.map(Duration::from_secs);
@@ -154,7 +157,7 @@ fn serve(
             }
             origin.backend(patience, depth, tell)
         },
-        || announce(args, record),
+        || announce(args, record, made),
     );
     // A device that is still there waits for a successor.
     if served.is_ok() || control.information(record.number)?.is_none() {
@@ -163,10 +166,12 @@ fn serve(
     served
 }
 
-fn keep(args: &Args, mut kernel: Kernel, record: &Record, missing: bool) -> Outcome<()> {
+/// The same for a device of the kernel's client.
+fn keep(args: &Args, mut kernel: Kernel, record: &Record, made: Option<Duration>) -> Outcome<()> {
     let claimed = record.claim().and_then(|claim| {
-        announce(args, record);
-        kernel.keep(missing)?;
+        announce(args, record, made);
+        // Some of those of a process that is gone may have died meanwhile.
+        kernel.keep(made.is_none())?;
         remove(claim, record);
         Ok(())
     });
@@ -186,8 +191,19 @@ fn settle(args: &Args) {
     }
 }
 
+/// How far the kernel reads ahead of a new device: as told, or as fits the server.
+fn read_ahead(args: &Args, record: &Record, round_trip: Duration) {
+    let bytes = args.read_ahead.unwrap_or_else(|| read_ahead::fitting(round_trip));
+    if let Err(error) = read_ahead::set(&record.name(), bytes) {
+        log::warn!("what is read ahead stays the kernel's choice: {error}");
+    }
+}
+
 /// Tells that the device can be used; in the background all that is said later goes to a log.
-fn announce(args: &Args, record: &Record) {
+fn announce(args: &Args, record: &Record, made: Option<Duration>) {
+    if let Some(round_trip) = made {
+        read_ahead(args, record, round_trip);
+    }
     // Whoever wanted to hear it may be gone; the device is there all the same.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "/dev/{}", record.name()).and_then(|()| out.flush());
