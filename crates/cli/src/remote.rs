@@ -4,7 +4,7 @@ use crate::report::{Failure, Outcome};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use towline_client::{Client, Errno, File, Options, Transport, Url};
+use towline_client::{Client, Errno, File, Options, Priority, Transport, Url};
 
 /// `O_*` as they travel: those of Linux on x86-64, whatever this machine is.
 pub(crate) mod flag {
@@ -32,6 +32,8 @@ const PATH_BYTES_REBASE: usize = 2048;
 /// this goes away, so it has to be declared before all that uses them.
 #[derive(Default)]
 pub(crate) struct Remotes {
+    /// Of all that it asks for.
+    pub(crate) priority: Priority,
     clients: Mutex<HashMap<Transport, Client>>,
     exports: Mutex<HashMap<(Transport, Vec<u8>), Place>>,
 }
@@ -64,7 +66,9 @@ impl Remotes {
         if let Some(client) = clients.get(&url.transport) {
             return Ok(client.clone());
         }
-        let client = Client::connect(&url.transport, Options::default())?;
+        let mut options = Options::default();
+        options.priority = self.priority;
+        let client = Client::connect(&url.transport, options)?;
         clients.insert(url.transport.clone(), client.clone());
         Ok(client)
     }

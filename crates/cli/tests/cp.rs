@@ -112,7 +112,7 @@ fn a_tree_survives_a_journey_through_every_transport_and_store() {
         let back = world.local(&format!("back-{transport}"));
         good(&["cp", "-a", tree, &first]);
         good(&["cp", "-a", "--verify", &first, &second]);
-        good(&["cp", "-a", &second, &third]);
+        good(&["cp", "-a", "--priority", "low", &second, &third]);
         good(&["cp", "-a", "--verify", "--jobs", "3", &third, back.to_str().unwrap()]);
         assert_same(&before, &describe(&back));
         assert_same(&before, &describe(&world.local(&format!("served/{transport}"))));

@@ -10,6 +10,17 @@ use std::time::Duration;
 use towline_wire::limits::{CLIENT_STALL_SECONDS, LISTING_BYTES_MAX, RECONNECT_SECONDS};
 use towline_wire::{Attr, Request};
 
+/// Whose requests a server takes first, where they wait for it: for its processors, its memory or its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Priority {
+    /// In turn with all others.
+    #[default]
+    Normal,
+    /// After those of other clients; one for eight of theirs, so that it gets on. For what nobody waits for.
+    Low,
+}
+
 /// How a client behaves.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -25,6 +36,8 @@ pub struct Options {
     /// A random number that names a family of sessions: whoever knows it shares their open files,
     /// see [`File::from_handle`]. Zero: none.
     pub family: u64,
+    /// Whether others go before it.
+    pub priority: Priority,
     /// How many requests go over a socket before the session moves to shared memory, where there is
     /// some: to set it up costs as much as it saves some twenty small requests. Zero: at once.
     pub nearer_after: u64,
@@ -50,6 +63,7 @@ impl Default for Options {
             greeting: Duration::from_secs(CLIENT_STALL_SECONDS),
             spin_us: 100,
             family: 0,
+            priority: Priority::default(),
             nearer_after: 0,
             descriptor_min: 0,
             coalesce: 0,

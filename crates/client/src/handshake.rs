@@ -1,6 +1,6 @@
 //! Connecting a lane and joining or beginning a session.
 
-use crate::{Error, Options, Transport};
+use crate::{Error, Options, Priority, Transport};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -144,10 +144,11 @@ fn greet_on(
         Link::Socket(fd, kind) => Link::Socket(raised(fd, options.descriptor_min)?, kind),
         link => link,
     };
+    let low_priority = if options.priority == Priority::Low { want::LOW_PRIORITY } else { 0 };
     let hello = Hello {
         magic: MAGIC,
         version: VERSION,
-        want: wants,
+        want: wants | low_priority,
         client,
         session,
         secret,

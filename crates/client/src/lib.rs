@@ -27,7 +27,7 @@ mod times;
 mod url;
 mod vectored;
 
-pub use client::{Client, Options};
+pub use client::{Client, Options, Priority};
 pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};
 pub use error::Error;
 pub use file::{File, Lock};

@@ -13,11 +13,13 @@ use crate::native;
 use crate::nbd::driver::{CoreDriver, Late};
 use crate::nbd::{self, Nbd};
 use crate::pools::Pools;
+use crate::priority::Queue;
 use crate::serving::Serving;
 use crate::stats::CoreStatistics;
+use crate::waiting::Waiting;
 use foldhash::fast::RandomState;
 use parking_lot::{Mutex, RwLock};
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -157,11 +159,11 @@ pub(crate) struct Core {
     /// Bytes of buffers for writes to stores that may hang.
     pub(crate) bytes_elsewhere: Arc<AtomicU64>,
     /// Transfers that wait for their next grant, in turn.
-    pub(crate) grant_queue: VecDeque<(u64, u16)>,
+    pub(crate) grant_queue: Queue<(u64, u16)>,
     /// The same of transfers to disks.
-    pub(crate) disk_grants: VecDeque<(u64, u16)>,
-    /// Requests to disks that wait because of their clients' limits.
-    pub(crate) throttled: native::Throttled,
+    pub(crate) disk_grants: Queue<(u64, u16)>,
+    /// Requests that wait to be begun.
+    pub(crate) waiting: Waiting,
     /// Sizes of disks by their identity, as somebody who wanted to write saw them in this turn.
     pub(crate) disk_sizes: Vec<(u64, u64)>,
     /// Memory in which messages are put together.
@@ -223,9 +225,9 @@ impl Core {
             late: BinaryHeap::new(),
             pool,
             bytes_elsewhere: Arc::default(),
-            grant_queue: VecDeque::new(),
-            disk_grants: VecDeque::new(),
-            throttled: native::Throttled::default(),
+            grant_queue: Queue::default(),
+            disk_grants: Queue::default(),
+            waiting: Waiting::default(),
             disk_sizes: Vec::new(),
             message: Vec::new(),
             dirty: Vec::new(),
@@ -253,6 +255,7 @@ impl Core {
             let busy = !self.resumable.is_empty()
                 || self.nbd.is_busy()
                 || self.engine.has_work()
+                || self.has_low_request()
                 || self.spin_or_prepare_sleep();
             let timeout = if busy { Some(Duration::ZERO) } else { self.timeout() };
             self.statistics.turns.sleeps();
@@ -276,6 +279,7 @@ impl Core {
             for index in std::mem::take(&mut self.resumable) {
                 self.resume(index, &mut scratch);
             }
+            self.begin_low();
             self.grant();
             self.flush_dirty();
             self.end_failed(&mut scratch);
@@ -329,6 +333,12 @@ impl Core {
         !sleep
     }
 
+    /// True when something came that was not looked at.
+    pub(crate) fn has_news(&mut self) -> bool {
+        let mut links = self.shm_lanes.iter().filter_map(|at| shm_link(&self.lanes, *at));
+        self.reactor.is_ready() || links.any(ShmLink::readable)
+    }
+
     fn timeout(&self) -> Option<Duration> {
         if self.shm_lanes.iter().any(|i| self.lanes[*i].as_ref().is_some_and(|l| !l.out.is_empty()))
         {
@@ -341,7 +351,7 @@ impl Core {
         let left = |at: Instant| at.saturating_duration_since(Instant::now());
         let nbd = self.nbd.next_wake().map(left);
         let late = self.late.peek().map(|late| left(late.at));
-        [tick, nbd, late, self.throttled.next_wake().map(left)].into_iter().flatten().min()
+        [tick, nbd, late, self.waiting.next_wake().map(left)].into_iter().flatten().min()
     }
 
     /// Somebody waits for memory of disks: those who hold it without using it have to be found.

@@ -112,10 +112,11 @@ impl Core {
     fn dispatch(&mut self, errand: Errand) {
         let Some(served) = self.sessions.get_mut(&errand.session) else { return };
         served.away.push(errand.store.clone());
+        let low = served.is_low;
         let (shared, files) = (self.shared.clone(), served.session.files.clone());
         let pool = self.shared.pools.files.of(&errand.store);
         let work = move || Some(Mail::Returned(errand.carry_out(&shared, &files)));
-        pool.run(Job { work: Box::new(work), reply_to: self.mailbox.clone() });
+        pool.run(Job { work: Box::new(work), reply_to: self.mailbox.clone(), low });
     }
 
     /// Goes on with a request that comes back.
@@ -170,6 +171,7 @@ impl Core {
             guarded(|| drop(what));
             None
         });
-        self.shared.pools.files.of(store).run(Job { work, reply_to: self.mailbox.clone() });
+        let job = Job { work, reply_to: self.mailbox.clone(), low: false };
+        self.shared.pools.files.of(store).run(job);
     }
 }

@@ -70,6 +70,8 @@ pub(crate) struct Served {
     pub(crate) away: Vec<Arc<dyn FileStore>>,
     /// Requests that go there when those before them have come back.
     pub(crate) waiting: VecDeque<Errand>,
+    /// Its client has low priority: others go before it.
+    pub(crate) is_low: bool,
     /// What it has of disks.
     pub(crate) disks: SessionDisks,
 }
@@ -85,6 +87,7 @@ impl Served {
             running,
             away: Vec::new(),
             waiting: VecDeque::new(),
+            is_low: false,
             disks,
         }
     }

@@ -129,6 +129,7 @@ impl Core {
         let known =
             self.sessions.get_mut(&hello.session).filter(|s| s.session.secret == hello.secret);
         let session = if let Some(served) = known {
+            served.is_low = hello.want & want::LOW_PRIORITY != 0;
             // The barrier against stragglers: the old lane ends before the new one is served.
             let old = served.lane.replace(index as u64);
             served.suspend_transfers();
@@ -205,7 +206,9 @@ impl Core {
             session.files = self.shared.families.join(hello.family, id, self.shared.boot_epoch);
         }
         (welcome.session, welcome.secret) = (id, session.secret);
-        self.sessions.insert(id, Served::new(session, index as u64));
+        let mut served = Served::new(session, index as u64);
+        served.is_low = hello.want & want::LOW_PRIORITY != 0;
+        self.sessions.insert(id, served);
         self.statistics.sessions.fetch_add(1, Ordering::Relaxed);
         id
     }

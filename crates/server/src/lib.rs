@@ -28,11 +28,13 @@ mod native;
 mod nbd;
 mod offload;
 mod pools;
+mod priority;
 mod running;
 mod server;
 mod serving;
 mod state_directory;
 mod stats;
+mod waiting;
 mod watch;
 
 pub use config::{

@@ -2,8 +2,8 @@
 
 use crate::guarded::unless_panics;
 use crate::mailbox::{Mail, Mailbox};
+use crate::priority::Queue;
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use towline_store::Caller;
@@ -17,11 +17,13 @@ const IDLE: Duration = Duration::from_secs(5);
 pub(crate) struct Job {
     pub(crate) work: Box<dyn FnOnce() -> Option<Mail> + Send>,
     pub(crate) reply_to: Mailbox,
+    /// It is for a client of low priority.
+    pub(crate) low: bool,
 }
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    jobs: Queue<Job>,
     threads: usize,
     idle: usize,
 }
@@ -35,7 +37,7 @@ pub(crate) struct Offload {
 impl Offload {
     pub(crate) fn run(&self, job: Job) {
         let mut state = self.shared.0.lock();
-        state.jobs.push_back(job);
+        state.jobs.push(job.low, job);
         if state.idle >= state.jobs.len() {
             self.shared.1.notify_one();
         } else if state.threads < THREADS_MAX {
@@ -48,9 +50,9 @@ impl Offload {
                     log::error!(
                         "cannot start a thread for blocking work, doing it in place: {error}"
                     );
-                    let job = state.jobs.pop_back();
+                    let job = state.jobs.pop();
                     drop(state);
-                    if let Some(job) = job {
+                    if let Some((_, job)) = job {
                         execute(job);
                     }
                 }
@@ -72,7 +74,7 @@ fn work(shared: &(Mutex<State>, Condvar)) {
     let (state, changed) = shared;
     let mut state = state.lock();
     loop {
-        if let Some(job) = state.jobs.pop_front() {
+        if let Some((_, job)) = state.jobs.pop() {
             parking_lot::MutexGuard::unlocked(&mut state, || execute(job));
             continue;
         }

@@ -91,7 +91,7 @@ impl Core {
             }
             Step::NeedsData => {
                 running.data_since = Some(now);
-                self.grant_queue.push_back((session, slot));
+                self.grant_queue.push(served.is_low, (session, slot));
             }
             Step::Elsewhere(store) => {
                 self.send_elsewhere(session, slot, running, store, Task::Run);
@@ -100,6 +100,7 @@ impl Core {
             Step::Block(store, work, bytes) => {
                 let sequence = running.sequence;
                 running.expected = bytes;
+                let low = served.is_low;
                 self.expect(session, |lane| lane.expected += bytes);
                 let work = move || {
                     let start = Instant::now();
@@ -108,7 +109,8 @@ impl Core {
                     Some(Mail::Unblocked { session, slot, sequence, result, took })
                 };
                 let reply_to = self.mailbox.clone();
-                self.shared.pools.files.of(&store).run(Job { work: Box::new(work), reply_to });
+                let job = Job { work: Box::new(work), reply_to, low };
+                self.shared.pools.files.of(&store).run(job);
             }
             Step::Lock(_, waiter, _)
                 if !served.session.reclaiming && self.shared.grace.holds_up(&waiter) => {}
@@ -175,8 +177,8 @@ impl Core {
             self.expect(session, |lane| lane.granted = lane.granted.saturating_sub(unused));
             return self.drive(session, slot, running, Instant::now());
         }
-        self.grant_queue.push_back((session, slot));
         if let Some(served) = self.sessions.get_mut(&session) {
+            self.grant_queue.push(served.is_low, (session, slot));
             served.running[usize::from(slot)] = Some(running);
         }
     }
@@ -230,7 +232,7 @@ impl Core {
     pub(crate) fn grant(&mut self) {
         // As often as there are fragments that each may have under way: all of them in one turn.
         for _ in 0..GRANTS_MAX * self.grant_queue.len() {
-            let Some((session, slot)) = self.grant_queue.pop_front() else { return };
+            let Some((low, (session, slot))) = self.grant_queue.pop() else { return };
             let Some(served) = self.sessions.get_mut(&session) else { continue };
             let Some(index) = served.lane.map(|lane| lane as usize) else { continue };
             let Some(Some(lane)) = self.lanes.get_mut(index) else { continue };
@@ -244,11 +246,11 @@ impl Core {
             };
             if elsewhere && scarce() {
                 // Others must not wait for a store that may hang.
-                self.grant_queue.push_back((session, slot));
+                self.grant_queue.push(low, (session, slot));
                 continue;
             }
             let Some(mut buffer) = self.pool.take() else {
-                self.grant_queue.push_front((session, slot));
+                self.grant_queue.put_back(low, (session, slot));
                 return;
             };
             if elsewhere {
@@ -267,7 +269,7 @@ impl Core {
             lane.send_header(&header);
             self.dirty.push(index);
             if running.next_grant().is_some() {
-                self.grant_queue.push_back((session, slot));
+                self.grant_queue.push(low, (session, slot));
             }
         }
     }

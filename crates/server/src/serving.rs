@@ -6,8 +6,8 @@ use crate::grants::Running;
 use crate::guarded::guarded;
 use crate::handshake;
 use crate::lane::Lane;
-use crate::native::Arrived;
 use crate::stats::Stages;
+use crate::waiting::Arrived;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -60,7 +60,6 @@ impl Serving<'_> {
             requests_arrived(arrived);
         }
         let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
-        let peer = lane.peer;
         let Some(served) = self.core.sessions.get_mut(&session) else { return Ok(()) };
         let arrival = served.session.slots.arrive(header)?;
         if let Some(loans) = &mut lane.loans {
@@ -75,10 +74,10 @@ impl Serving<'_> {
                     return Ok(());
                 }
                 if served.is_transfer(header.slot) {
-                    self.core.grant_queue.push_back((session, header.slot));
+                    self.core.grant_queue.push(served.is_low, (session, header.slot));
                 }
                 if served.disks.is_transfer(header.slot) {
-                    self.core.disk_grants.push_back((session, header.slot));
+                    self.core.disk_grants.push(served.is_low, (session, header.slot));
                 }
             }
             Arrival::Replay(reply) => {
@@ -89,36 +88,10 @@ impl Serving<'_> {
                     lane.out.push(Aggregate::from_vec(reply), header.slot, header.sequence);
                 }
             }
-            Arrival::Execute if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) => {
-                // A record of what the slot did before a restart has no use any more.
-                served.session.take_recorded(header.slot);
+            Arrival::Execute => {
                 let lane = self.index;
                 let arrived = Arrived { session, lane, header, body, payload, at: arrived };
-                self.core.disk_request(&arrived)?;
-            }
-            Arrival::Execute => {
-                let mut compound =
-                    Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
-                let recorded = served.session.take_recorded(header.slot);
-                if let Some(journal) = &served.session.journal
-                    && compound.keep(journal, recorded)
-                {
-                    self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
-                }
-                let running = Box::new(Running {
-                    compound,
-                    caller: self.core.callers.find(header.word_a, header.word_b, peer),
-                    sequence: header.sequence,
-                    borrows: header.flags & request_flag::BORROWS != 0,
-                    arrived,
-                    stages: Stages::default(),
-                    grants: VecDeque::new(),
-                    granted: 0,
-                    data_since: None,
-                    expected: 0,
-                    locking: false,
-                });
-                self.core.drive(session, header.slot, running, arrived);
+                self.core.take_request(&arrived)?;
             }
         }
         Ok(())
@@ -160,6 +133,10 @@ impl Serving<'_> {
     }
 
     fn cancel(&mut self, session: u64, header: &Header) {
+        // What is to be cancelled is a lock that is waited for: it has to be asked for.
+        if let Some(kept) = self.core.waiting.take_low(session, header) {
+            self.core.begin_kept(kept);
+        }
         let shared = &self.core.shared;
         let cancelled = shared.locks.lock().cancel(session, header.slot, header.sequence)
             || shared.grace.cancel(session, header.slot, header.sequence);
@@ -169,6 +146,46 @@ impl Serving<'_> {
             running.compound.locked(Err(Errno::EINTR));
             self.core.drive(session, header.slot, running, Instant::now());
         }
+    }
+}
+
+impl Core {
+    /// Begins a request.
+    ///
+    /// # Errors
+    /// It is no legal request.
+    pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
+        let Arrived { session, lane, header, body, payload, at } = *arrived;
+        let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
+        if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) {
+            // A record of what the slot did before a restart has no use any more.
+            served.session.take_recorded(header.slot);
+            return self.disk_request(arrived);
+        }
+        let mut compound =
+            Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
+        let recorded = served.session.take_recorded(header.slot);
+        if let Some(journal) = &served.session.journal
+            && compound.keep(journal, recorded)
+        {
+            self.statistics.replays.fetch_add(1, Ordering::Relaxed);
+        }
+        let peer = self.lanes.get(lane).and_then(|lane| lane.as_ref()?.peer);
+        let running = Box::new(Running {
+            compound,
+            caller: self.callers.find(header.word_a, header.word_b, peer),
+            sequence: header.sequence,
+            borrows: header.flags & request_flag::BORROWS != 0,
+            arrived: at,
+            stages: Stages::default(),
+            grants: VecDeque::new(),
+            granted: 0,
+            data_since: None,
+            expected: 0,
+            locking: false,
+        });
+        self.drive(session, header.slot, running, at);
+        Ok(())
     }
 }
 

@@ -98,6 +98,8 @@ pub(crate) struct CoreStatistics {
     pub(crate) reactor_calls: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) replays: AtomicU64,
+    /// Requests of low priority that were begun in a turn in which others asked for something, too.
+    pub(crate) low_among_others: AtomicU64,
     pub(crate) lanes: AtomicU64,
     pub(crate) sessions: AtomicU64,
     pub(crate) protocol_errors: AtomicU64,
@@ -119,6 +121,7 @@ impl CoreStatistics {
             reactor_calls: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             replays: AtomicU64::new(0),
+            low_among_others: AtomicU64::new(0),
             lanes: AtomicU64::new(0),
             sessions: AtomicU64::new(0),
             protocol_errors: AtomicU64::new(0),
@@ -216,6 +219,7 @@ impl Statistics {
             }
             add("requests", core.requests.load(Ordering::Relaxed));
             add("replays", core.replays.load(Ordering::Relaxed));
+            add("requests_low_among_others", core.low_among_others.load(Ordering::Relaxed));
             add("lanes", core.lanes.load(Ordering::Relaxed));
             add("sessions", core.sessions.load(Ordering::Relaxed));
             add("protocol_errors", core.protocol_errors.load(Ordering::Relaxed));

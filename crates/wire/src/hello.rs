@@ -5,12 +5,14 @@ use crate::codec::{Field, ProtocolError, Reader};
 /// First bytes of a hello's body: a peer that speaks something else is told apart at once.
 pub const MAGIC: u64 = 0x454e_494c_574f_5431; // "1TOWLINE" as little-endian bytes
 /// Version of the protocol. Nothing is released; it changes with every change of the wire.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// What a lane asks for.
 pub mod want {
     /// Move this session to shared memory; only over a Unix socket.
     pub const SHARED_MEMORY: u32 = 1;
+    /// Let others go before this session, to a share. To be said by each lane.
+    pub const LOW_PRIORITY: u32 = 2;
 }
 
 /// Name of a local socket in the abstract name space of `unix(7)`. Its number is random, so that

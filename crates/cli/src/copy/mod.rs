@@ -25,7 +25,7 @@ use file::{Files, Permits};
 use rustix::fs::Mode;
 use std::ffi::OsString;
 use std::process::ExitCode;
-use towline_client::{Errno, Url};
+use towline_client::{Errno, Priority, Url};
 use tree::{Job, Tree};
 
 const EXAMPLES: &str = "\
@@ -55,6 +55,15 @@ pub(crate) enum Preserve {
     Xattr,
     /// All of these.
     All,
+}
+
+/// Whose requests servers take first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Precedence {
+    /// Those of all other clients.
+    Low,
+    /// In turn with others.
+    Normal,
 }
 
 /// Arguments of `cp`.
@@ -88,6 +97,10 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
+    /// low: other clients of the servers go before this copy, which gets on by one request for eight of theirs where they wait for each
+    /// other.
+    #[arg(long, value_enum, value_name = "WHICH", default_value = "normal")]
+    priority: Precedence,
     /// Sources, then the target: URLs or local paths, at least one side remote.
     #[arg(required = true, num_args = 2.., value_name = "PATH")]
     paths: Vec<OsString>,
@@ -109,7 +122,12 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
     }
     crate::descriptors::raise_limit();
     let report = Report::new("cp");
-    let remotes = Remotes::default();
+    let priority = match args.priority {
+        Precedence::Low => Priority::Low,
+        Precedence::Normal => Priority::Normal,
+    };
+    let mut remotes = Remotes::default();
+    remotes.priority = priority;
     let files = Files {
         wanted: Wanted::new(&args.preserve, umask()),
         resume: args.resume,

@@ -12,7 +12,7 @@ impl Core {
     /// Gives buffers to writes that wait for their data, in turn.
     pub(crate) fn grant_disks(&mut self) {
         for _ in 0..GRANTS_MAX * self.disk_grants.len() {
-            let Some((session, slot)) = self.disk_grants.pop_front() else { return };
+            let Some((low, (session, slot))) = self.disk_grants.pop() else { return };
             let Some(served) = self.sessions.get_mut(&session) else { continue };
             let index = served.lane.map(|lane| lane as usize);
             let Some(Some(under)) = served.disks.requests.get_mut(usize::from(slot)) else {
@@ -26,7 +26,7 @@ impl Core {
                     Ok(room) => room,
                     Err(short) => {
                         write.inline = Some(inline);
-                        if self.waits_for_memory(short, (session, slot)) {
+                        if self.waits_for_memory(short, low, (session, slot)) {
                             return;
                         }
                         continue;
@@ -36,7 +36,7 @@ impl Core {
                 write.filled += length as u64;
                 if write.filled < write.length {
                     write.inline = Some(inline);
-                    self.disk_grants.push_back((session, slot));
+                    self.disk_grants.push(low, (session, slot));
                 }
                 let (engine, mut driver) = self.engine_and_driver();
                 engine.filled(key, buffer, length, &mut driver);
@@ -61,7 +61,7 @@ impl Core {
                 None => match self.engine.room(write.key) {
                     Ok((buffer, length)) => (Some(buffer), length),
                     Err(short) => {
-                        if self.waits_for_memory(short, (session, slot)) {
+                        if self.waits_for_memory(short, low, (session, slot)) {
                             return;
                         }
                         continue;
@@ -80,15 +80,21 @@ impl Core {
             lane.send_header(&header);
             self.ticking = true;
             self.dirty.extend(index);
-            self.disk_grants.push_back((session, slot));
+            self.disk_grants.push(low, (session, slot));
         }
     }
 
+    /// A write waits for grants.
+    pub(crate) fn queue_disk_write(&mut self, session: u64, slot: u16) {
+        let is_low = self.sessions.get(&session).is_some_and(|served| served.is_low);
+        self.disk_grants.push(is_low, (session, slot));
+    }
+
     /// A write waits for memory. True: so do all others.
-    fn waits_for_memory(&mut self, short: Short, write: (u64, u16)) -> bool {
+    fn waits_for_memory(&mut self, short: Short, low: bool, write: (u64, u16)) -> bool {
         match short {
-            Short::Disk => self.disk_grants.push_back(write),
-            Short::Memory | Short::Nothing => self.disk_grants.push_front(write),
+            Short::Disk => self.disk_grants.push(low, write),
+            Short::Memory | Short::Nothing => self.disk_grants.put_back(low, write),
         }
         short != Short::Disk
     }
@@ -177,7 +183,7 @@ impl Core {
         write.filled += length as u64;
         let (key, filled) = (write.key, write.filled);
         if write.granted < write.length {
-            self.disk_grants.push_back((session, header.slot));
+            self.disk_grants.push(served.is_low, (session, header.slot));
         }
         let Some(buffer) = buffer else {
             if lost {
@@ -214,7 +220,7 @@ impl Core {
     /// The lane of a session is gone: its reads and what was not begun are forgotten, and data that
     /// was granted will come anew.
     pub(crate) fn suspend_disks(&mut self, session: u64) {
-        let waited = self.throttled.forget(session);
+        let waited = self.waiting.forget(session);
         let Some(served) = self.sessions.get_mut(&session) else { return };
         for slot in waited {
             served.session.slots.answer(slot, None);

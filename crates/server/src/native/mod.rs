@@ -11,13 +11,10 @@
 mod answers;
 mod data;
 mod requests;
-mod throttle;
 
-pub(crate) use requests::Arrived;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
-pub(crate) use throttle::{Throttled, client_of};
 use towline_block::{Disk, Meter, OwnerKey, RequestKey};
 use towline_mem::PoolBuffer;
 use towline_wire::Errno;
@@ -111,6 +108,11 @@ struct Granted {
 }
 
 impl SessionDisks {
+    /// What measures the client at this disk, if it is limited.
+    pub(crate) fn meter(&self, disk: u32) -> Option<Arc<Meter>> {
+        self.open.get(&disk)?.meter.clone()
+    }
+
     fn put(&mut self, slot: u16, under: Under) {
         if self.requests.is_empty() {
             self.requests.resize_with(SLOTS_MAX, || None);

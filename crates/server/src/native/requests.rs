@@ -1,10 +1,11 @@
 //! What a core does with each request for a disk.
 
-use super::{Kind, Open, Reading, SessionDisks, Tag, Under, Writing, client_of};
+use super::{Kind, Open, Reading, SessionDisks, Tag, Under, Writing};
 use crate::core::{Core, Ticket, elapsed_ns};
 use crate::extents::{allocation, written};
 use crate::grants::Served;
 use crate::stats::Stages;
+use crate::waiting::{Arrived, client_of};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -25,17 +26,6 @@ use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError, Reply, Req
 
 /// Reads up to this length of what is in memory are answered by copying, at once.
 const READ_NOW_BYTES_MAX: u32 = 32 * 1024;
-
-/// A request and what came with it.
-pub(crate) struct Arrived<'a> {
-    pub(crate) session: u64,
-    /// Its lane.
-    pub(crate) lane: usize,
-    pub(crate) header: &'a Header,
-    pub(crate) body: &'a [u8],
-    pub(crate) payload: &'a [u8],
-    pub(crate) at: Instant,
-}
 
 type Work = Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>;
 
@@ -424,7 +414,7 @@ impl Core {
             data_since: Some(Instant::now()),
         };
         self.note(arrived, disk, Kind::Write(writing));
-        self.disk_grants.push_back((arrived.session, arrived.header.slot));
+        self.queue_disk_write(arrived.session, arrived.header.slot);
         Ok(Begun::Goes)
     }
 }

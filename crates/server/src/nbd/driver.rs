@@ -54,7 +54,7 @@ impl CoreDriver<'_> {
     fn on_thread(&self, disk: &Arc<Disk>, work: impl FnOnce() -> Mail + Send + 'static) {
         let reply_to = self.mailbox.clone();
         let work = || Some(work());
-        self.pools.disks.of(disk).run(Job { work: Box::new(work), reply_to });
+        self.pools.disks.of(disk).run(Job { work: Box::new(work), reply_to, low: false });
     }
 }
 

@@ -5,7 +5,7 @@ use super::in_place;
 use super::lane::{NbdLane, Phase};
 use super::serving::Serving;
 use crate::core::{Core, NBD_TOKENS, Ticket};
-use crate::native::client_of;
+use crate::waiting::client_of;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
