@@ -1,7 +1,8 @@
 //! Data that the server lends: read in place, in memory of the server that is mapped here.
 
-use crate::handshake::raised;
 use smallvec::SmallVec;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
 use towline_net::{Link, ShmLink};
@@ -11,7 +12,7 @@ use towline_wire::{Header, ProtocolError};
 /// The memories that were handed over on a lane, by their numbers.
 pub(crate) struct Memories {
     known: Vec<Arc<SharedMemory>>,
-    descriptor_min: i32,
+    hide: fn(OwnedFd) -> io::Result<OwnedFd>,
 }
 
 /// Why lent data cannot be had.
@@ -47,10 +48,9 @@ fn wrong(what: &'static str) -> Refusal {
 }
 
 impl Memories {
-    /// None yet, on a lane over which there can be some. Their descriptors will be at least
-    /// `descriptor_min`.
-    pub(crate) fn of(link: &Link, descriptor_min: i32) -> Option<Self> {
-        matches!(link, Link::Shm(_)).then(|| Self { known: Vec::new(), descriptor_min })
+    /// None yet, on a lane over which there can be some. `hide`: see [`crate::Options::hide`].
+    pub(crate) fn of(link: &Link, hide: fn(OwnedFd) -> io::Result<OwnedFd>) -> Option<Self> {
+        matches!(link, Link::Shm(_)).then(|| Self { known: Vec::new(), hide })
     }
 
     /// The memory of this number: the next one is taken from the link.
@@ -59,7 +59,7 @@ impl Memories {
         if number == self.known.len() {
             let (fd, length) =
                 link.take_over().map_err(|_| wrong("memory was lent that was not handed over"))?;
-            let memory = raised(fd, self.descriptor_min)
+            let memory = (self.hide)(fd)
                 .and_then(|fd| SharedMemory::open(fd, length, false))
                 .map_err(|_| Refusal::Unmapped)?;
             self.known.push(Arc::new(memory));

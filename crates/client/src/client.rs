@@ -4,6 +4,8 @@ use crate::File;
 use crate::convert::write_flags;
 use crate::core::Core;
 use crate::{Error, Transport};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -41,8 +43,9 @@ pub struct Options {
     /// How many requests go over a socket before the session moves to shared memory, where there is
     /// some: to set it up costs as much as it saves some twenty small requests. Zero: at once.
     pub nearer_after: u64,
-    /// Sockets get no smaller descriptor than this.
-    pub descriptor_min: i32,
+    /// Each descriptor that the client keeps goes through this first: a library in another program can put
+    /// it where that program does not look. It stays what it is, unless said otherwise.
+    pub hide: fn(OwnedFd) -> io::Result<OwnedFd>,
     /// How many operations that were started may wait to be sent until somebody waits for an
     /// answer, so that many leave by one system call. For programs that keep a pipeline full: half
     /// of its depth is a good number. Zero: each is sent at once.
@@ -65,7 +68,7 @@ impl Default for Options {
             family: 0,
             priority: Priority::default(),
             nearer_after: 0,
-            descriptor_min: 0,
+            hide: Ok,
             coalesce: 0,
             changes: None,
             tell_xattrs: false,
@@ -176,10 +179,10 @@ impl Client {
     ///
     /// # Errors
     /// `EMFILE` when there are no descriptors left.
-    pub fn fd(&self) -> std::io::Result<std::os::fd::OwnedFd> {
+    pub fn fd(&self) -> io::Result<OwnedFd> {
         let link = self.core.link();
-        let fd = link.fd().ok_or(std::io::ErrorKind::Unsupported)?;
-        Ok(rustix::io::fcntl_dupfd_cloexec(fd, self.core.descriptor_min())?)
+        let fd = link.fd().ok_or(io::ErrorKind::Unsupported)?;
+        self.core.hide(fd.try_clone_to_owned()?)
     }
 
     /// Runs `work` with an open file of this family whose handle is known, and the `flags` it was

@@ -23,6 +23,7 @@ use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
@@ -367,7 +368,7 @@ impl Core {
             requested: 0,
             parked: HashMap::new(),
             leader: false,
-            memories: Memories::of(&link, options.descriptor_min),
+            memories: Memories::of(&link, options.hide),
             debts: 0,
             link: Arc::new(link),
             near,
@@ -588,9 +589,9 @@ impl Core {
         self.identity[1].store(group, Ordering::Relaxed);
     }
 
-    /// Least number of its descriptors.
-    pub(crate) fn descriptor_min(&self) -> i32 {
-        self.options.descriptor_min
+    /// See [`crate::Options::hide`].
+    pub(crate) fn hide(&self, fd: OwnedFd) -> io::Result<OwnedFd> {
+        (self.options.hide)(fd)
     }
 
     /// Where the time of its requests went so far.

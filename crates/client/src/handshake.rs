@@ -141,7 +141,7 @@ fn greet_on(
     options: &Options,
 ) -> Result<Greeted, Failure> {
     let link = match link {
-        Link::Socket(fd, kind) => Link::Socket(raised(fd, options.descriptor_min)?, kind),
+        Link::Socket(fd, kind) => Link::Socket((options.hide)(fd)?, kind),
         link => link,
     };
     let low_priority = if options.priority == Priority::Low { want::LOW_PRIORITY } else { 0 };
@@ -178,26 +178,11 @@ fn greet_on(
     let Ok([memory, bell]) = <[_; 2]>::try_from(descriptors) else {
         return Err(protocol("server did not offer shared memory"));
     };
-    let min = options.descriptor_min;
-    let (memory, bell) = (raised(memory, min)?, raised(bell, min)?);
+    let (memory, bell) = ((options.hide)(memory)?, (options.hide)(bell)?);
     let memory = Arc::new(SharedMemory::open(memory, SHM_BYTES, true)?);
     let Link::Socket(socket, _) = link else { return Err(protocol("link without socket")) };
     let link = ShmLink::new(memory, ShmSide::Client, Doorbell::new(bell), socket)?;
     Ok(Greeted { link: Link::Shm(Box::new(link)), welcome })
-}
-
-/// The same file under a descriptor of at least `min`.
-///
-/// # Errors
-/// `EMFILE` when there is none, also where the limit is below `min`, which the kernel calls `EINVAL`.
-pub(crate) fn raised(fd: OwnedFd, min: i32) -> io::Result<OwnedFd> {
-    if min <= 0 {
-        return Ok(fd);
-    }
-    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, min).map_err(|errno| match errno {
-        rustix::io::Errno::INVAL => rustix::io::Errno::MFILE,
-        other => other,
-    })?)
 }
 
 fn hear(link: &Link) -> Result<(Welcome, Vec<OwnedFd>), Failure> {
@@ -239,19 +224,5 @@ fn hear(link: &Link) -> Result<(Welcome, Vec<OwnedFd>), Failure> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error.into()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_limit_of_descriptors_is_told_as_one() {
-        let any = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        use std::os::fd::AsRawFd;
-        assert!(raised(any(), 100).unwrap().as_raw_fd() >= 100);
-        let error = raised(any(), i32::MAX).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(Errno::EMFILE.0.into()));
     }
 }

@@ -6,16 +6,16 @@
 //! userfaultfd, too, so that whoever touches a page waits, and a pipe whose other end the pager has;
 //! when that closes, the kernel sends us `SIGBUS`.
 
-use crate::descriptors::{self, Open};
+use crate::descriptors::{Open, Own};
 use crate::guard::checked;
-use crate::{process, start};
+use crate::{own, process, start};
 use libc::c_int;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::pipe::PipeFlags;
 use std::ffi::OsStr;
 use std::io::{Error, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -42,7 +42,7 @@ fn number(error: &Error) -> i32 {
 
 /// Out of the way of what the program has.
 pub(crate) fn hidden(fd: OwnedFd) -> Result<OwnedFd, i32> {
-    rustix::io::fcntl_dupfd_cloexec(fd, descriptors::own_first()).map_err(Errno::raw_os_error)
+    own::hide(fd, Own::Memory).map_err(|error| number(&error))
 }
 
 impl Pager {
@@ -194,6 +194,20 @@ pub(crate) fn resize(
         pager.register(to, new)?;
     }
     Ok(to)
+}
+
+/// The program wants this number: what has it gets another one.
+pub(crate) fn move_from(fd: i32) -> Result<(), i32> {
+    let mut pager = pager()?;
+    let Some(Pager { userfault, socket, lifeline }) = &mut *pager else { return Ok(()) };
+    for ours in [userfault, socket, lifeline] {
+        if ours.as_raw_fd() == fd {
+            let moved = own::duplicate(fd, Own::Memory)?;
+            // SAFETY: it was just made, and is closed by its owner only.
+            *ours = unsafe { OwnedFd::from_raw_fd(moved) };
+        }
+    }
+    Ok(())
 }
 
 /// A child that will have the mappings of this process is about to be made.

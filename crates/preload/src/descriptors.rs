@@ -1,29 +1,67 @@
-//! Which descriptors of this process are remote files, and their coming and going.
+//! Which descriptors of this process are remote files or the library's own, and the coming and going of the
+//! former.
 
-use crate::guard::{checked, is_inside, system_call};
+use crate::guard::{checked, system_call};
 use crate::{guard, pool, remote, start};
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use towline_instance::notes::Note;
 use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, State, Taken};
 
 /// Descriptors beyond this are never remote: opening one fails with `EMFILE`.
 const DESCRIPTORS_MAX: usize = 65536;
-/// Descriptors kept for our own sockets.
-const OWN: i32 = 64;
 
-/// One more than the number of the entry, or zero.
+/// One more than the number of the entry, one of the words for our own ([`Own`]), or zero.
 static TABLE: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
 /// Descriptors of this process for each entry.
 static COUNTS: [AtomicU32; ENTRIES] = [const { AtomicU32::new(0) }; ENTRIES];
-static OWN_FIRST: AtomicI32 = AtomicI32::new(i32::MAX);
-/// No descriptor from here on was ever a remote file: what looks at all of them stops there.
+/// No descriptor from here on was ever one of them: what looks at all stops there.
 static BEYOND: AtomicU32 = AtomicU32::new(0);
 
-/// Notes which entry a descriptor is.
-fn enter(fd: i32, number: usize) {
-    let Some(place) = TABLE.get(fd as usize) else { return };
+/// Notes what a descriptor is; `false` where there is no place for it.
+fn enter(fd: i32, word: u32) -> bool {
+    let Some(place) = TABLE.get(fd as usize) else { return false };
     BEYOND.fetch_max(fd as u32 + 1, Ordering::Relaxed);
-    place.store(number as u32 + 1, Ordering::Release);
+    place.store(word, Ordering::Release);
+    true
+}
+
+/// What a descriptor of the library's own is for, see `own.rs`.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Own {
+    /// A connection or an anchor: it can begin anew.
+    Connection,
+    /// Memory of mappings, which must go on.
+    Memory,
+}
+
+impl Own {
+    const fn word(self) -> u32 {
+        match self {
+            Self::Connection => u32::MAX,
+            Self::Memory => u32::MAX - 1,
+        }
+    }
+
+    fn of(word: u32) -> Option<Self> {
+        [Self::Connection, Self::Memory].into_iter().find(|own| own.word() == word)
+    }
+}
+
+/// Notes that a descriptor is the library's own; `false` where there is no place for it.
+pub(crate) fn note_own(fd: i32, what: Own) -> bool {
+    enter(fd, what.word())
+}
+
+/// What a descriptor of the library's own is for; `None` for all others.
+#[inline]
+pub(crate) fn own_at(fd: i32) -> Option<Own> {
+    Own::of(TABLE.get(fd as usize)?.load(Ordering::Acquire))
+}
+
+/// The library's own in a range.
+pub(crate) fn own(from: u32, to: u32) -> impl Iterator<Item = (u32, Own)> {
+    let end = to.saturating_add(1).min(BEYOND.load(Ordering::Relaxed));
+    (from..end).filter_map(|fd| Some((fd, own_at(fd as i32)?)))
 }
 
 /// A remote open file.
@@ -52,6 +90,7 @@ pub(crate) fn find(fd: i32) -> Option<Open> {
 #[inline]
 fn look(fd: i32) -> Option<Open> {
     let number = TABLE.get(fd as usize)?.load(Ordering::Acquire);
+    // Of our own there is no such entry.
     if number == 0 { None } else { Open::of(number as usize - 1) }
 }
 
@@ -100,42 +139,6 @@ pub(crate) fn put_back(kept: &Kept) {
     }
 }
 
-/// The first of the descriptors for our own sockets.
-pub(crate) fn own_first() -> i32 {
-    let first = OWN_FIRST.load(Ordering::Relaxed);
-    if first != i32::MAX {
-        return first;
-    }
-    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-    let arguments = [0, libc::RLIMIT_NOFILE as usize, 0, &raw mut limit as usize, 0, 0];
-    // SAFETY: the structure outlives the call.
-    unsafe { system_call(libc::SYS_prlimit64, arguments) };
-    let first = (limit.rlim_cur.min(DESCRIPTORS_MAX as u64) as i32 - OWN).max(16);
-    OWN_FIRST.store(first, Ordering::Relaxed);
-    first
-}
-
-/// True for a descriptor that the program cannot know of.
-pub(crate) fn is_own(fd: i32) -> bool {
-    let first = OWN_FIRST.load(Ordering::Relaxed);
-    fd >= first && fd < first.saturating_add(OWN) && !is_inside()
-}
-
-/// The range of such descriptors, if there may be any.
-pub(crate) fn own() -> Option<std::ops::Range<u32>> {
-    let first = OWN_FIRST.load(Ordering::Relaxed);
-    (first != i32::MAX).then(|| first as u32..(first + OWN) as u32)
-}
-
-/// Closes our sockets: in the child of a fork, where they are the parent's.
-pub(crate) fn close_own() {
-    if let Some(range) = own() {
-        let last = range.end as usize - 1;
-        // SAFETY: these descriptors are ours.
-        unsafe { system_call(libc::SYS_close_range, [range.start as usize, last, 0, 0, 0, 0]) };
-    }
-}
-
 /// What a descriptor is to be made of.
 pub(crate) struct New<'a> {
     pub(crate) mount: usize,
@@ -181,7 +184,7 @@ pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
             let _ =
                 entry.change(Taken::Free, Taken::Open) || entry.change(Taken::Closed, Taken::Open);
             COUNTS[number].store(1, Ordering::Relaxed);
-            enter(fd, number);
+            enter(fd, number as u32 + 1);
             crate::report::record_with(|| Note::Opened {
                 flags: new.flags as u32,
                 path: crate::place::absolute(new.mount, new.path),
@@ -235,17 +238,18 @@ pub(crate) fn duplicated(from: i32, to: i32) {
     forget(to);
     let Some(open) = find(from).filter(|_| (to as usize) < DESCRIPTORS_MAX) else { return };
     COUNTS[open.number].fetch_add(1, Ordering::Relaxed);
-    enter(to, open.number);
+    enter(to, open.number as u32 + 1);
 }
 
-/// The kernel gave this number to something else, or closed it: it is no remote file any more.
+/// The kernel gave this number to something else, or closes it: it is no remote file any more, nor ours.
 pub(crate) fn forget(fd: i32) {
     let Some(place) = TABLE.get(fd as usize) else { return };
     if place.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let Some(open) = find(fd) else { return };
+    let was_remote = find(fd);
     place.store(0, Ordering::Release);
+    let Some(open) = was_remote else { return };
     let was = COUNTS[open.number].fetch_sub(1, Ordering::AcqRel);
     let _ = guard::inside(|| {
         remote::drop_process_locks(open);
@@ -316,7 +320,7 @@ pub(crate) fn adopt(fd: i32) {
     forget(fd);
     open.entry.shared.store(1, Ordering::Relaxed);
     COUNTS[number].fetch_add(1, Ordering::Relaxed);
-    enter(fd, number);
+    enter(fd, number as u32 + 1);
     remote::adopted(open);
     crate::stdio::take_over();
     crate::trap::arm();

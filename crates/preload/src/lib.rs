@@ -23,6 +23,7 @@ mod known;
 mod mirror;
 mod moved;
 mod opened;
+mod own;
 mod place;
 mod pool;
 mod process;

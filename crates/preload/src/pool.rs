@@ -3,7 +3,7 @@
 //! To open and close a placeholder is a walk of its path for the kernel, and a message to the keeper:
 //! more than all else that `open` and `close` of a small remote file cost on this machine. So a process
 //! that opens and closes keeps an *anchor* for each of a few entries: one more descriptor of the same
-//! placeholder, among our own (`descriptors::own_first`). A file that is opened takes such an entry and
+//! placeholder, among our own (`own.rs`). A file that is opened takes such an entry and
 //! gets a duplicate of the anchor, and closing it closes a duplicate: the last descriptor of the
 //! placeholder stays, the keeper is told nothing, and the entry is still this process's.
 //!
@@ -15,9 +15,9 @@
 //! looking at the entries every few moments. It does so only for a while after something happened; an
 //! anchor is kept only then ([`towline_instance::State::is_watched`]).
 
-use crate::descriptors::{self, Open};
-use crate::guard::{checked, system_call};
-use crate::start;
+use crate::descriptors::{Open, Own};
+use crate::guard::checked;
+use crate::{own, start};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use towline_instance::{State, Taken};
 
@@ -59,10 +59,10 @@ fn find(number: usize) -> Option<(&'static AtomicU64, Anchor)> {
     ANCHORS.iter().find_map(at)
 }
 
-/// The least free descriptor that is no smaller than `min`, as a duplicate.
-fn duplicate(fd: i32, min: i32, cloexec: bool) -> Result<i32, i32> {
+/// The least free descriptor, as a duplicate.
+fn duplicate(fd: i32, cloexec: bool) -> Result<i32, i32> {
     let command = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
-    let arguments = [fd as usize, command as usize, min as usize, 0, 0, 0];
+    let arguments = [fd as usize, command as usize, 0, 0, 0, 0];
     // SAFETY: a plain system call.
     unsafe { checked(libc::SYS_fcntl, arguments) }.map(|fd| fd as i32)
 }
@@ -88,7 +88,7 @@ pub(crate) fn take(cloexec: bool) -> Result<Option<(usize, i32)>, i32> {
         }
         let busy = Anchor { busy: true, ..anchor }.word();
         if place.compare_exchange(word, busy, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            let fd = duplicate(anchor.fd, 0, cloexec);
+            let fd = duplicate(anchor.fd, cloexec);
             return fd
                 .inspect_err(|_| place.store(word, Ordering::Release))
                 .map(|fd| Some((anchor.number, fd)));
@@ -109,11 +109,11 @@ pub(crate) fn closing(open: Open, fd: i32) {
     let Some(place) = ANCHORS.iter().find(|place| place.load(Ordering::Relaxed) == NONE) else {
         return;
     };
-    let Ok(fd) = duplicate(fd, descriptors::own_first(), true) else { return };
+    let Ok(fd) = own::duplicate_if_room(fd, Own::Connection) else { return };
     let anchor = Anchor { number: open.number, fd, busy: true };
     let put = place.compare_exchange(NONE, anchor.word(), Ordering::AcqRel, Ordering::Relaxed);
     if put.is_err() {
-        close(fd);
+        own::close(fd);
     }
 }
 
@@ -125,13 +125,8 @@ pub(crate) fn closed(open: Open) {
         place.store(Anchor { busy: false, ..anchor }.word(), Ordering::Release);
     } else {
         place.store(NONE, Ordering::Release);
-        close(anchor.fd);
+        own::close(anchor.fd);
     }
-}
-
-fn close(fd: i32) {
-    // SAFETY: the descriptor is ours.
-    unsafe { system_call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
 /// Our own descriptors are closed: in the child of a fork, or since the program wants their numbers.

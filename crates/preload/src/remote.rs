@@ -3,9 +3,9 @@
 //! A process connects when it first needs to, one session for each server, in the run's family. A
 //! child of a fork leaves its parent's sessions alone and makes its own.
 
-use crate::descriptors::{self, Open};
+use crate::descriptors::{self, Open, Own};
 use crate::start::{self, Target};
-use crate::{closing, fresh, guard, opened, process};
+use crate::{closing, fresh, guard, opened, own, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
@@ -155,7 +155,7 @@ fn options() -> Options {
     options.nearer_after = REQUESTS_FAR;
     options.tell_xattrs = true; // programs that list ask for them next, one by one
     options.family = start::config().map_or(0, |config| config.family);
-    options.descriptor_min = descriptors::own_first();
+    options.hide = |fd| own::hide(fd, Own::Connection);
     options.changes = start::state().map(towline_instance::State::changes);
     options
 }
@@ -201,6 +201,12 @@ fn met(mount: usize) -> Option<&'static Client> {
 
 /// The child of a fork has no session yet.
 pub(crate) fn disown() {
+    let_go();
+    own::close_all();
+}
+
+/// Forgets sessions and anchors, whose descriptors are closed next.
+pub(crate) fn let_go() {
     for session in &SESSIONS {
         session.store(std::ptr::null_mut(), Ordering::Release);
     }
@@ -208,7 +214,6 @@ pub(crate) fn disown() {
     closing::disown();
     fresh::disown();
     crate::pool::disown();
-    descriptors::close_own();
 }
 
 /// True when this process has a session.

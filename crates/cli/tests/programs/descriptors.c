@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
@@ -142,12 +143,48 @@ static void many_are_open(void) {
     MUST(setrlimit(RLIMIT_NOFILE, &limit));
     make("f", "many");
     int good = 0;
-    for (int i = 0; i < 800; i++) good += open("f", O_RDONLY) >= 0;
+    static int fds[990];
+    for (int i = 0; i < 990; i++) good += (fds[i] = open("f", O_RDONLY)) >= 0;
     say("%d open", good);
     peek(700, 4);
+    int closed = 0;
+    for (int i = 0; i < 990; i++) closed += close(fds[i]) == 0;
+    say("%d closed", closed);
     SAY(close_range(3, ~0u, 0));
     MUST(dup2(1, transcript));
     SAY(open("f", O_RDONLY));
+}
+
+/* Whatever else has a number gives way. */
+static void any_number_is_wanted(void) {
+    struct rlimit limit = {1024, 1024};
+    MUST(setrlimit(RLIMIT_NOFILE, &limit));
+    make("f", "some text");
+    make("m", "");
+    MUST(truncate("m", 1 << 20));
+    int fd = MUST(open("f", O_RDWR)), mapped = MUST(open("m", O_RDWR));
+    char *shared = mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, mapped, 0);
+    char *own = mmap(NULL, 1 << 20, PROT_READ, MAP_PRIVATE, mapped, 0);
+    say("%d", shared != MAP_FAILED && own != MAP_FAILED);
+    shared[5000] = 'a';
+    int good = 0, bytes = 0;
+    for (int to = 64; to < 1024; to++) {
+        char byte = 0;
+        if (to == transcript) continue;
+        good += dup2(fd, to) == to && pread(to, &byte, 1, 5) == 1 && byte == 't';
+        shared[to * 1000] = 'b';
+        if (to % 32 == 0) good += msync(shared, 1 << 20, MS_SYNC) == 0 && own[to * 512] == 0;
+    }
+    say("%d", good);
+    SAY(msync(shared, 1 << 20, MS_SYNC));
+    for (int at = 0; at < 1 << 20; at++) {
+        char byte = 0;
+        if (shared[at]) bytes += pread(mapped, &byte, 1, at) == 1 && byte == shared[at];
+    }
+    say("%d, %c", bytes, shared[5000]);
+    for (int i = 64; i < 1024; i++) if (i != transcript) good -= close(i) == 0;
+    say("%d", good);
+    show("f");
 }
 
 static void all_are_closed(void) {
@@ -623,6 +660,7 @@ static const struct test tests[] = {
     {"numbers", numbers_are_the_lowest_free},
     {"limits", limits},
     {"many", many_are_open},
+    {"wanted", any_number_is_wanted},
     {"close-all", all_are_closed},
     {"close-on-exec", close_on_exec},
     {"passed", passed_over_a_socket},

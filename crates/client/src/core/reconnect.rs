@@ -138,7 +138,7 @@ impl Core {
                 lane.exchange(&[Request::Reclaimed {}])?;
             }
         }
-        state.memories = Memories::of(&link, self.options.descriptor_min);
+        state.memories = Memories::of(&link, self.options.hide);
         state.debts = 0;
         state.link = Arc::new(link);
         state.session = welcome.session;

@@ -2,11 +2,11 @@
 //! remote.
 
 use super::reach::{self, Way};
-use crate::descriptors;
+use crate::descriptors::{self, Own};
 use crate::guard::{finish, inside, system_call};
 use crate::place::{self, At, Led};
 use crate::table::real;
-use crate::{mirror, start};
+use crate::{mirror, own, start};
 use libc::{FILE, c_char, c_int, pid_t};
 use std::ffi::CStr;
 use towline_instance::VARIABLE;
@@ -575,9 +575,7 @@ pub(crate) unsafe extern "C" fn fork_and_wait() -> pid_t {
         close(ends[usize::from(child != 0)]);
         if child == 0 {
             // Out of the way of what the child opens.
-            let first = descriptors::own_first() as usize;
-            let dup = [ends[1] as usize, libc::F_DUPFD_CLOEXEC as usize, first, 0, 0, 0];
-            if system_call(libc::SYS_fcntl, dup) >= 0 {
+            if own::duplicate(ends[1], Own::Memory).is_ok() {
                 close(ends[1]);
             }
         } else {

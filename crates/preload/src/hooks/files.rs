@@ -2,11 +2,11 @@
 
 use super::by_path;
 use crate::descriptors::{self, New, Open};
-use crate::guard::{self, finish, inside, ours};
+use crate::guard::{self, finish, inside, is_inside, ours};
 use crate::opened::{self, FIRST_BYTES, Opened};
 use crate::place::{self, At};
 use crate::table::real;
-use crate::{fresh, known, pool, start};
+use crate::{fresh, known, own, pool, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
 use std::ffi::CStr;
 use std::sync::atomic::Ordering;
@@ -146,8 +146,11 @@ pub(crate) unsafe fn creat(path: *const c_char, mode: mode_t) -> c_int {
 }
 
 pub(crate) unsafe fn close(fd: c_int) -> c_int {
-    if descriptors::is_own(fd) {
-        return finish(Err(libc::EBADF));
+    if descriptors::own_at(fd).is_some() {
+        if !is_inside() {
+            return finish(Err(libc::EBADF));
+        }
+        descriptors::forget(fd);
     }
     if descriptors::find(fd).is_some() {
         super::maps::closing(fd);
@@ -181,16 +184,14 @@ pub(crate) unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
         }
     }
     // Around our own descriptors.
-    let own = descriptors::own().unwrap_or(u32::MAX..u32::MAX);
-    let parts = [(first, last.min(own.start.saturating_sub(1))), (first.max(own.end), last)];
-    let mut result = 0;
-    for (first, last) in parts {
-        if first <= last && result == 0 {
-            // SAFETY: as the program says.
-            result = unsafe { real::close_range(first, last, flags) };
+    for (first, last) in own::around(first, last) {
+        // SAFETY: as the program says.
+        let result = unsafe { real::close_range(first, last, flags) };
+        if result != 0 {
+            return result;
         }
     }
-    result
+    0
 }
 
 pub(crate) unsafe fn closefrom(first: c_int) {
@@ -212,7 +213,7 @@ pub(crate) unsafe fn dup2(from: c_int, to: c_int) -> c_int {
         // SAFETY: as the program says.
         return unsafe { real::dup2(from, to) };
     }
-    make_way(to);
+    own::make_way(to);
     // SAFETY: as the program says.
     let new = unsafe { real::dup2(from, to) };
     if new >= 0 {
@@ -223,7 +224,7 @@ pub(crate) unsafe fn dup2(from: c_int, to: c_int) -> c_int {
 
 pub(crate) unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     if from != to {
-        make_way(to);
+        own::make_way(to);
     }
     // SAFETY: as the program says.
     let new = unsafe { real::dup3(from, to, flags) };
@@ -231,17 +232,6 @@ pub(crate) unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
         descriptors::duplicated(from, to);
     }
     new
-}
-
-/// The program wants a number that we may be using: our connections begin anew elsewhere.
-fn make_way(fd: c_int) {
-    if descriptors::is_own(fd) {
-        let _ = inside(|| {
-            crate::remote::goodbye();
-            crate::remote::disown();
-            Ok(())
-        });
-    }
 }
 
 pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {

@@ -648,6 +648,12 @@ pub(crate) fn closing(fd: c_int) {
     }
 }
 
+/// The program wants this number: memory that has it gets another one.
+pub(crate) fn move_from(fd: c_int) -> Result<(), i32> {
+    let maps = MAPS.lock().map_err(|_| libc::EIO)?;
+    maps.iter().filter_map(|map| map.shared.as_ref()).try_for_each(|shared| shared.move_from(fd))
+}
+
 /// Writes what all mappings changed; those that a parent has, too, only when it has ended.
 pub(crate) fn write_back_all() {
     let _ = with_maps((), |maps| {

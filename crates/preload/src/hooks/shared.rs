@@ -3,12 +3,12 @@
 //! ourselves: a page that is missing would be waited for, perhaps by who is to fill it.
 
 use super::maps::{page_bytes, plain};
-use crate::descriptors::{self, Open};
+use crate::descriptors::{Open, Own};
 use crate::guard::checked;
-use crate::remote;
+use crate::{own, remote};
 use libc::{c_int, c_void, off64_t, size_t};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use towline_client::File;
 use towline_instance::memory::{self, AT_ONCE, Access, Turn, runs};
@@ -21,7 +21,8 @@ pub(crate) fn is_any() -> bool {
 /// The memory that stands for a file in all processes of the run. It stays locked while somebody maps
 /// it; the first who does reads anew.
 pub(crate) struct Shared {
-    fd: c_int,
+    /// Another one when the program wanted its number.
+    fd: AtomicI32,
     mount: usize,
     inode: u64,
     /// Of the thread that has the turn.
@@ -116,20 +117,32 @@ impl Shared {
         let flags = libc::O_RDWR | create | libc::O_CLOEXEC;
         let arguments =
             [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags as usize, 0o600, 0, 0];
-        let first = descriptors::own_first() as usize;
         // SAFETY: the path ends with a zero byte; the first descriptor is closed again.
         unsafe {
             let fd = checked(libc::SYS_openat, arguments)?;
-            let moved = [fd, libc::F_DUPFD_CLOEXEC as usize, first, 0, 0, 0];
-            let own = checked(libc::SYS_fcntl, moved);
+            let own = own::duplicate(fd as c_int, Own::Memory);
             checked(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
-            own.map(|fd| Self { fd: fd as c_int, mount, inode, mine: Mutex::new(()) })
+            own.map(|fd| Self { fd: fd.into(), mount, inode, mine: Mutex::new(()) })
         }
+    }
+
+    fn fd(&self) -> c_int {
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    /// The program wants this number: if it is ours, we take another one.
+    pub(super) fn move_from(&self, fd: c_int) -> Result<(), i32> {
+        if self.fd() == fd {
+            let _mine = self.mine.lock().map_err(|_| libc::EIO)?;
+            self.fd.store(own::duplicate(fd, Own::Memory)?, Ordering::Relaxed);
+            own::close(fd);
+        }
+        Ok(())
     }
 
     fn call(&self, number: i64, a: usize, b: usize, c: usize) -> Result<usize, i32> {
         // SAFETY: calls on a descriptor of ours, without addresses.
-        unsafe { checked(number, [self.fd as usize, a, b, c, 0, 0]) }
+        unsafe { checked(number, [self.fd() as usize, a, b, c, 0, 0]) }
     }
 
     /// Waits until nobody else reads it in or writes it back.
@@ -137,7 +150,7 @@ impl Shared {
         // The turn is that of the opening, which threads share.
         let mine = self.mine.lock().map_err(|_| libc::EIO)?;
         // SAFETY: ours, and open as long as this lives.
-        let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
+        let fd = unsafe { BorrowedFd::borrow_raw(self.fd()) };
         let turn = Turn::take(fd).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
         Ok((mine, turn))
     }
@@ -212,7 +225,7 @@ impl Shared {
         offset: off64_t,
     ) -> *mut c_void {
         // SAFETY: as the program says.
-        unsafe { plain(at, length, protection, flags, self.fd, PAGES_AT as i64 + offset) }
+        unsafe { plain(at, length, protection, flags, self.fd(), PAGES_AT as i64 + offset) }
     }
 
     /// Which of so many pages from this one on were read: a byte for each.
@@ -360,6 +373,6 @@ impl Access for Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let _ = self.call(libc::SYS_close, 0, 0, 0);
+        own::close(self.fd());
     }
 }

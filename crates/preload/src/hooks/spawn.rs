@@ -5,9 +5,10 @@
 use super::exec::{self, Strings};
 use super::reach::{self, Way};
 use super::{directories, files};
+use crate::descriptors::{self, Own};
 use crate::guard::{errno, set_errno, system_call};
 use crate::table::real;
-use crate::{descriptors, place, start};
+use crate::{own, place, start};
 use libc::{c_char, c_int, c_short, c_void, mode_t, pid_t};
 use std::ffi::CStr;
 
@@ -221,13 +222,10 @@ unsafe fn by_fork(
         if child == 0 {
             close(listen);
             // Out of the way of what the child opens.
-            let first = descriptors::own_first() as usize;
-            let dup = [tell, libc::F_DUPFD_CLOEXEC as usize, first, 0, 0, 0];
-            let moved = system_call(libc::SYS_fcntl, dup);
-            let tell = if moved < 0 { tell } else { moved as usize };
-            if moved >= 0 {
-                close(ends[1] as usize);
-            }
+            let tell = own::duplicate(ends[1], Own::Memory).map_or(tell, |moved| {
+                close(tell);
+                moved as usize
+            });
             let mut error = prepare(list, attributes).err().unwrap_or(0);
             if error == 0 {
                 execute(path, arguments, environment);
