@@ -25,9 +25,10 @@ const SHORT_BYTES_KEPT: usize = 4096;
 pub enum Flushed {
     /// Everything left.
     All,
-    /// The link takes no more now: flush again when it is writable. Or, where it is allowed, the
-    /// front is for [`SendQueue::take_in_place`] or was taken.
+    /// The link takes no more now: flush again when it is writable.
     Blocked,
+    /// Where it is allowed: the front is for [`SendQueue::take_in_place`] or was taken.
+    Kept,
 }
 
 /// Writes the message which tells a peer that bytes promised before could not be read; `None`: there
@@ -147,7 +148,7 @@ impl SendQueue {
     pub fn flush(&mut self, link: &Link, counters: &Counters) -> io::Result<Flushed> {
         while !self.is_empty() {
             if self.is_kept() {
-                return Ok(Flushed::Blocked);
+                return Ok(Flushed::Kept);
             }
             let sent = match self.file_at_front(link) {
                 Some((segment, offset, length)) => {

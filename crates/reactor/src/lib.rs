@@ -1,8 +1,9 @@
 //! One event loop per core: tells which descriptors became ready, over io_uring or, where that is
 //! forbidden, over epoll.
 //!
-//! Readiness is told once for each change (edge-triggered), so a user reads or writes until the
-//! kernel says `EAGAIN` or moves fewer bytes than asked. The data itself is moved by system calls
+//! Readiness is told once for each change (edge-triggered), so a user reads until the
+//! kernel says `EAGAIN` or moves fewer bytes than asked. Who cannot write says so ([`Reactor::watch_writable`]): a peer
+//! that reads from a Unix socket makes it writable each time, and would wake us for nothing. The data itself is moved by system calls
 //! that do not wait: on the sockets of this project a send or receive tried at once nearly always
 //! succeeds, and one buffer per core then serves all connections instead of one posted per lane.
 //!
@@ -95,7 +96,7 @@ impl Reactor {
         self.waits
     }
 
-    /// Watches a descriptor until [`Reactor::unwatch`]; `token` must not be in use and not be
+    /// Watches a descriptor for what can be read until [`Reactor::unwatch`]; `token` must not be in use and not be
     /// `u64::MAX`.
     ///
     /// # Errors
@@ -107,6 +108,18 @@ impl Reactor {
                 self.waits += 1;
                 epoll.watch(fd, token)
             }
+        }
+    }
+
+    /// Tells once, at once or later, that what is watched under `token` can be written. (Over epoll that is told at each
+    /// change, without having been asked for.)
+    ///
+    /// # Errors
+    /// What the ring says.
+    pub fn watch_writable(&mut self, token: u64) -> io::Result<()> {
+        match &mut self.inner {
+            Inner::Uring(ring) => ring.watch_writable(token),
+            Inner::Epoll(_) => Ok(()),
         }
     }
 
@@ -246,9 +259,11 @@ mod tests {
         let (mut near, mut far) = UnixStream::pair().unwrap();
         near.set_nonblocking(true).unwrap();
         reactor.watch(near.as_fd(), 7).unwrap();
-        let first = ready(&mut reactor, 1000);
+        // Over epoll it is told without having been asked for.
+        let first = ready(&mut reactor, 0);
         assert!(first.iter().all(|e| e.token == 7 && e.writable && !e.readable), "{first:?}");
         assert!(!reactor.is_ready());
+        tells_room(&mut reactor, &mut near, &mut far);
         for round in 0..100u8 {
             far.write_all(&[round]).unwrap();
             if round % 2 == 0 {
@@ -263,6 +278,37 @@ mod tests {
         drop(far);
         assert!(ready(&mut reactor, 1000).iter().any(|e| e.readable));
         reactor.unwatch(near.as_fd(), 7).unwrap();
+    }
+
+    /// A full socket is told of when it has room again, and as often as it was full.
+    fn tells_room(reactor: &mut Reactor, near: &mut UnixStream, far: &mut UnixStream) {
+        for round in 0..3 {
+            let mut sent = 0;
+            while let Ok(count) = near.write(&[0; 65536]) {
+                sent += count;
+            }
+            // Twice is as good as once.
+            reactor.watch_writable(7).unwrap();
+            reactor.watch_writable(7).unwrap();
+            let full = ready(reactor, 0);
+            assert!(full.iter().all(|e| !e.writable), "round {round}: {full:?}");
+            far.read_exact(&mut vec![0; sent]).unwrap();
+            let room = ready(reactor, 1000);
+            assert!(room.iter().any(|e| e.token == 7 && e.writable), "round {round}: {room:?}");
+            assert!(!reactor.is_ready(), "round {round}: told once");
+        }
+    }
+
+    /// A peer that only reads is no news.
+    #[test]
+    fn a_reading_peer_does_not_wake() {
+        let Some(mut reactor) = ring() else { return };
+        let (mut near, mut far) = UnixStream::pair().unwrap();
+        reactor.watch(near.as_fd(), 7).unwrap();
+        assert!(ready(&mut reactor, 0).is_empty());
+        near.write_all(&[1]).unwrap();
+        far.read_exact(&mut [0]).unwrap();
+        assert!(ready(&mut reactor, 0).is_empty());
     }
 
     /// The ring, or word that there is none here.

@@ -17,11 +17,16 @@ const REMOVAL: u64 = 1 << 63;
 const TRANSFER: u64 = 1 << 62;
 /// Set in the user data of a send; the rest is its place in the table.
 const SEND: u64 = 1 << 61;
+/// Set in the user data of a poll that waits, once, until a descriptor can be written; the rest is the number of the
+/// other poll of the descriptor.
+const WRITABLE: u64 = 1 << 60;
 
 #[derive(Clone, Copy)]
 struct Poll {
     token: u64,
     fd: i32,
+    /// It is waited for until it can be written, too.
+    writable: bool,
 }
 
 pub(crate) struct Uring {
@@ -66,7 +71,7 @@ const ENTER_GETEVENTS: u32 = 1;
 const SEND_ZC_REPORT_USAGE: u16 = 1 << 3;
 const NOTIF_USAGE_ZC_COPIED: u32 = 1 << 31;
 
-const INTEREST: u32 = (libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP) as u32;
+const INTEREST: u32 = (libc::POLLIN | libc::POLLRDHUP) as u32;
 
 impl Uring {
     pub(crate) fn new() -> io::Result<Self> {
@@ -122,14 +127,26 @@ impl Uring {
     pub(crate) fn watch(&mut self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
         let number = self.next;
         self.next += 1;
-        self.polls.insert(number, Poll { token, fd: fd.as_raw_fd() });
+        self.polls.insert(number, Poll { token, fd: fd.as_raw_fd(), writable: false });
         self.numbers.insert(token, number);
         self.arm(fd.as_raw_fd(), number)
     }
 
+    pub(crate) fn watch_writable(&mut self, token: u64) -> io::Result<()> {
+        let Some(number) = self.numbers.get(&token).copied() else { return Ok(()) };
+        let Some(poll) = self.polls.get_mut(&number) else { return Ok(()) };
+        if std::mem::replace(&mut poll.writable, true) {
+            return Ok(());
+        }
+        let once = opcode::PollAdd::new(types::Fd(poll.fd), libc::POLLOUT as u32).build();
+        self.push(&once.user_data(WRITABLE | number))
+    }
+
     pub(crate) fn unwatch(&mut self, token: u64) -> io::Result<()> {
         let Some(number) = self.numbers.remove(&token) else { return Ok(()) };
-        self.polls.remove(&number);
+        if self.polls.remove(&number).is_some_and(|poll| poll.writable) {
+            self.push_removal(WRITABLE | number)?;
+        }
         self.push_removal(number)?;
         // At once: the descriptor is about to be closed, and the poll holds the open file.
         self.ring.submit().map(|_| ())
@@ -312,8 +329,11 @@ impl Uring {
                 }
                 continue;
             }
-            let Some(&Poll { token, .. }) = self.polls.get(&number) else { continue };
-            if !cqueue::more(completion.flags()) {
+            let Some(poll) = self.polls.get_mut(&(number & !WRITABLE)) else { continue };
+            let token = poll.token;
+            if number & WRITABLE != 0 {
+                poll.writable = false;
+            } else if !cqueue::more(completion.flags()) {
                 self.rearm.push(number);
             }
             let result = completion.result();

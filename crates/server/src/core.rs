@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use towline_block::Engine;
 use towline_mem::Pool;
 use towline_net::address::Listener;
-use towline_net::{Flushed, Incoming, Link, ShmLink, Spin, look_often};
+use towline_net::{Flushed, Incoming, Link, LinkKind, ShmLink, Spin, look_often};
 use towline_reactor::{Event, Finished, Reactor};
 use towline_session::files::Opened;
 use towline_session::locks::{Locks, Waiter};
@@ -560,7 +560,13 @@ impl Core {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         self.answered = Some(index);
         match lane.out.flush(&lane.link, &self.statistics.counters) {
-            Ok(Flushed::All | Flushed::Blocked) => {
+            Ok(flushed) => {
+                if flushed == Flushed::Blocked
+                    && lane.link.kind() != LinkKind::Shm
+                    && let Err(error) = self.reactor.watch_writable(index as u64)
+                {
+                    return self.failed.push((index, lane.link.clone(), error));
+                }
                 if let Some(reads) = lane.reads {
                     self.engine.set_unsent(reads, lane.out.bytes());
                 }

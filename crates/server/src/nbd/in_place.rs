@@ -50,7 +50,6 @@ impl Core {
         let in_place = &mut self.nbd.in_place;
         let token = in_place.next;
         in_place.next += 1;
-        lane.writable = false;
         let owner = lane.owner;
         if let Err(error) = self.reactor.send(token, socket, link.clone(), bytes) {
             log::warn!("sending in place is given up: {error}");
@@ -93,9 +92,10 @@ impl Core {
                     lane.out.returned(0, counters);
                     match error.kind() {
                         std::io::ErrorKind::Interrupted => {}
-                        // It may have become writable since the kernel looked.
-                        std::io::ErrorKind::WouldBlock if lane.writable => {}
-                        std::io::ErrorKind::WouldBlock => continue,
+                        std::io::ErrorKind::WouldBlock => {
+                            self.wait_for_room(index);
+                            continue;
+                        }
                         // This kernel's TCP cannot.
                         std::io::ErrorKind::Unsupported => lane.out.allow_in_place(false),
                         _ => {

@@ -53,8 +53,6 @@ pub(super) struct NbdLane {
     pub(super) out: SendQueue,
     /// Bytes that were sent in place and that the network still refers to.
     pub(super) unreleased: u64,
-    /// The link became writable since the last send in place.
-    pub(super) writable: bool,
     pub(super) filling: Option<Filling>,
     /// Its last request was a long write into memory.
     pub(super) expects_bulk: bool,
@@ -94,7 +92,6 @@ impl NbdLane {
             later: Vec::new(),
             out: SendQueue::default(),
             unreleased: 0,
-            writable: false,
             filling: None,
             expects_bulk: false,
             closing: false,

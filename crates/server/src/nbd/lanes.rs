@@ -85,7 +85,6 @@ impl Core {
         }
         if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
             lane.hung |= event.hung;
-            lane.writable |= event.writable;
         }
         if event.readable {
             self.receive_nbd(index, scratch);
@@ -220,11 +219,20 @@ impl Core {
                     // No event will come for what is unread: it is no news.
                     self.nbd.resumable.push(index);
                 }
-                if flushed == Flushed::Blocked {
-                    self.send_in_place(index);
+                match flushed {
+                    Flushed::All => {}
+                    Flushed::Blocked => self.wait_for_room(index),
+                    Flushed::Kept => self.send_in_place(index),
                 }
             }
             Err(error) => self.close_nbd(index, &error),
+        }
+    }
+
+    /// Flushes a lane again when its link takes more.
+    pub(super) fn wait_for_room(&mut self, index: usize) {
+        if let Err(error) = self.reactor.watch_writable(NBD_TOKENS + index as u64) {
+            self.close_nbd(index, &error);
         }
     }
 
