@@ -7,6 +7,7 @@ use crate::world::{
 };
 use rustix::process::Signal;
 use std::fs;
+use std::sync::mpsc;
 use towline_client::Errno;
 
 #[test]
@@ -89,7 +90,13 @@ fn those_who_do_not_use_a_file_system_that_hangs_go_on() {
 
     // It can be stopped while requests hang.
     mounted.hang();
-    let stopped = begin(move || connect(port, false).attach(b"hangs").err().map(|e| e.errno()));
+    let (connected, is_connected) = mpsc::channel();
+    let stopped = begin(move || {
+        let client = connect(port, false);
+        connected.send(()).unwrap();
+        client.attach(b"hangs").err().map(|e| e.errno())
+    });
+    in_time(&is_connected, "connecting");
     in_time(&begin(move || work_on(&writer, "last")), "others, once more");
     serving.process.signal(Signal::TERM);
     wait_until("the server has ended", || serving.process.0.try_wait().unwrap().is_some());

@@ -6,7 +6,7 @@ use crate::world::{LONG, Mounted, Serving, begin, connect, in_time};
 use rustix::process::Signal;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use towline_attach::nbd::{Caller, Source};
 use towline_client::{Client, Disk, ExtentKind, ZeroHow};
 
@@ -161,7 +161,13 @@ fn a_disk_that_hangs_holds_up_nobody_else() {
 
     // It can be stopped while requests hang.
     mounted.hang();
-    let stopped = begin(move || open(&connect(port, false), "hangs").flush().is_err());
+    let (opened, is_open) = mpsc::channel();
+    let stopped = begin(move || {
+        let disk = open(&connect(port, false), "hangs");
+        opened.send(()).unwrap();
+        disk.flush().is_err()
+    });
+    in_time(&is_open, "opening");
     in_time(&begin(move || work_on(&stays, 6)), "others, once more");
     serving.process.signal(Signal::TERM);
     wait_until("the server has ended", || serving.process.0.try_wait().unwrap().is_some());
