@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -220,6 +221,47 @@ static void programs(char *self) {
     printf("pclose %d\n", pclose(shell));
 }
 
+static void spawn_one(const char *program, const char *opens) {
+    char *again[] = {"again", "again", "m", NULL}, *none[] = {NULL};
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    if (opens) posix_spawn_file_actions_addopen(&actions, 9, opens, O_RDONLY, 0);
+    pid_t child = -1;
+    int status = 0, failed = posix_spawn(&child, program, &actions, NULL, again, none);
+    posix_spawn_file_actions_destroy(&actions);
+    if (!failed) waitpid(child, &status, 0);
+    printf("spawn %s: %d\n", strerror(failed), WEXITSTATUS(status));
+    int left = waitpid(-1, &status, WNOHANG);
+    printf("children left: %s\n", left == -1 && errno == ECHILD ? "none" : "some");
+}
+
+/* Why a program cannot be executed is told by the call, and leaves no child behind. */
+static void *spawns(void *self) {
+    spawn_one(self, NULL);
+    spawn_one("m", NULL);
+    spawn_one(".", NULL);
+    spawn_one("/nonexistent/program", NULL);
+    spawn_one("there-is/none", NULL);
+    spawn_one(self, "m");
+    spawn_one(self, "none");
+    return NULL;
+}
+
+/* What the child of a vfork leaves in the frame of who made it. */
+static int vfork_fails(void) {
+    volatile int error = 0;
+    char *none[] = {NULL};
+    pid_t child = vfork();
+    if (child == 0) {
+        execve("/nonexistent/program", none, none);
+        error = errno;
+        _exit(1);
+    }
+    int status;
+    waitpid(child, &status, 0);
+    return error;
+}
+
 int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (count > 1 && !strcmp(arguments[1], "again")) {
@@ -230,6 +272,11 @@ int main(int count, char **arguments) {
     signals();
     memory();
     programs(arguments[0]);
+    spawns(arguments[0]);
+    pthread_t spawner;
+    pthread_create(&spawner, NULL, spawns, arguments[0]);
+    pthread_join(spawner, NULL);
+    printf("vfork: %s\n", strerror(vfork_fails()));
     if (fork() == 0) {
         threads();
         printf("%s\n", get("m"));

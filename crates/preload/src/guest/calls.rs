@@ -1,7 +1,7 @@
 //! What a guest asks the kernel for: each of its system calls comes here.
 
 use super::switch::{self, Thread};
-use super::{heap, threads};
+use super::{frame, heap, threads};
 use crate::guard::{errno, handled_signals, mask, set_quiet, system_call};
 use crate::hooks::numbers::{self, Arguments, Whose};
 use crate::trap::chained;
@@ -42,7 +42,10 @@ unsafe fn call(context: &mut ucontext_t, number: c_long, arguments: Arguments) -
                 switch::bare(context);
                 return None;
             }
-            libc::SYS_exit => return end(context),
+            libc::SYS_exit => {
+                frame::tell();
+                return end(context);
+            }
             libc::SYS_arch_prctl => return registers(context, arguments),
             libc::SYS_prctl if first == masks::PR_SET_SYSCALL_USER_DISPATCH => {
                 -(libc::EINVAL as isize)
@@ -77,6 +80,10 @@ unsafe fn call(context: &mut ucontext_t, number: c_long, arguments: Arguments) -
             libc::SYS_clone3 => -(libc::ENOSYS as isize),
             libc::SYS_fork | libc::SYS_vfork | libc::SYS_clone => {
                 threads::new_task(context, number, arguments)
+            }
+            libc::SYS_exit_group | libc::SYS_execve | libc::SYS_execveat => {
+                frame::tell();
+                return report::counted_trap(number, || any_other(context, number, arguments));
             }
             _ => return report::counted_trap(number, || any_other(context, number, arguments)),
         }

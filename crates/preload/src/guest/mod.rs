@@ -16,6 +16,7 @@
 
 mod calls;
 mod first;
+mod frame;
 mod heap;
 mod image;
 mod switch;

@@ -1,5 +1,6 @@
 //! Processes and threads that a guest makes.
 
+use super::frame::{self, Frames};
 use super::switch::Thread;
 use crate::descriptors;
 use crate::guard::{mask, system_call};
@@ -35,11 +36,18 @@ pub(super) unsafe fn new_task(
     // With memory of its own, as the child comes back through our frames: also that of a `vfork`, for
     // which its parent waits.
     let plain = flags & !((libc::CLONE_VM | libc::CLONE_SETTLS) as usize);
+    let at = context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize;
+    let frames = if has(libc::CLONE_VFORK) { Frames::share(at, context.uc_stack) } else { None };
     // SAFETY: as the guest says.
     let result = threads::forked(|| unsafe {
         system_call(libc::SYS_clone, [plain, 0, parent_tid, child_tid, 0, 0])
     });
-    if result == 0 {
+    if result != 0 {
+        if let Some(frames) = frames {
+            frames.take_back();
+        }
+    } else {
+        frame::in_child(frames);
         if stack != 0 {
             context.uc_mcontext.gregs[libc::REG_RSP as usize] = stack as i64;
         }
