@@ -95,6 +95,8 @@ fn guests_are_hosted_however_they_are_started() {
     let (path, name) = (program.to_str().unwrap(), file.to_str().unwrap());
     let by_python = "import os, sys; sys.exit(os.waitstatus_to_exitcode(os.waitpid(\
                      os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0)[1]))";
+    let by_descriptor =
+        "import os, sys; os.execve(os.open(sys.argv[1], os.O_RDONLY), sys.argv[1:], os.environ)";
     for command in [
         vec![path, "again", name],
         vec!["sh", "-c", "$HERE/guests again $FILE"],
@@ -102,6 +104,7 @@ fn guests_are_hosted_however_they_are_started() {
         vec!["sh", "-c", "cd $AT && ./guests again file"],
         vec!["env", "-i", path, "again", name],
         vec!["python3", "-c", by_python, path, "again", name],
+        vec!["python3", "-c", by_descriptor, path, "again", name],
     ] {
         let (said, code) = run(&[], &command);
         assert_eq!((said.as_str(), code), ("again with 3: 12345\n", Some(7)), "{command:?}");

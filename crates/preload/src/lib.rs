@@ -20,6 +20,7 @@ mod handlers;
 mod holder;
 mod hooks;
 mod known;
+mod lasting;
 mod mirror;
 mod moved;
 mod opened;

@@ -247,6 +247,38 @@ static void *spawns(void *self) {
     return NULL;
 }
 
+/* Without a name, or by one that is gone when the program begins. */
+static void by_descriptor(char *self) {
+    char *again[] = {self, "again", "m", NULL}, *none[] = {NULL}, name[64];
+    char *last = strrchr(self, '/'), folder[4096];
+    snprintf(folder, sizeof folder, "%.*s", (int)(last - self), self);
+    for (int how = 0; how < 5; how++) {
+        fflush(stdout);
+        pid_t child = fork();
+        if (child == 0) {
+            int fd = open(how == 2 || how == 3 ? folder : self, O_RDONLY | O_CLOEXEC);
+            if (how == 0) fexecve(fd, again, none);
+            if (how == 1) {
+                snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+                execve(name, again, none);
+            }
+            if (how == 2) syscall(SYS_execveat, fd, last + 1, again, none, 0);
+            if (how == 3) syscall(SYS_execveat, fd, last + 1, again, none, AT_SYMLINK_NOFOLLOW);
+            if (how == 4) {
+                static char bytes[1 << 16];
+                int copy = syscall(SYS_memfd_create, "copy", 1 /* MFD_CLOEXEC */);
+                for (ssize_t got; (got = read(fd, bytes, sizeof bytes)) > 0;) write(copy, bytes, got);
+                fexecve(copy, again, none);
+            }
+            printf("%d: %s\n", how, strerror(errno));
+            exit(99);
+        }
+        int status;
+        waitpid(child, &status, 0);
+        printf("by descriptor %d: %d\n", how, WEXITSTATUS(status));
+    }
+}
+
 /* What the child of a vfork leaves in the frame of who made it. */
 static int vfork_fails(void) {
     volatile int error = 0;
@@ -276,6 +308,7 @@ int main(int count, char **arguments) {
     pthread_t spawner;
     pthread_create(&spawner, NULL, spawns, arguments[0]);
     pthread_join(spawner, NULL);
+    by_descriptor(arguments[0]);
     printf("vfork: %s\n", strerror(vfork_fails()));
     if (fork() == 0) {
         threads();

@@ -4,6 +4,7 @@
 use super::reach::{self, Way};
 use crate::descriptors::{self, Own};
 use crate::guard::{finish, inside, system_call};
+use crate::lasting::Lasting;
 use crate::place::{self, At, Led};
 use crate::table::real;
 use crate::{mirror, own, start};
@@ -299,17 +300,42 @@ unsafe fn execute(
     }
 }
 
+/// Executes a local program that is found by this path, which ends with a zero byte, but was named in another
+/// way: `plain` does it where the kernel can.
+unsafe fn execute_local(
+    path: &[u8],
+    arguments: Strings,
+    environment: Strings,
+    plain: impl FnOnce() -> c_int,
+) -> c_int {
+    let name = path.as_ptr().cast();
+    // SAFETY: as the program says.
+    unsafe {
+        match reach::check(name, arguments, environment) {
+            Ok(Way::Plain) => plain(),
+            Ok(Way::Hosted) => host(path, arguments, environment),
+            Ok(Way::Script(line)) => finish(Err(script(&line, name, arguments, environment, 0))),
+            Err(error) => finish(Err(error)),
+        }
+    }
+}
+
 /// Executes what hosts a local program, whose path ends with a zero byte.
 unsafe fn host(program: &[u8], arguments: Strings, environment: Strings) -> c_int {
     let library = start::config().map_or(&[][..], |config| &config.library);
     let library = [library, b"\0"].concat();
+    let program = match inside(|| Ok(Lasting::new(program))) {
+        Ok(program) => program,
+        Err(error) => return finish(Err(error)),
+    };
     // SAFETY: as the program says; texts that end with zero bytes, in a list that ends with null.
     unsafe {
         let mut own = list(arguments);
         if own.is_empty() {
-            own.push(program.as_ptr().cast());
+            own.push(program.path.as_ptr().cast());
         }
-        let mut all = vec![own[0], library.as_ptr().cast(), program.as_ptr().cast()];
+        let path = program.path.as_ptr().cast();
+        let mut all = vec![own[0], library.as_ptr().cast(), path];
         all.extend(own);
         all.push(std::ptr::null());
         match inside(|| Environment::of_host(environment).ok_or(libc::EINVAL)) {
@@ -381,9 +407,27 @@ pub(crate) unsafe fn execveat(
         }
         before();
         match found {
-            None => with_environment(environment, None, |own| {
-                real::execveat(at, path, arguments, own, flags)
-            }),
+            None => {
+                let plain = || {
+                    with_environment(environment, None, |own| {
+                        real::execveat(at, path, arguments, own, flags)
+                    })
+                };
+                let mut byte = 0u8;
+                let link = [at as usize, path as usize, &raw mut byte as usize, 1, 0, 0];
+                if flags & libc::AT_SYMLINK_NOFOLLOW != 0
+                    && system_call(libc::SYS_readlinkat, link) >= 0
+                {
+                    return plain();
+                }
+                let below = CStr::from_ptr(path).to_bytes_with_nul();
+                let full = match below.first() {
+                    _ if at == libc::AT_FDCWD => below.to_vec(),
+                    Some(b'/') => below.to_vec(),
+                    _ => [format!("/dev/fd/{at}/").as_bytes(), below].concat(),
+                };
+                execute_local(&full, arguments, environment, plain)
+            }
             Some(found) => match inside(|| Ok([&found.absolute()?[..], b"\0"].concat())) {
                 Ok(name) => execute_found(&found, name.as_ptr().cast(), arguments, environment, 0),
                 Err(error) => finish(Err(error)),
@@ -521,7 +565,16 @@ pub(crate) unsafe fn fexecve(fd: c_int, arguments: Strings, environment: Strings
     // SAFETY: as the program says.
     unsafe {
         let Some(open) = descriptors::find(fd) else {
-            return with_environment(environment, None, |own| real::fexecve(fd, arguments, own));
+            let plain =
+                || with_environment(environment, None, |own| real::fexecve(fd, arguments, own));
+            let call = [fd as usize, libc::F_GETFD as usize, 0, 0, 0, 0];
+            let flags = system_call(libc::SYS_fcntl, call);
+            let name = format!("/dev/fd/{fd}\0");
+            return match reach::check(name.as_ptr().cast(), arguments, environment) {
+                // Its interpreter would not find it any more: as the kernel says.
+                Ok(Way::Script(_)) if flags & libc::FD_CLOEXEC as isize != 0 => plain(),
+                _ => execute_local(name.as_bytes(), arguments, environment, plain),
+            };
         };
         let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
         let at = At { mount, directory: Some(open), path: Vec::new() };
