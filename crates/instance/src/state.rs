@@ -229,7 +229,12 @@ struct Head {
     /// See [`State::ask_to_close`].
     asked: AtomicU64,
     closed: AtomicU64,
+    /// See [`State::note_name`].
+    names: [AtomicU64; NAME_WORDS],
 }
+
+/// Words of the set of names of working directories.
+const NAME_WORDS: usize = 16;
 
 /// Values of `Head::ready`.
 #[derive(Clone, Copy)]
@@ -468,6 +473,19 @@ impl State {
         &self.head().mapped
     }
 
+    /// Notes that a remote working directory, or one above it, has this name.
+    pub fn note_name(&self, name: &[u8]) {
+        let (word, bit) = place_of(name);
+        self.head().names[word].fetch_or(bit, Ordering::AcqRel);
+    }
+
+    /// False when that was noted of no directory of this name.
+    #[must_use]
+    pub fn may_have_name(&self, name: &[u8]) -> bool {
+        let (word, bit) = place_of(name);
+        self.head().names[word].load(Ordering::Acquire) & bit != 0
+    }
+
     /// Numbers of the entries that are taken.
     pub fn used(&self) -> impl Iterator<Item = usize> {
         self.head().used.iter().enumerate().flat_map(|(word, bits)| {
@@ -623,6 +641,13 @@ impl State {
     }
 }
 
+/// Word and bit of a name in the set of names (FNV-1a).
+fn place_of(name: &[u8]) -> (usize, u64) {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = name.iter().fold(0xcbf2_9ce4_8422_2325, mix) >> 32;
+    (hash as usize / 64 % NAME_WORDS, 1 << (hash % 64))
+}
+
 fn open(directory: &[u8], flags: i32) -> io::Result<OwnedFd> {
     let mut path = directory.to_vec();
     path.push(b'/');
@@ -670,6 +695,8 @@ mod tests {
         assert!(waits);
         assert_eq!([0, 1].map(|mount| second.root(mount)), roots.map(Some));
         assert_eq!(second.root(MOUNTS_MAX), None);
+        first.note_name(b"src");
+        assert!(second.may_have_name(b"src") && !second.may_have_name(b"lib"));
         first.fail();
         assert!(second.has_begun(), "too late for that");
         assert!(prepared.is_used(), "by the mapping, without a descriptor");

@@ -6,7 +6,7 @@
 
 use crate::guard::checked;
 use crate::place::{self, At};
-use crate::{descriptors, start, working};
+use crate::{descriptors, remote, start, working};
 use std::sync::atomic::Ordering;
 
 fn call(number: i64, arguments: [usize; 6]) -> bool {
@@ -50,48 +50,114 @@ fn set_aside(mount: usize, path: &[u8]) -> bool {
     is_done
 }
 
+/// The last name of a path.
+fn last(path: &[u8]) -> &[u8] {
+    path.rsplit(|b| *b == b'/').next().unwrap_or_default()
+}
+
+/// True when somebody may work in, or below, a directory of this name.
+fn may_be_worked_in(path: &[u8]) -> bool {
+    start::state().is_some_and(|state| state.may_have_name(last(path)))
+}
+
+/// The path without links. Only the server knows it: stand-ins have such names.
+fn without_links(at: &At) -> Result<Vec<u8>, i32> {
+    let end = at.path.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
+    let path = &at.path[..end];
+    let (above, name) = match path.iter().rposition(|b| *b == b'/') {
+        Some(cut) => (&path[..cut], &path[cut + 1..]),
+        None => (&b"."[..], path),
+    };
+    let above = at.with(|base, _| base.path_to_enter(above))?.map_err(remote::number)?;
+    Ok(if above == b"." { name.to_vec() } else { [&above, &b"/"[..], name].concat() })
+}
+
 fn path_of(at: &At) -> Vec<u8> {
     let path = place::normal(&at.below());
     path.strip_prefix(b"/").unwrap_or(&path).to_vec()
 }
 
-/// Something was renamed, or exchanged with what had the other name.
-pub(crate) fn renamed(from: &At, to: &At, exchange: bool) {
-    let (old, new) = (path_of(from), path_of(to));
-    if (from.mount, &old) == (to.mount, &new) {
-        // It stays where it is.
-        return;
-    }
-    if !exchange {
-        descriptors::removed((to.mount, &new));
-    }
-    descriptors::renamed((from.mount, &old), (to.mount, &new), exchange);
-    let (source, target) = (working::stand_in(from.mount, &old), working::stand_in(to.mount, &new));
-    let (has_source, has_target) = (is_here(&source), is_here(&target));
-    if !has_source && !has_target {
-        return;
-    }
-    if exchange && has_source && has_target {
-        rename(&source, &target, libc::RENAME_EXCHANGE);
-    } else if exchange && has_target {
-        make_parents(&source);
-        rename(&target, &source, 0);
-    } else {
-        if has_target && !exchange {
-            set_aside(to.mount, &new);
-        }
-        make_parents(&target);
-        rename(&source, &target, 0);
-    }
-    moved();
+/// Something that is about to be renamed, or exchanged with what has the other name. Where that is, is asked
+/// before: the way there may lead through it.
+pub(crate) struct Moving {
+    from: (usize, Vec<u8>),
+    to: (usize, Vec<u8>),
+    is_worked_in: bool,
 }
 
-/// A name was removed, perhaps that of a directory.
-pub(crate) fn removed(at: &At, directory: bool) {
-    let path = path_of(at);
-    descriptors::removed((at.mount, &path));
-    if directory && set_aside(at.mount, &path) {
+impl Moving {
+    /// From one name to another.
+    pub(crate) fn new(from: &At, to: &At) -> Self {
+        let (old, new) = (path_of(from), path_of(to));
+        let is_worked_in = may_be_worked_in(&old) || may_be_worked_in(&new);
+        let (old, new) = match is_worked_in.then(|| (without_links(from), without_links(to))) {
+            Some((Ok(old), Ok(new))) => (old, new),
+            _ => (old, new),
+        };
+        Self { from: (from.mount, old), to: (to.mount, new), is_worked_in }
+    }
+
+    /// It was.
+    pub(crate) fn done(&self, exchange: bool) {
+        let (from, to) = (self.from.0, self.to.0);
+        let (old, new) = (&self.from.1[..], &self.to.1[..]);
+        if (from, old) == (to, new) {
+            // It stays where it is.
+            return;
+        }
+        if !exchange {
+            descriptors::removed((to, new));
+        }
+        descriptors::renamed((from, old), (to, new), exchange);
+        if !self.is_worked_in {
+            return;
+        }
+        let (source, target) = (working::stand_in(from, old), working::stand_in(to, new));
+        let (has_source, has_target) = (is_here(&source), is_here(&target));
+        if !has_source && !has_target {
+            return;
+        }
+        if exchange && has_source && has_target {
+            rename(&source, &target, libc::RENAME_EXCHANGE);
+        } else if exchange && has_target {
+            make_parents(&source);
+            rename(&target, &source, 0);
+        } else {
+            if has_target && !exchange {
+                set_aside(to, new);
+            }
+            make_parents(&target);
+            rename(&source, &target, 0);
+        }
+        if let Some(state) = start::state() {
+            [old, new].into_iter().for_each(|path| state.note_name(last(path)));
+        }
         moved();
+    }
+}
+
+/// A name that is about to be removed, perhaps that of a directory.
+pub(crate) struct Removing {
+    mount: usize,
+    path: Vec<u8>,
+    is_worked_in: bool,
+}
+
+impl Removing {
+    /// This one.
+    pub(crate) fn new(at: &At, directory: bool) -> Self {
+        let path = path_of(at);
+        let is_worked_in = directory && may_be_worked_in(&path);
+        let real = is_worked_in.then(|| without_links(at).ok()).flatten();
+        Self { mount: at.mount, path: real.unwrap_or(path), is_worked_in }
+    }
+
+    /// It was.
+    pub(crate) fn done(&self) {
+        descriptors::removed((self.mount, &self.path));
+        if self.is_worked_in && set_aside(self.mount, &self.path) {
+            moved();
+        }
     }
 }
 

@@ -131,10 +131,11 @@ fn enter(stand_in: &[u8], remote: (usize, Vec<u8>)) -> Result<(), i32> {
     {
         make_directory(&stand_in[..at])?;
     }
+    let state = start::state().ok_or(libc::EIO)?;
+    remote.1.split(|b| *b == b'/').for_each(|name| state.note_name(name));
     // SAFETY: the path ends with a zero byte.
     unsafe { checked(libc::SYS_chdir, [stand_in.as_ptr() as usize, 0, 0, 0, 0, 0]) }?;
     *REMOTE.lock().map_err(|_| libc::EIO)? = Some(remote);
-    let state = start::state().ok_or(libc::EIO)?;
     MOVES.store(state.moves().load(Ordering::Acquire), Ordering::Relaxed);
     IS_REMOTE.store(true, Ordering::Relaxed);
     crate::trap::arm();

@@ -61,6 +61,35 @@ static void working_directory_is_renamed(void) {
     SAY(open("new", O_CREAT | O_WRONLY, 0644));
 }
 
+static void rename_by_link(void) { SAY(rename("../../alias/d", "../../alias/e")); }
+static void move_by_link(void) { SAY(rename("../../alias/e/", "../../way/deep/../g")); }
+static void remove_by_link(void) { SAY(rmdir("../../../way/g/in")); }
+
+/* By others, and by names that links lead to. */
+static void working_directory_is_renamed_by_links(void) {
+    MUST(mkdir("d", 0755));
+    MUST(mkdir("d/in", 0755));
+    MUST(mkdir("other", 0755));
+    MUST(mkdir("other/deep", 0755));
+    MUST(symlink(".", "alias"));
+    MUST(symlink("other", "way"));
+    SAY(chdir("alias/d/in"));
+    here("by a link");
+    SAY(rename("../../alias/d", "../../d"));
+    here("to its own name");
+    apart(rename_by_link);
+    here("renamed");
+    make("f", "text");
+    show("../../e/in/f");
+    apart(move_by_link);
+    here("moved");
+    show("../../../other/g/in/f");
+    MUST(unlink("f"));
+    apart(remove_by_link);
+    here("removed");
+    SAY(open("new", O_CREAT | O_WRONLY, 0644));
+}
+
 /* By a name that a link leads to, so that only the file system can tell where it is now. */
 static void open_directories_are_renamed_by_links(void) {
     MUST(mkdir("d", 0755));
@@ -283,6 +312,7 @@ static void long_names(void) {
 static const struct test tests[] = {
     {"long-names", long_names},
     {"working-directory", working_directory_is_renamed},
+    {"working-directory-by-links", working_directory_is_renamed_by_links},
     {"open-directories", open_directories_are_renamed},
     {"renamed-by-links", open_directories_are_renamed_by_links},
     {"open-directories", removed_directories_lead_up},

@@ -4,9 +4,10 @@ use super::pairs::{self, Kind, Name};
 use super::{by_path, copy_out, files::named_descriptor};
 use crate::descriptors::DELETED;
 use crate::guard::{Failed, finish, inside, ours};
+use crate::moved::{Moving, Removing};
 use crate::place::{self, At, Led};
 use crate::table::real;
-use crate::{moved, start, working};
+use crate::{start, working};
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
 use std::ffi::CStr;
 
@@ -117,8 +118,9 @@ pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c
             // A prefix itself, as a place where something is mounted.
             return Err(if directory { libc::EBUSY } else { libc::EISDIR });
         }
+        let removing = Removing::new(at, directory);
         at.with(|base, path| base.unlink(path, directory))?;
-        moved::removed(at, directory);
+        removing.done();
         Ok(0)
     };
     // SAFETY: as the program says.
@@ -172,11 +174,12 @@ pub(crate) unsafe fn renameat2(
             _ => real::renameat2(from_at, from, to_at, to, flags),
         };
         let remote = |from: &At, to: &At| {
+            let moving = Moving::new(from, to);
             from.with(|base, path| {
                 let renamed = to.with(|new_base, new| Ok(base.rename(path, new_base, new, flags)));
                 renamed.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
             })?;
-            moved::renamed(from, to, flags & libc::RENAME_EXCHANGE != 0);
+            moving.done(flags & libc::RENAME_EXCHANGE != 0);
             Ok(0)
         };
         pairs::run((from_at, from), (to_at, to), Kind::Rename, local, remote)
