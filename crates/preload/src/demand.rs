@@ -41,7 +41,7 @@ fn number(error: &Error) -> i32 {
 }
 
 /// Out of the way of what the program has.
-pub(crate) fn hidden(fd: OwnedFd) -> Result<OwnedFd, i32> {
+fn hidden(fd: OwnedFd) -> Result<OwnedFd, i32> {
     own::hide(fd, Own::Memory).map_err(|error| number(&error))
 }
 
