@@ -152,6 +152,9 @@ pub(crate) unsafe fn through_descriptor(path: *const c_char, follow: bool) -> Op
     if !path.starts_with(b"/dev/") && !path.starts_with(b"/proc/") {
         return None;
     }
+    if let Some(rest) = of_own_process(path).and_then(|rest| rest.strip_prefix(b"cwd")) {
+        return working_directory(rest, follow);
+    }
     let (fd, rest) = numbered(path)?;
     let open = descriptors::find(fd)?;
     // Without following, the name itself is meant.
@@ -167,6 +170,42 @@ pub(crate) unsafe fn through_descriptor(path: *const c_char, follow: bool) -> Op
     .ok()
 }
 
+/// What is behind the name of the working directory in `/proc`, if that is remote.
+fn working_directory(rest: &[u8], follow: bool) -> Option<At> {
+    let (is_meant, rest) = match rest {
+        [] => (follow, &b"."[..]),
+        [b'/', rest @ ..] => (true, rest),
+        _ => (false, rest),
+    };
+    if !is_meant || !working::is_remote() {
+        return None;
+    }
+    let find = || {
+        Ok(working::remote().map(|(mount, below)| At {
+            mount,
+            directory: None,
+            path: join(&below, rest),
+        }))
+    };
+    guard::inside(find).ok().flatten()
+}
+
+/// The rest of a path below the directory in `/proc` that tells of this process. As `numbered`, it takes no memory.
+fn of_own_process(path: &[u8]) -> Option<&[u8]> {
+    let rest = path.strip_prefix(b"/proc/")?;
+    let cut = rest.iter().position(|b| *b == b'/')?;
+    let who = &rest[..cut];
+    let is_own = || digits(who)?.parse().ok().filter(|id: &u32| *id == crate::process::id());
+    if who != b"self" && who != b"thread-self" && is_own().is_none() {
+        return None;
+    }
+    Some(&rest[cut + 1..])
+}
+
+fn digits(text: &[u8]) -> Option<&str> {
+    std::str::from_utf8(text).ok()
+}
+
 /// The number in the name of a descriptor, and what follows it. Many local paths come here, so it
 /// takes no memory, and asks the kernel nothing.
 fn numbered(path: &[u8]) -> Option<(i32, Option<&[u8]>)> {
@@ -176,21 +215,9 @@ fn numbered(path: &[u8]) -> Option<(i32, Option<&[u8]>)> {
         b"/dev/stderr" => return Some((2, None)),
         _ => {}
     }
-    fn digits(text: &[u8]) -> Option<&str> {
-        std::str::from_utf8(text).ok()
-    }
     let rest = match path.strip_prefix(b"/dev/fd/") {
         Some(rest) => rest,
-        None => {
-            let rest = path.strip_prefix(b"/proc/")?;
-            let (who, rest) = rest.split_at(rest.iter().position(|b| *b == b'/')?);
-            let rest = rest.strip_prefix(b"/fd/")?;
-            let own = || digits(who)?.parse().ok().filter(|id: &u32| *id == crate::process::id());
-            if who != b"self" && who != b"thread-self" && own().is_none() {
-                return None;
-            }
-            rest
-        }
+        None => of_own_process(path)?.strip_prefix(b"fd/")?,
     };
     let cut = rest.iter().position(|b| *b == b'/');
     let number = digits(&rest[..cut.unwrap_or(rest.len())])?.parse().ok()?;

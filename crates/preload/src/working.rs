@@ -2,7 +2,7 @@
 //! whose name leads a program that this process executes to the path.
 
 use crate::guard::{Quiet, checked, system_call};
-use crate::{place, start};
+use crate::{descriptors, place, start};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use towline_instance::WORKING;
@@ -165,6 +165,17 @@ fn behind(here: &[u8]) -> Option<(usize, Vec<u8>)> {
     }
     let mount = std::str::from_utf8(&rest[..cut]).ok()?.parse::<usize>().ok()?;
     Some((mount, rest.get(cut + 1..).unwrap_or_default().to_vec()))
+}
+
+/// What a program is told that a stand-in is, which is not its own name.
+pub(crate) fn named(here: &[u8]) -> Option<Vec<u8>> {
+    let (mount, below) = behind(here)?;
+    if mount != NO_MOUNT {
+        return Some(place::absolute(mount, &below));
+    }
+    // What is left of the name of a removed one is where it was.
+    let (mount, above) = above_removed(&below)?;
+    Some([&place::absolute(mount, &above)[..], b"/", descriptors::DELETED].concat())
 }
 
 /// The directory that stands for a remote one, with a zero byte at the end.

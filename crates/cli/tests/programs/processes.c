@@ -404,12 +404,103 @@ static void masks(void) {
     }
 }
 
+static void opens_the_pipe(const char *path, int flags, char *data) {
+    int fd = open(path, flags);
+    if (flags == O_WRONLY) MUST(write(fd, data, strlen(data)));
+    else peek(fd, 20);
+    close(fd);
+}
+
+/* Both sides wait for each other, whatever way they name it. */
+static void pipes_with_names(void) {
+    SAY(mkfifo("p", 0640));
+    MUST(symlink("p", "link"));
+    MUST(mkdir("d", 0755));
+    MUST(symlink("../p", "d/up"));
+    MUST(chdir("d"));
+    char absolute[PATH_MAX + 8];
+    snprintf(absolute, sizeof absolute, "%s/link", top);
+    const char *names[] = {"../p", "up", "../link", absolute};
+    for (int i = 0; i < 4; i++) {
+        pid_t writer = fork();
+        if (writer == 0) {
+            opens_the_pipe(names[3 - i], O_WRONLY, "through it");
+            _exit(0);
+        }
+        opens_the_pipe(names[i], O_RDONLY, NULL);
+        reap(writer);
+    }
+    SAY(open("up", O_WRONLY | O_NONBLOCK));
+    SAY(open("../link", O_RDONLY | O_NOFOLLOW));
+    SAY(open("../p", O_WRONLY | O_CREAT | O_EXCL, 0600));
+    int both = SAY(open("../p", O_RDWR | O_CREAT, 0600));
+    MUST(write(both, "left", 4));
+    struct stat s;
+    SAY(fstat(both, &s));
+    say("is a pipe %d", S_ISFIFO(s.st_mode));
+    /* Another one of the same name, perhaps of the same number. */
+    SAY(unlink("../p"));
+    SAY(mkfifo("../p", 0600));
+    SAY(open("../p", O_WRONLY | O_NONBLOCK));
+    int other = SAY(open("../p", O_RDONLY | O_NONBLOCK));
+    peek(other, 4);
+    peek(both, 4);
+    MUST(dup2(transcript, 1));
+    pid_t child = fork();
+    if (child == 0) {
+        execlp("sh", "sh", "-c", "mkfifo q; (cat > out < q) & echo shell > q; wait; cat out; test -p q && echo pipe", NULL);
+        _exit(9);
+    }
+    reap(child);
+    /* A signal ends the waiting. */
+    child = fork();
+    if (child == 0) {
+        alarm(1);
+        open("q", O_RDONLY);
+        _exit(8);
+    }
+    reap(child);
+}
+
+/* By its name in /proc. */
+static void working_directory_by_its_name(void) {
+    MUST(mkdir("d", 0755));
+    MUST(chdir("d"));
+    make("f", "text");
+    MUST(symlink("/dev/null", "null"));
+    char target[PATH_MAX] = {0}, name[64];
+    MUST(readlink("/proc/self/cwd", target, sizeof target - 1));
+    say("here is %s", target);
+    snprintf(name, sizeof name, "/proc/%d/cwd", getppid());
+    memset(target, 0, sizeof target);
+    MUST(readlink(name, target, sizeof target - 1));
+    say("our parent has a name %d", strncmp(target, top, strlen(top) - strlen(strrchr(top, '/'))) == 0);
+    snprintf(name, sizeof name, "/proc/%d/cwd/f", getpid());
+    say("by our number %d", access(name, R_OK));
+    show("/proc/self/cwd/../d/f");
+    struct stat s;
+    SAY(lstat("/proc/self/cwd", &s));
+    say("is a link %d", S_ISLNK(s.st_mode));
+    SAY(stat("/proc/self/cwd/null", &s));
+    say("is a device %d", S_ISCHR(s.st_mode));
+    make("/proc/self/cwd/new", "new");
+    show("new");
+    SAY(unlink("/proc/self/cwd/new"));
+    SAY(access("new", F_OK));
+    SAY(chdir("/proc/self/cwd/.."));
+    SAY(access("d/f", F_OK));
+    MUST(dup2(transcript, 1));
+    IN_CHILD(execlp("sh", "sh", "-c", "ls /proc/self/cwd/ /proc/self/cwd/d", NULL));
+}
+
 static const struct test tests[] = {
     {"exec", every_exec},
     {"environments", environments},
     {"forks", forks},
     {"spawn", spawned},
     {"working-directory", working_directory},
+    {"working-directory-by-name", working_directory_by_its_name},
+    {"pipes", pipes_with_names},
     {"process-locks", process_locks},
     {"locks-exec", locks_and_new_programs},
     {"file-locks", file_locks},

@@ -155,6 +155,7 @@ int main(int argc, char **argv)
     expect("chdir back", CALL1(SYS_chdir, ".."), 0);
     /* A second argument says that this is under `towline run`, where rings are refused. */
     expect("io_uring_setup", argc < 3 || CALL2(SYS_io_uring_setup, 4, text) == -ENOSYS, 1);
+    expect("io_setup", argc < 3 || CALL2(SYS_io_setup, 4, text) == -ENOSYS, 1);
 
     /* What stays local. */
     expect("open of a local file", CALL3(SYS_open, "/etc/passwd", O_RDONLY, 0) > 0, 1);

@@ -1,6 +1,6 @@
 //! Opening, closing and duplicating.
 
-use super::by_path;
+use super::{by_path, fifos};
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, is_inside, ours};
 use crate::opened::{self, FIRST_BYTES, Opened};
@@ -109,23 +109,22 @@ pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: 
     // SAFETY: as the program says.
     unsafe {
         // Once more, with an offset of its own.
-        if let Some(at) = place::through_descriptor(path, flags & libc::O_NOFOLLOW == 0) {
-            let again = if at.path.is_empty() { libc::O_CREAT | libc::O_EXCL } else { 0 };
-            return ours(|| open_remote(&at, flags & !again, mode));
-        }
         const NEW: c_int = libc::O_CREAT | libc::O_EXCL;
+        let again = place::through_descriptor(path, flags & libc::O_NOFOLLOW == 0);
+        if let Some(at) = again.filter(|at| at.path.is_empty()) {
+            return ours(|| open_remote(&at, flags & !NEW, mode));
+        }
         let follow = flags & libc::O_NOFOLLOW == 0 && flags & NEW != NEW;
-        by_path(
-            at,
-            path,
-            follow,
-            |at, path| {
-                let fd = real::openat(at, path, flags, mode);
-                descriptors::forget(fd);
-                fd
-            },
-            |at| open_remote(at, flags, mode),
-        )
+        let local = |at, path| {
+            let fd = real::openat(at, path, flags, mode);
+            descriptors::forget(fd);
+            fd
+        };
+        let fd = by_path(at, path, follow, local, |at| open_remote(at, flags, mode));
+        if fd < 0 && guard::errno() == libc::ENXIO && start::state().is_some() {
+            return fifos::open(at, path, flags);
+        }
+        fd
     }
 }
 

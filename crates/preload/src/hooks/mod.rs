@@ -5,6 +5,7 @@ pub(crate) mod attributes;
 pub(crate) mod copies;
 pub(crate) mod directories;
 pub(crate) mod exec;
+mod fifos;
 pub(crate) mod files;
 pub(crate) mod fts;
 pub(crate) mod identity;

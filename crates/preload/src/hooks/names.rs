@@ -1,7 +1,7 @@
 //! Making, removing and renaming names; links.
 
 use super::pairs::{self, Kind, Name};
-use super::{by_path, copy_out, files::named_descriptor};
+use super::{by_path, copy_out, fifos, files::named_descriptor};
 use crate::descriptors::DELETED;
 use crate::guard::{Failed, finish, inside, ours};
 use crate::moved::{Moving, Removing};
@@ -55,7 +55,11 @@ unsafe fn mknodat_by(
     let kind = if mode & libc::S_IFMT == 0 { libc::S_IFREG } else { mode & libc::S_IFMT };
     let remote = |at: &At| {
         let mode = kind | start::masked(mode);
-        at.with(|base, path| base.make_node(path, mode, device)).map(|_| 0)
+        let made = at.with(|base, path| base.make_node(path, mode, device))?;
+        if kind == libc::S_IFIFO {
+            fifos::made(at.mount, made.inode);
+        }
+        Ok(0)
     };
     // SAFETY: as the program says.
     unsafe { by_path(at, path, false, local, remote) }
@@ -295,7 +299,8 @@ pub(crate) unsafe fn readlinkat(
                 Ok(copy_out(&target, to.cast(), room) as isize)
             });
         }
-        let local = |at, path| match program_of(at, path) {
+        let local = |at, path| match program_of(at, path).or_else(|| working_directory_of(at, path))
+        {
             Some(name) if room > 0 => copy_out(&name, to.cast(), room) as ssize_t,
             _ => real::readlinkat(at, path, to, room),
         };
@@ -329,6 +334,30 @@ unsafe fn program_of(at: c_int, path: *const c_char) -> Option<Vec<u8>> {
         let length = real::readlinkat(at, path, copy.as_mut_ptr().cast(), copy.len());
         let copy = copy.get(..usize::try_from(length).ok()?)?;
         inside(|| crate::mirror::original(copy).ok_or(libc::ENOENT)).ok()
+    }
+}
+
+/// True for the name in `/proc` of the working directory of any process.
+pub(super) unsafe fn is_working_directory(path: *const c_char) -> bool {
+    if start::mounts().is_empty() || !place::is_address(path) {
+        return false;
+    }
+    // SAFETY: as the program says.
+    let name = unsafe { CStr::from_ptr(path) }.to_bytes();
+    name.starts_with(b"/proc/") && name.ends_with(b"/cwd")
+}
+
+/// The remote working directory of a process of the run, by its name in `/proc`.
+unsafe fn working_directory_of(at: c_int, path: *const c_char) -> Option<Vec<u8>> {
+    // SAFETY: as the program says; the target is as long as said.
+    unsafe {
+        if !is_working_directory(path) {
+            return None;
+        }
+        let mut here = [0u8; libc::PATH_MAX as usize];
+        let length = real::readlinkat(at, path, here.as_mut_ptr().cast(), here.len());
+        let here = here.get(..usize::try_from(length).ok()?)?;
+        inside(|| working::named(here).ok_or(libc::ENOENT)).ok()
     }
 }
 

@@ -1,7 +1,6 @@
 //! System calls by number: those that programs make through `syscall(2)` or by themselves
 //! (`trap.rs`), answered by the same functions as the calls of libc.
 
-use super::files::named_descriptor;
 use super::{
     attributes, by_path, copies, directories, exec, files, identity, io, locks, maps, misc, names,
     status, xattr,
@@ -81,8 +80,8 @@ macro_rules! calls {
 
 calls! {
     (a b c d e f)
-    // Rings would read and write past us: programs fall back to ordinary calls.
-    SYS_io_uring_setup | SYS_io_uring_enter | SYS_io_uring_register
+    // These would read and write past us: programs fall back to ordinary calls.
+    SYS_io_uring_setup | SYS_io_uring_enter | SYS_io_uring_register | SYS_io_setup
         => Subject::Always, finish(Err::<c_long, _>(libc::ENOSYS));
 
     // Opening and closing
@@ -266,7 +265,8 @@ unsafe fn is_remote_path(at: usize, path: usize) -> bool {
     // SAFETY: as the caller says.
     unsafe {
         (*name == 0 && is_remote(at))
-            || named_descriptor(name).is_some()
+            || place::through_descriptor(name, true).is_some()
+            || names::is_working_directory(name)
             || place::find(at as c_int, name).is_some()
     }
 }

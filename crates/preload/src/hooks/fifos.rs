@@ -1,0 +1,86 @@
+//! Pipes that have remote names. The node is remote; the pipe is the kernel's, in the run's directory, under
+//! the number of that node, as it is for sockets (`sockets.rs`). So only programs of one run meet.
+
+use super::by_path;
+use crate::guard::{self, checked, finish};
+use crate::place::At;
+use crate::table::real;
+use crate::{descriptors, start};
+use libc::{c_char, c_int};
+use std::cell::Cell;
+use towline_instance::SOCKETS;
+
+/// A path with a zero byte at its end. No memory is taken for it: a handler may jump out of a call that waits.
+type Path = [u8; 512];
+
+/// Where the kernel's pipe is for a node.
+fn stand_in(mount: usize, inode: u64) -> Result<Path, i32> {
+    let name = format!("/{SOCKETS}/pipe-{mount}-{inode}\0");
+    let path = [start::directory(), name.as_bytes()].concat();
+    let mut fixed = [0; size_of::<Path>()];
+    fixed.get_mut(..path.len()).ok_or(libc::ENAMETOOLONG)?.copy_from_slice(&path);
+    Ok(fixed)
+}
+
+/// A node was made: a pipe of one that had its number and was removed is none of its.
+pub(super) fn made(mount: usize, inode: u64) {
+    let Ok(path) = stand_in(mount, inode) else { return };
+    let unlink = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0, 0, 0, 0];
+    // SAFETY: the path ends with a zero byte.
+    let _ = unsafe { checked(libc::SYS_unlinkat, unlink) };
+}
+
+/// The kernel's pipe for a remote one, which is made where it is missing; `None` for anything else.
+fn behind(at: &At, flags: c_int) -> Result<Option<Path>, i32> {
+    let wanted = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => libc::R_OK,
+        libc::O_WRONLY => libc::W_OK,
+        _ => libc::R_OK | libc::W_OK,
+    };
+    let follow = flags & libc::O_NOFOLLOW == 0;
+    let attr = at.with(|base, path| base.stat_path(path, follow))?;
+    if attr.mode & libc::S_IFMT != libc::S_IFIFO {
+        return Ok(None);
+    }
+    at.with(|base, path| base.access(path, wanted as u32))?;
+    let path = stand_in(at.mount, attr.inode)?;
+    let mode = (libc::S_IFIFO | 0o666) as usize;
+    let make = [libc::AT_FDCWD as usize, path.as_ptr() as usize, mode, 0, 0, 0];
+    // SAFETY: the path ends with a zero byte.
+    match unsafe { checked(libc::SYS_mknodat, make) } {
+        Ok(_) | Err(libc::EEXIST) => Ok(Some(path)),
+        Err(error) => Err(error),
+    }
+}
+
+/// What opening something failed with `ENXIO` for: a remote pipe is opened now, and waits for its other side as any does.
+///
+/// # Safety
+/// `path` ends with a zero byte.
+pub(super) unsafe fn open(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+    let found = Cell::new(None);
+    let errno = guard::errno();
+    let follow = flags & libc::O_NOFOLLOW == 0;
+    // SAFETY: as the caller says; the structure is ours.
+    let asked = unsafe {
+        by_path(
+            at,
+            path,
+            follow,
+            |at, path| {
+                let mut status: libc::stat64 = std::mem::zeroed();
+                real::fstatat(at, path, &raw mut status, 0)
+            },
+            |at| behind(at, flags).map(|path| found.set(path)).map(|()| 0),
+        )
+    };
+    let Some(pipe) = found.take() else {
+        return if asked == 0 { finish(Err(errno)) } else { asked };
+    };
+    // Not inside of our own code: it may wait for long.
+    let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW);
+    // SAFETY: the path ends with a zero byte.
+    let fd = unsafe { real::openat(libc::AT_FDCWD, pipe.as_ptr().cast(), flags, 0) };
+    descriptors::forget(fd);
+    fd
+}
