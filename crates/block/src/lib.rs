@@ -28,6 +28,6 @@ pub use disk::{Disk, Failures};
 pub use engine::{Engine, Limits, OwnerKey, RequestKey};
 pub use memory::Short;
 pub use path::{DataPath, Delivery, Moved};
-pub use rate::{ClientKey, Meter, RateLimit};
+pub use rate::{ClientKey, Meter, Meters, RateLimit};
 pub use request::{Call, Driver, How, Output, Piece, Status, Times, Work};
 pub use shape::{DEPTH_MAX, Shape};

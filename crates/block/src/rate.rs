@@ -1,4 +1,4 @@
-//! How much one client may ask of a disk.
+//! How much one client may ask of a disk or an export of files.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -60,10 +60,10 @@ impl Meter {
         last.checked_sub(AHEAD).filter(|until| *until > now)
     }
 
-    /// A request was taken that moves so many bytes.
-    pub fn charge(&self, now: Instant, bytes: u64) {
+    /// So many requests were taken, which move so many bytes.
+    pub fn charge(&self, now: Instant, operations: u64, bytes: u64) {
         let mut used_up = self.used_up.lock();
-        let costs = [(1, self.limit.operations), (bytes, self.limit.bytes)];
+        let costs = [(operations, self.limit.operations), (bytes, self.limit.bytes)];
         for (at, (count, rate)) in used_up.iter_mut().zip(costs) {
             if rate > 0 {
                 *at = (*at).max(now) + Duration::from_secs_f64(count as f64 / rate as f64);
@@ -72,13 +72,13 @@ impl Meter {
     }
 }
 
-/// The clients of a disk that are connected.
+/// The connected clients of a disk, or of an export of files.
 #[derive(Debug, Default)]
-pub(crate) struct Meters(Mutex<HashMap<ClientKey, Weak<Meter>>>);
+pub struct Meters(Mutex<HashMap<ClientKey, Weak<Meter>>>);
 
 impl Meters {
     /// The meter of a client, the same for all its connections.
-    pub(crate) fn of(&self, client: ClientKey, limit: RateLimit) -> Arc<Meter> {
+    pub fn of(&self, client: ClientKey, limit: RateLimit) -> Arc<Meter> {
         let mut all = self.0.lock();
         if let Some(found) = all.get(&client).and_then(Weak::upgrade) {
             return found;
@@ -105,7 +105,7 @@ mod tests {
             match meter.waits(now) {
                 Some(until) => now = until,
                 None => {
-                    meter.charge(now, bytes);
+                    meter.charge(now, 1, bytes);
                     count += 1;
                 }
             }
@@ -138,7 +138,7 @@ mod tests {
         let later = start + Duration::from_secs(60);
         let mut count = 0;
         while meter.waits(later).is_none() {
-            meter.charge(later, 0);
+            meter.charge(later, 1, 0);
             count += 1;
         }
         assert_eq!(count, (AHEAD.as_secs_f64() * 100.0) as u64 + 1);

@@ -187,7 +187,7 @@ fn stations(
 }
 
 fn config(directory: &Path, scratch: &Scratch) -> Config {
-    let export = |name: &str, kind, read_only| Export { name: name.to_owned(), kind, read_only };
+    let export = |name: &str, kind, read_only| Export { read_only, ..Export::new(name, kind) };
     Config {
         exports: vec![
             export("tree", ExportKind::Directory(directory.to_owned()), true),

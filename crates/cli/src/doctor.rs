@@ -145,11 +145,7 @@ fn uring() -> Finding {
 
 fn trial(scratch: &Scratch, engine: EngineWish) -> Config {
     Config {
-        exports: vec![Export {
-            name: "doctor".to_owned(),
-            kind: ExportKind::Memory(1 << 20),
-            read_only: false,
-        }],
+        exports: vec![Export::new("doctor", ExportKind::Memory(1 << 20))],
         listen: vec![scratch.address()],
         cores: 1,
         buffer_limit: 1 << 20,

@@ -205,7 +205,7 @@ fn use_file(root: &File, name: &[u8]) -> [Result<(), Error>; 6] {
 
 fn config(may_hang: bool, listen: Address, cores: usize) -> Config {
     let store = OwnStore(Arc::new(Brittle { may_hang }) as Arc<dyn FileStore>);
-    let export = Export { name: "b".into(), kind: ExportKind::Own(store), read_only: false };
+    let export = Export::new("b", ExportKind::Own(store));
     Config { exports: vec![export], listen: vec![listen], cores, ..Config::default() }
 }
 

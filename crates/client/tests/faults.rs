@@ -17,11 +17,10 @@ const CREATE: u32 = 0o100 | 2;
 const EXCLUSIVE: u32 = 0o200;
 
 fn config(directory: &Path, port: u16) -> Config {
-    let export = |name: &str, kind| Export { name: name.into(), kind, read_only: false };
     Config {
         exports: vec![
-            export("dir", ExportKind::Directory(directory.to_path_buf())),
-            export("mem", ExportKind::Memory(64 << 20)),
+            Export::new("dir", ExportKind::Directory(directory.to_path_buf())),
+            Export::new("mem", ExportKind::Memory(64 << 20)),
         ],
         listen: vec![
             towline_net::address::Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap(),

@@ -93,7 +93,7 @@ fn what_came_together_is_begun_by_priority() {
         let ((stopped, has_stopped), (go_on, may_go_on)) = (channel(), channel());
         let memory = MemoryDisk::new("stopper", 1 << 20).unwrap();
         let stopper = Stopper { memory, stopped, go_on: Mutex::new(may_go_on) };
-        let mem = Export { name: "m".into(), kind: ExportKind::Memory(1 << 24), read_only: false };
+        let mem = Export::new("m", ExportKind::Memory(1 << 24));
         let config = Config {
             exports: vec![mem],
             disks: vec![DiskExport::new("d", DiskKind::Own(OwnStore(Arc::new(stopper))))],

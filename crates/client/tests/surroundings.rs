@@ -244,11 +244,7 @@ fn a_read_only_export_refuses_every_change() {
 /// A server whose clients act as themselves; whoever is root acts as `nobody`.
 fn squashing(data: &Path) -> (Server, Client) {
     let config = Config {
-        exports: vec![Export {
-            name: "dir".into(),
-            kind: ExportKind::Directory(data.to_owned()),
-            read_only: false,
-        }],
+        exports: vec![Export::new("dir", ExportKind::Directory(data.to_owned()))],
         listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap()],
         identity: true,
         ..Config::default()

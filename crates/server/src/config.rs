@@ -73,6 +73,16 @@ pub struct Export {
     pub kind: ExportKind,
     /// Refuse all changes.
     pub read_only: bool,
+    /// How much each client may ask of it.
+    pub limit: RateLimit,
+}
+
+impl Export {
+    /// An export without options.
+    #[must_use]
+    pub fn new(name: &str, kind: ExportKind) -> Self {
+        Self { name: name.to_owned(), kind, read_only: false, limit: RateLimit::default() }
+    }
 }
 
 /// What an export is.

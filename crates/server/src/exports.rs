@@ -5,7 +5,10 @@ use crate::stats::Statistics;
 use parking_lot::RwLock;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use towline_block::{ClientKey, Meter, Meters, RateLimit};
 use towline_session::Exports as Find;
+use towline_session::files::Terms;
 use towline_session::state::State;
 use towline_store::FileStore;
 use towline_store::directory::DirectoryStore;
@@ -16,6 +19,15 @@ struct Active {
     store: Arc<dyn FileStore>,
     /// The same, if it is in memory.
     memory: Option<Arc<MemoryStore>>,
+    /// Of [`Terms`].
+    account: u32,
+}
+
+/// What measures the clients of an export that limits them.
+struct Account {
+    name: String,
+    limit: RateLimit,
+    meters: Meters,
 }
 
 /// Exports that could take the place of those that there are.
@@ -26,12 +38,22 @@ pub(crate) struct Exports {
     active: RwLock<Vec<Active>>,
     /// Names that stood for other directories before the server started again.
     moved: RwLock<Vec<Vec<u8>>>,
+    /// Of all exports that there were; the first has number 1.
+    accounts: RwLock<Vec<Account>>,
+    /// There are such: looked at with each request.
+    limited: AtomicBool,
     statistics: Arc<Statistics>,
 }
 
 impl Exports {
     pub(crate) fn new(exports: &[Export], statistics: Arc<Statistics>) -> io::Result<Self> {
-        let this = Self { active: RwLock::default(), moved: RwLock::default(), statistics };
+        let this = Self {
+            active: RwLock::default(),
+            moved: RwLock::default(),
+            accounts: RwLock::default(),
+            limited: AtomicBool::new(false),
+            statistics,
+        };
         this.replace(this.prepare(exports)?);
         Ok(this)
     }
@@ -84,19 +106,48 @@ impl Exports {
                     }
                 }
             };
-            next.push(Active { export: export.clone(), store, memory });
+            next.push(Active { export: export.clone(), store, memory, account: 0 });
         }
         Ok(NextExports(next))
     }
 
     /// Makes these the exports.
-    pub(crate) fn replace(&self, NextExports(next): NextExports) {
-        for Active { export, memory, .. } in &next {
+    pub(crate) fn replace(&self, NextExports(mut next): NextExports) {
+        for Active { export, memory, account, .. } in &mut next {
+            *account = self.account(export);
             if let (Some(memory), ExportKind::Memory(limit)) = (memory, &export.kind) {
                 memory.set_limit(*limit);
             }
         }
         *self.active.write() = next;
+    }
+
+    /// The number under which the clients of an export are measured.
+    fn account(&self, export: &Export) -> u32 {
+        if export.limit.is_none() {
+            return 0;
+        }
+        self.limited.store(true, Ordering::Relaxed);
+        let mut accounts = self.accounts.write();
+        let same = |known: &Account| known.name == export.name && known.limit == export.limit;
+        let place = accounts.iter().position(same).unwrap_or_else(|| {
+            let (name, limit) = (export.name.clone(), export.limit);
+            accounts.push(Account { name, limit, meters: Meters::default() });
+            accounts.len() - 1
+        });
+        place as u32 + 1
+    }
+
+    /// True when some export may limit its clients.
+    pub(crate) fn are_limited(&self) -> bool {
+        self.limited.load(Ordering::Relaxed)
+    }
+
+    /// What measures a client under this number.
+    pub(crate) fn meter(&self, account: u32, client: ClientKey) -> Option<Arc<Meter>> {
+        let accounts = self.accounts.read();
+        let account = accounts.get((account as usize).checked_sub(1)?)?;
+        Some(account.meters.of(client, account.limit))
     }
 
     /// The memory that is exported under this name.
@@ -137,16 +188,17 @@ fn tell_foreign(name: &str, kind: &str) {
 }
 
 impl Find for Exports {
-    fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+    fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
         let active = self.active.read();
         let found = active.iter().find(|a| a.export.name.as_bytes() == name)?;
-        Some((found.store.clone(), found.export.read_only))
+        let terms = Terms { read_only: found.export.read_only, account: found.account };
+        Some((found.store.clone(), terms))
     }
 
-    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
-        let (store, read_only) = self.find(name)?;
+    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
+        let (store, terms) = self.find(name)?;
         let moved = self.moved.read().iter().any(|moved| moved == name);
-        (store.survives_restart() && !moved).then_some((store, read_only))
+        (store.survives_restart() && !moved).then_some((store, terms))
     }
 
     fn names(&self) -> Vec<u8> {

@@ -10,6 +10,7 @@ use crate::stats::Stages;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+use towline_block::Meter;
 use towline_mem::PoolBuffer;
 use towline_session::{Compound, Session};
 use towline_store::{Caller, FileStore};
@@ -40,6 +41,8 @@ pub(crate) struct Running {
     pub(crate) data_since: Option<Instant>,
     /// Bytes that a thread will bring that may block.
     pub(crate) expected: u64,
+    /// What measures its client, if that is limited.
+    pub(crate) meter: Option<Arc<Meter>>,
     /// It waits for a lock, unless its session has no lane.
     pub(crate) locking: bool,
 }
@@ -72,6 +75,8 @@ pub(crate) struct Served {
     pub(crate) waiting: VecDeque<Errand>,
     /// Its client has low priority: others go before it.
     pub(crate) is_low: bool,
+    /// What measures its client at exports that limit it, by account.
+    pub(crate) meters: Vec<(u32, Arc<Meter>)>,
     /// What it has of disks.
     pub(crate) disks: SessionDisks,
 }
@@ -88,6 +93,7 @@ impl Served {
             away: Vec::new(),
             waiting: VecDeque::new(),
             is_low: false,
+            meters: Vec::new(),
             disks,
         }
     }

@@ -199,11 +199,14 @@ impl Core {
 
     fn reply(&mut self, session: u64, slot: u16, running: &mut Running, now: Instant) {
         running.stages.server = nanoseconds(now - running.arrived);
-        let Running { compound, sequence, borrows, stages, .. } = running;
+        let Running { compound, sequence, borrows, stages, meter, .. } = running;
         self.statistics.record(compound.first_tag(), *stages);
         let is_undecided = compound.is_undecided();
         let (mut results, mut data, modifies, is_read) = compound.take_reply();
         self.closing.extend(compound.take_closed());
+        if let Some(meter) = meter {
+            meter.charge(now, 0, data.len());
+        }
         let Some(served) = self.sessions.get_mut(&session) else { return };
         let mut header = Header::new(Kind::Reply, slot, *sequence);
         header.body_bytes = results.len() as u32;

@@ -90,7 +90,8 @@ impl Serving<'_> {
             }
             Arrival::Execute => {
                 let lane = self.index;
-                let arrived = Arrived { session, lane, header, body, payload, at: arrived };
+                let at = arrived;
+                let arrived = Arrived { session, lane, header, body, payload, at, may_wait: true };
                 self.core.take_request(&arrived)?;
             }
         }
@@ -134,8 +135,8 @@ impl Serving<'_> {
 
     fn cancel(&mut self, session: u64, header: &Header) {
         // What is to be cancelled is a lock that is waited for: it has to be asked for.
-        if let Some(kept) = self.core.waiting.take_low(session, header) {
-            self.core.begin_kept(kept);
+        if let Some(kept) = self.core.waiting.take(session, header) {
+            self.core.begin_kept(kept, false);
         }
         let shared = &self.core.shared;
         let cancelled = shared.locks.lock().cancel(session, header.slot, header.sequence)
@@ -155,13 +156,19 @@ impl Core {
     /// # Errors
     /// It is no legal request.
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
-        let Arrived { session, lane, header, body, payload, at } = *arrived;
+        let Arrived { session, lane, header, body, payload, at, .. } = *arrived;
         let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
         if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) {
             // A record of what the slot did before a restart has no use any more.
             served.session.take_recorded(header.slot);
             return self.disk_request(arrived);
         }
+        let meter = self.file_meter(arrived);
+        let written = header.offset + payload.len() as u64;
+        if meter.as_ref().is_some_and(|meter| self.waits_for(meter, written, arrived)) {
+            return Ok(());
+        }
+        let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
         let mut compound =
             Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
         let recorded = served.session.take_recorded(header.slot);
@@ -182,6 +189,7 @@ impl Core {
             granted: 0,
             data_since: None,
             expected: 0,
+            meter,
             locking: false,
         });
         self.drive(session, header.slot, running, at);

@@ -1,5 +1,5 @@
 //! Requests that are not begun yet: of clients of low priority, until nobody else asks or their turn has come,
-//! and of clients that ask a disk for more than they may, until their time has come.
+//! and of clients that ask a disk or an export for more than they may, until their time has come.
 //!
 //! When its lane ends such a request is forgotten, and the client asks again. A session has no more
 //! of them than slots, so their memory is bounded.
@@ -14,7 +14,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_block::{ClientKey, Meter};
 use towline_net::{Link, LinkKind};
+use towline_session::Exports as _;
 use towline_store::directory::requests_arrived;
+use towline_wire::request::Operations;
 use towline_wire::{Header, ProtocolError, Request};
 
 /// A request and what came with it.
@@ -26,6 +28,8 @@ pub(crate) struct Arrived<'a> {
     pub(crate) body: &'a [u8],
     pub(crate) payload: &'a [u8],
     pub(crate) at: Instant,
+    /// Its client's limits hold for it.
+    pub(crate) may_wait: bool,
 }
 
 impl Arrived<'_> {
@@ -56,11 +60,18 @@ impl Kept {
     }
 }
 
+/// A request of a client that has had what it may.
+struct Throttled {
+    until: Instant,
+    meter: Arc<Meter>,
+    kept: Kept,
+}
+
 /// Requests that wait, of all sessions of a core, in the order in which they came.
 #[derive(Default)]
 pub(crate) struct Waiting {
     /// Until this time.
-    throttled: VecDeque<(Instant, Kept)>,
+    throttled: VecDeque<Throttled>,
     /// Of low priority.
     low: VecDeque<Kept>,
     turn: Turn,
@@ -71,7 +82,7 @@ pub(crate) struct Waiting {
 impl Waiting {
     /// When to look again.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        self.throttled.iter().map(|(until, _)| *until).min()
+        self.throttled.iter().map(|throttled| throttled.until).min()
     }
 
     /// Forgets what waits of a session; yields the slots.
@@ -82,15 +93,18 @@ impl Waiting {
             slots.extend(goes.then_some(kept.header.slot));
             !goes
         };
-        self.throttled.retain(|(_, kept)| stays(kept));
+        self.throttled.retain(|throttled| stays(&throttled.kept));
         self.low.retain(stays);
         slots
     }
 
-    /// Takes out a request, if it waits because of its priority.
-    pub(crate) fn take_low(&mut self, session: u64, header: &Header) -> Option<Kept> {
-        let place = self.low.iter().position(|kept| kept.is(session, header))?;
-        self.low.remove(place)
+    /// Takes out a request, if it waits.
+    pub(crate) fn take(&mut self, session: u64, header: &Header) -> Option<Kept> {
+        if let Some(place) = self.low.iter().position(|kept| kept.is(session, header)) {
+            return self.low.remove(place);
+        }
+        let place = self.throttled.iter().position(|other| other.kept.is(session, header))?;
+        self.throttled.remove(place).map(|throttled| throttled.kept)
     }
 }
 
@@ -155,7 +169,7 @@ impl Core {
             if others {
                 self.statistics.low_among_others.fetch_add(1, Ordering::Relaxed);
             }
-            self.begin_kept(kept);
+            self.begin_kept(kept, true);
             self.flush_dirty();
             if !others && self.has_news() {
                 return;
@@ -163,36 +177,76 @@ impl Core {
         }
     }
 
-    /// Begins what has waited.
-    pub(crate) fn begin_kept(&mut self, kept: Kept) {
+    /// Begins what has waited, unless it may wait still.
+    pub(crate) fn begin_kept(&mut self, kept: Kept, may_wait: bool) {
         let Kept { session, header, body, payload, at } = kept;
         let lane = self.sessions.get(&session).and_then(|served| served.lane);
         let Some(lane) = lane.map(|lane| lane as usize) else { return };
         let (header, body, payload) = (&header, &body[..], &payload[..]);
         self.closing.clear();
         requests_arrived(Instant::now());
-        let arrived = Arrived { session, lane, header, body, payload, at };
+        let arrived = Arrived { session, lane, header, body, payload, at, may_wait };
         if let Err(error) = self.begin_request(&arrived) {
             self.close_lane(lane, &io::Error::new(io::ErrorKind::InvalidData, error));
         }
     }
 
-    /// True when a request has to wait, and then it does: the client has had what it may. Else it
-    /// is charged.
-    pub(crate) fn throttle(&mut self, request: &Request<'_>, arrived: &Arrived<'_>) -> bool {
-        let meter = self.meter(request, arrived.session);
-        let Some(meter) = meter else { return false };
+    /// True when a request has to wait, since its client has had what it may, or one of its requests waits for that; and then it
+    /// does. Else it is charged for itself and for so many bytes.
+    pub(crate) fn waits_for(
+        &mut self,
+        meter: &Arc<Meter>,
+        bytes: u64,
+        arrived: &Arrived<'_>,
+    ) -> bool {
         let now = Instant::now();
-        let Some(until) = meter.waits(now) else {
-            meter.charge(now, bytes_of(request));
-            return false;
+        let is_before = |other: &Throttled| {
+            other.kept.session == arrived.session && Arc::ptr_eq(&other.meter, meter)
         };
-        self.waiting.throttled.push_back((until, arrived.keep()));
-        true
+        let behind = self.waiting.throttled.iter().any(is_before).then_some(now);
+        match meter.waits(now).or(behind).filter(|_| arrived.may_wait) {
+            Some(until) => {
+                let (meter, kept) = (meter.clone(), arrived.keep());
+                self.waiting.throttled.push_back(Throttled { until, meter, kept });
+                true
+            }
+            None => {
+                meter.charge(now, 1, bytes);
+                false
+            }
+        }
     }
 
-    fn meter(&self, request: &Request<'_>, session: u64) -> Option<Arc<Meter>> {
-        self.sessions.get(&session)?.disks.meter(request.disk()?)
+    /// The same for a request to a disk.
+    pub(crate) fn throttle_disk(&mut self, request: &Request<'_>, arrived: &Arrived<'_>) -> bool {
+        let disk = request.disk();
+        let served = self.sessions.get(&arrived.session);
+        let meter = served.zip(disk).and_then(|(served, disk)| served.disks.meter(disk));
+        meter.is_some_and(|meter| self.waits_for(&meter, bytes_of(request), arrived))
+    }
+
+    /// What measures the client of a request on files, if its export limits clients. What it reads is charged when
+    /// that is known.
+    pub(crate) fn file_meter(&mut self, arrived: &Arrived<'_>) -> Option<Arc<Meter>> {
+        let exports = &self.shared.exports;
+        if !exports.are_limited() {
+            return None;
+        }
+        let served = self.sessions.get_mut(&arrived.session)?;
+        let terms = match Operations::of(arrived.body).next()?.ok()? {
+            Request::Attach { name } | Request::Reclaim { export: name, .. } => {
+                exports.find(name.split(|byte| *byte == b'/').next()?)?.1
+            }
+            request => served.session.files.lock().find(request.handles()[0]).ok()?.terms,
+        };
+        let account = terms.account;
+        if let Some((_, meter)) = served.meters.iter().find(|(known, _)| *known == account) {
+            return Some(meter.clone());
+        }
+        let lane = self.lanes.get(arrived.lane)?.as_ref()?;
+        let meter = exports.meter(account, client_of(&lane.link)?)?;
+        served.meters.push((account, meter.clone()));
+        Some(meter)
     }
 
     /// Begins what has waited long enough.
@@ -202,13 +256,13 @@ impl Core {
         if wake > now {
             return;
         }
-        for (until, kept) in std::mem::take(&mut self.waiting.throttled) {
-            if until > now {
-                self.waiting.throttled.push_back((until, kept));
+        for throttled in std::mem::take(&mut self.waiting.throttled) {
+            if throttled.until > now {
+                self.waiting.throttled.push_back(throttled);
                 continue;
             }
             // Looked at anew: it waits again when another one was faster.
-            self.begin_kept(kept);
+            self.begin_kept(throttled.kept, true);
         }
     }
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_mem::SharedMemory;
-use towline_session::files::{Files, Table};
+use towline_session::files::{Files, Table, Terms};
 use towline_session::state::{Journal, STATE_BYTES, State};
 use towline_session::{Compound, Context, Exports, Step};
 use towline_store::directory::DirectoryStore;
@@ -26,11 +26,11 @@ const TURNS: u32 = 100;
 struct Names(Arc<dyn FileStore>);
 
 impl Exports for Names {
-    fn find(&self, _: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
-        Some((self.0.clone(), false))
+    fn find(&self, _: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
+        Some((self.0.clone(), Terms::default()))
     }
 
-    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
         self.find(name)
     }
 

@@ -298,7 +298,7 @@ impl Compound {
 
     fn writable_at(&mut self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
         let opened = self.at(context, handle)?;
-        if opened.read_only {
+        if opened.terms.read_only {
             return Err(Errno::EROFS);
         }
         self.changes(&*opened.store);

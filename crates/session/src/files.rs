@@ -49,6 +49,16 @@ impl Table<'_> {
 /// Open files, of one session or of all of a family.
 pub type SharedFiles = Arc<Mutex<Files>>;
 
+/// How an export is served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(clippy::exhaustive_structs)] // whoever serves an export says both
+pub struct Terms {
+    /// All changes are refused.
+    pub read_only: bool,
+    /// Number under which the server measures what each client asks of it; zero: it does not.
+    pub account: u32,
+}
+
 /// An open file and the store it belongs to.
 #[derive(Clone)]
 pub struct Opened {
@@ -56,8 +66,8 @@ pub struct Opened {
     pub store: Arc<dyn FileStore>,
     /// The file.
     pub file: Arc<dyn OpenFile>,
-    /// True when the export is served read-only.
-    pub read_only: bool,
+    /// How that is served.
+    pub terms: Terms,
     /// `O_*` it was opened with.
     pub flags: u32,
 }

@@ -1,6 +1,6 @@
 //! A client's identity: what belongs to it and outlives its connections.
 
-use crate::files::{Files, SharedFiles};
+use crate::files::{Files, SharedFiles, Terms};
 use crate::slots::Slots;
 use crate::state::{Journal, Kept};
 use std::sync::Arc;
@@ -67,11 +67,11 @@ impl Session {
 
 /// What a server exports, by name.
 pub trait Exports {
-    /// The store behind a name, and whether it is served read-only.
-    fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)>;
+    /// The store behind a name, and how it is served.
+    fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)>;
     /// As `find`, for what a client had open before the server started again: not when the name
     /// stands for something else now, or for a store that began anew.
-    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)>;
+    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)>;
     /// All names, each ended by a zero byte.
     fn names(&self) -> Vec<u8>;
     /// Counters as JSON.

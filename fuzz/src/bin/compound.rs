@@ -5,7 +5,7 @@
 #![no_main]
 
 use std::sync::Arc;
-use towline_session::files::{Files, Table};
+use towline_session::files::{Files, Table, Terms};
 use towline_session::locks::{Locked, Locks, Peer};
 use towline_session::{Compound, Context, Exports, Step};
 use towline_store::memory::MemoryStore;
@@ -28,12 +28,13 @@ impl Peer for Here {
 struct One(Arc<dyn FileStore>);
 
 impl Exports for One {
-    fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+    fn find(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
         // The same store read-only under a second name.
-        matches!(name, b"m" | b"r").then(|| (self.0.clone(), name == b"r"))
+        matches!(name, b"m" | b"r")
+            .then(|| (self.0.clone(), Terms { read_only: name == b"r", ..Terms::default() }))
     }
 
-    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
         self.find(name)
     }
 

@@ -31,13 +31,7 @@ impl Sink for Collect {
         Ok(())
     }
 
-    fn place(
-        &mut self,
-        header: &Header,
-        _: &[u8],
-        done: usize,
-        rest: usize,
-    ) -> Option<Target<'_>> {
+    fn place(&mut self, header: &Header, _: &[u8], done: usize, rest: usize) -> Option<Target<'_>> {
         if header.slot % 2 == 1 {
             return None;
         }

@@ -272,11 +272,7 @@ fn embedded(served: &Path, directory: &RunDirectory) -> Outcome<Server> {
     let served = std::fs::canonicalize(served)
         .map_err(|error| Failure::from(error).about(served.display()))?;
     let config = ServerConfig {
-        exports: vec![Export {
-            name: SERVED.to_owned(),
-            kind: ExportKind::Directory(served),
-            read_only: false,
-        }],
+        exports: vec![Export::new(SERVED, ExportKind::Directory(served))],
         listen: vec![Address::Unix(directory.socket())],
         ..ServerConfig::default()
     };

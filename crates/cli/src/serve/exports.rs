@@ -4,19 +4,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 use towline_server::{CacheMode, DataPath, DiskExport, DiskKind, Export, ExportKind};
 
-/// `NAME=PATH[:ro]`.
+/// `NAME=PATH[:ro][:iops=N][:bandwidth=SIZE]`.
 pub(crate) fn parse_directory(text: &str) -> Result<Export, String> {
-    let (name, path, read_only) = parse(text)?;
-    if path.is_empty() {
-        return Err("no path after \"=\"".into());
-    }
-    Ok(Export { name, kind: ExportKind::Directory(PathBuf::from(path)), read_only })
+    parse(text, |path| match path {
+        "" => Err("no path after \"=\"".into()),
+        path => Ok(ExportKind::Directory(PathBuf::from(path))),
+    })
 }
 
-/// `NAME=SIZE[:ro]`.
+/// `NAME=SIZE[:ro][:iops=N][:bandwidth=SIZE]`.
 pub(crate) fn parse_memory(text: &str) -> Result<Export, String> {
-    let (name, size, read_only) = parse(text)?;
-    Ok(Export { name, kind: ExportKind::Memory(parse_bytes(&size)?), read_only })
+    parse(text, |size| Ok(ExportKind::Memory(parse_bytes(size)?)))
 }
 
 /// `NAME=PATH[:ro][:direct|:cached|:read-direct][:staged|:sendfile|:zero-copy][:serial]
@@ -130,18 +128,20 @@ fn split(text: &str) -> Result<(String, Vec<String>), String> {
     Ok((name.to_owned(), parts))
 }
 
-/// The name, the value and whether it is read-only, of an export with no other options.
-fn parse(text: &str) -> Result<(String, String, bool), String> {
+/// An export of files whose value means this.
+fn parse(text: &str, kind: impl Fn(&str) -> Result<ExportKind, String>) -> Result<Export, String> {
     let (name, mut parts) = split(text)?;
     let value = parts.remove(0);
-    let mut read_only = false;
+    let mut export = Export::new(&name, kind(&value)?);
     for option in &parts {
-        match option.as_str() {
-            "ro" => read_only = true,
-            other => return Err(unknown(other)),
+        match option.split_once('=') {
+            None if option == "ro" => export.read_only = true,
+            Some(("iops", amount)) => export.limit.operations = parse_count(amount)?,
+            Some(("bandwidth", amount)) => export.limit.bytes = parse_bytes(amount)?,
+            _ => return Err(unknown(option)),
         }
     }
-    Ok((name, value, read_only))
+    Ok(export)
 }
 
 /// A number of requests, not zero.
@@ -230,16 +230,12 @@ mod tests {
     #[test]
     fn exports_are_read() {
         let export = parse_directory("a=/srv/x\\:y:ro").unwrap();
-        assert_eq!(
-            export,
-            Export {
-                name: "a".into(),
-                kind: ExportKind::Directory("/srv/x:y".into()),
-                read_only: true
-            }
-        );
+        let expected = Export::new("a", ExportKind::Directory("/srv/x:y".into()));
+        assert_eq!(export, Export { read_only: true, ..expected });
+        let limited = parse_memory("m=2G:iops=10:bandwidth=1M").unwrap();
+        assert_eq!(limited.limit, RateLimit { operations: 10, bytes: 1 << 20 });
         assert_eq!(parse_memory("m=2G").unwrap().kind, ExportKind::Memory(2 << 30));
-        for bad in ["a", "a=", "a=/x:zz", "a=/x\\"] {
+        for bad in ["a", "a=", "a=/x:zz", "a=/x\\", "a=/x:iops=0", "a=/x:bandwidth", "a=/x:ro=1"] {
             assert!(parse_directory(bad).is_err(), "{bad}");
         }
         for bad in ["", "G", "0", "-1", "1X", "99999999999T"] {

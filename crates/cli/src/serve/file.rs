@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use towline_net::address::Address;
-use towline_server::{DiskExport, Export, ExportKind};
+use towline_server::{DiskExport, Export, ExportKind, RateLimit};
 
 /// Event loops to choose from.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, serde::Deserialize)]
@@ -70,7 +70,7 @@ struct RawExport {
     dir: Option<PathBuf>,
     mem: Option<String>,
     disk: Option<String>,
-    /// Of a disk: how much each client may ask of it in a second.
+    /// How much each client may ask of it in a second.
     iops: Option<NonZeroU64>,
     bandwidth: Option<String>,
     #[serde(default)]
@@ -89,27 +89,30 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
     let raw: Raw = toml::from_str(text).map_err(|e| e.to_string())?;
     let (mut exports, mut disks) = (Vec::new(), Vec::new());
     for (name, export) in raw.export {
+        let wrong = |what| format!("export \"{name}\": {what}");
+        let operations = export.iops.map_or(0, NonZeroU64::get);
+        let mut limit = RateLimit { operations, bytes: 0 };
+        if let Some(bytes) = &export.bandwidth {
+            limit.bytes = parse_bytes(bytes).map_err(wrong)?;
+        }
         let kind = match (export.dir, export.mem, export.disk) {
             (Some(path), None, None) => ExportKind::Directory(path),
-            (None, Some(size), None) => ExportKind::Memory(parse_bytes(&size)?),
+            (None, Some(size), None) => ExportKind::Memory(parse_bytes(&size).map_err(wrong)?),
             (None, None, Some(disk)) => {
-                let mut disk = parse_disk(&format!("{name}={disk}"))?;
+                let mut disk = parse_disk(&format!("{name}={disk}")).map_err(wrong)?;
                 disk.read_only |= export.read_only;
-                if let Some(operations) = export.iops {
-                    disk.limit.operations = operations.get();
+                if limit.operations > 0 {
+                    disk.limit.operations = limit.operations;
                 }
-                if let Some(bytes) = &export.bandwidth {
-                    disk.limit.bytes = parse_bytes(bytes)?;
+                if limit.bytes > 0 {
+                    disk.limit.bytes = limit.bytes;
                 }
                 disks.push(disk);
                 continue;
             }
-            _ => return Err(format!("export \"{name}\": expected one of dir, mem and disk")),
+            _ => return Err(wrong("expected one of dir, mem and disk".to_owned())),
         };
-        if export.iops.is_some() || export.bandwidth.is_some() {
-            return Err(format!("export \"{name}\": iops and bandwidth are for disks"));
-        }
-        exports.push(Export { name, kind, read_only: export.read_only });
+        exports.push(Export { name, kind, read_only: export.read_only, limit });
     }
     Ok(FileSettings {
         exports,
@@ -138,7 +141,7 @@ mod tests {
         let read = parse(
             "nbd = [\"127.0.0.1:2\"]\nlisten = [\"tcp://127.0.0.1:1\"]\nbuffer-limit = \"1M\"\ncores = 3\nengine = \"epoll\"\nspin-us = 0\n\
              identity = true\nno-root-squash = true\ninsecure = true\nmetrics = \"127.0.0.1:9\"\nstate = \"/s\"\n\
-             [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\n\
+             [export.a]\ndir = \"/a\"\nread-only = true\n[export.b]\nmem = \"2K\"\niops = 5\n\
              [export.d]\ndisk = \"/d:direct\"\niops = 100\nbandwidth = \"1M\"\n",
         )
         .unwrap();
@@ -146,6 +149,7 @@ mod tests {
             (read.exports.len(), read.cores, read.buffer_limit, read.spin_us),
             (2, Some(3), Some(1 << 20), Some(0))
         );
+        assert_eq!(read.exports[1].limit.operations, 5);
         assert!(read.disks.len() == 1 && read.nbd.len() == 1);
         assert_eq!((read.disks[0].limit.operations, read.disks[0].limit.bytes), (100, 1 << 20));
         assert!(read.identity && read.no_root_squash && read.insecure && read.metrics.is_some());
@@ -155,6 +159,7 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         assert!(parse("listem = []").err().unwrap().contains("listem"));
+        assert!(parse("[export.a]\nmem = \"0\"\n").err().unwrap().contains("\"a\""));
         assert!(parse("[export.a]\n").err().unwrap().contains("\"a\""));
     }
 }

@@ -40,7 +40,7 @@ Exports:
   --disk NAME=delay:SIZE:MICROSECONDS:BYTES
                           memory with the latency and the bandwidth (bytes a second) of a device,
                           for experiments
-  --disk NAME=...[:iops=N][:bandwidth=SIZE]
+  --dir, --mem, --disk NAME=...[:iops=N][:bandwidth=SIZE]
                           requests and bytes that each client may have in a second
   --disk NAME=...[:block=SIZE][:preferred=SIZE][:depth=N]
                           smallest and best unit of requests that clients are told; requests of one
@@ -89,10 +89,10 @@ Exit status: 0 told to end, 1 could not start or failed, 2 wrong usage.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Directory to export.
-    #[arg(long, value_name = "NAME=PATH[:ro]", value_parser = parse_directory)]
+    #[arg(long, value_name = "NAME=PATH[:ro][:LIMIT]", value_parser = parse_directory)]
     dir: Vec<Export>,
     /// Memory file system to export.
-    #[arg(long, value_name = "NAME=SIZE[:ro]", value_parser = parse_memory)]
+    #[arg(long, value_name = "NAME=SIZE[:ro][:LIMIT]", value_parser = parse_memory)]
     mem: Vec<Export>,
     /// Disk to export.
     #[arg(long, value_name = "NAME=PATH[:ro][:MODE]", value_parser = parse_disk)]

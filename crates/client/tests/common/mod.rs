@@ -45,7 +45,7 @@ pub(crate) fn setup_in(place: &Path, engine: EngineWish, memory: u64) -> Setup {
     let data = directory.path().join("data");
     std::fs::create_dir(&data).unwrap();
     let socket = directory.path().join("socket");
-    let export = |name: &str, kind, read_only| Export { name: name.into(), kind, read_only };
+    let export = |name: &str, kind, read_only| Export { read_only, ..Export::new(name, kind) };
     let config = Config {
         exports: vec![
             export("dir", ExportKind::Directory(data.clone()), false),
@@ -223,7 +223,6 @@ pub(crate) fn child_server() {
     let mut word = || words.next().unwrap();
     let (port, keeps_state, grace) = (word(), word() == "true", word().parse().unwrap());
     let directory = Path::new(word());
-    let export = |name: &str, kind| Export { name: name.into(), kind, read_only: false };
     let mut disks = vec![DiskExport::new("memory", DiskKind::Memory(8 << 20))];
     let image = directory.join("disk");
     if image.exists() {
@@ -231,8 +230,8 @@ pub(crate) fn child_server() {
     }
     let config = Config {
         exports: vec![
-            export("dir", ExportKind::Directory(directory.join("data"))),
-            export("mem", ExportKind::Memory(64 << 20)),
+            Export::new("dir", ExportKind::Directory(directory.join("data"))),
+            Export::new("mem", ExportKind::Memory(64 << 20)),
         ],
         listen: vec![
             Address::parse(&format!("tcp://127.0.0.1:{port}")).unwrap(),

@@ -63,7 +63,7 @@ impl Core {
                 | Request::DiskInfo { .. }
                 | Request::DiskClose { .. }
         );
-        if !is_about_disks && self.throttle(&request, arrived) {
+        if !is_about_disks && self.throttle_disk(&request, arrived) {
             return Ok(());
         }
         let list;

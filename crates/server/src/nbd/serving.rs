@@ -187,7 +187,7 @@ impl Serving<'_> {
     /// A request was taken that moves so many bytes.
     fn charge(&self, bytes: u64) {
         if let Some(meter) = &self.lane.meter {
-            meter.charge(Instant::now(), bytes);
+            meter.charge(Instant::now(), 1, bytes);
         }
     }
 

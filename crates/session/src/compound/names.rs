@@ -302,9 +302,9 @@ impl Compound {
     ) -> Result<(), Errno> {
         match outcome {
             Outcome::Opened(file, attr) => {
-                let Opened { store, read_only, .. } = &change.opened;
-                let (store, read_only, flags) = (store.clone(), *read_only, change.flags);
-                self.opened(context, Opened { store, file, read_only, flags }, None, attr)?;
+                let Opened { store, terms, .. } = &change.opened;
+                let (store, terms, flags) = (store.clone(), *terms, change.flags);
+                self.opened(context, Opened { store, file, terms, flags }, None, attr)?;
             }
             Outcome::Attributes(attr) => self.result(&Reply::Attributes { attr }),
             Outcome::Done => self.result(&Reply::Done {}),

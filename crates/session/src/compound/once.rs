@@ -211,7 +211,7 @@ impl Compound {
         inode: u64,
     ) -> Result<(), Errno> {
         let caller = context.caller;
-        let Opened { store, file: base, read_only, .. } = at;
+        let Opened { store, file: base, terms, .. } = at;
         let how = OpenHow { flags: open_flag::without_changes(flags), mode: 0 };
         let source = (&*base, path);
         let (file, attr) = match store.open(caller, source, how) {
@@ -230,7 +230,7 @@ impl Compound {
         if attr.inode != inode {
             return Err(Errno::ESTALE);
         }
-        self.opened(context, Opened { store, file, read_only, flags }, None, attr)
+        self.opened(context, Opened { store, file, terms, flags }, None, attr)
     }
 
     /// What became of the next operation before the restart. Its places have to be guarded.

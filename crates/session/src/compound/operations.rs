@@ -32,15 +32,15 @@ impl Compound {
         match *request {
             Request::Attach { name } => {
                 let (name, path) = export_and_path(name);
-                let (store, read_only) = context.exports.find(name).ok_or(Errno::ENOENT)?;
+                let (store, terms) = context.exports.find(name).ok_or(Errno::ENOENT)?;
                 self.reach(context, &store)?;
                 let store = at_or_below(store, caller, path)?;
                 let (file, attr) = open_root(&*store, caller)?;
-                self.opened(context, Opened { store, file, read_only, flags: 0 }, None, attr)?;
+                self.opened(context, Opened { store, file, terms, flags: 0 }, None, attr)?;
             }
             Request::Open { base, flags, mode, path } => {
                 let at = self.at(context, base)?;
-                refuse_changes(at.read_only, flags)?;
+                refuse_changes(at.terms.read_only, flags)?;
                 let how = OpenHow { flags, mode };
                 if open_flag::creates_exclusively(flags) {
                     let change = Change::open(at, path, flags);
@@ -52,13 +52,13 @@ impl Compound {
                 if flags & (open_flag::CREATE | open_flag::TRUNCATE) != 0 {
                     self.changes(&*at.store);
                 }
-                let Opened { store, file, read_only, .. } = at;
+                let Opened { store, file, terms, .. } = at;
                 let (file, attr) = store.open(caller, (&*file, path), how)?;
-                self.opened(context, Opened { store, file, read_only, flags }, None, attr)?;
+                self.opened(context, Opened { store, file, terms, flags }, None, attr)?;
             }
             Request::Reclaim { handle, flags, inode, export, path } => {
                 let (name, below) = export_and_path(export);
-                let (store, read_only) = context.exports.find_again(name).ok_or(Errno::ESTALE)?;
+                let (store, terms) = context.exports.find_again(name).ok_or(Errno::ESTALE)?;
                 self.reach(context, &store)?;
                 let store = at_or_below(store, caller, below).map_err(|_| Errno::ESTALE)?;
                 let root = store.root()?;
@@ -73,7 +73,7 @@ impl Compound {
                 if attr.inode != inode {
                     return Err(Errno::ESTALE);
                 }
-                self.opened(context, Opened { store, file, read_only, flags }, Some(handle), attr)?;
+                self.opened(context, Opened { store, file, terms, flags }, Some(handle), attr)?;
             }
             Request::Close { handle } => {
                 let of_this = handle == CURRENT;
@@ -326,7 +326,7 @@ impl Compound {
             }
             Request::Access { base, mode, path } => {
                 let opened = self.at(context, base)?;
-                if mode & 2 != 0 && opened.read_only {
+                if mode & 2 != 0 && opened.terms.read_only {
                     return Err(Errno::EROFS);
                 }
                 opened.store.access(caller, (&*opened.file, path), mode)?;

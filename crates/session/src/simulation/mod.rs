@@ -5,7 +5,7 @@
 mod clients;
 pub(crate) mod fragile;
 
-use crate::files::Table;
+use crate::files::{Table, Terms};
 use crate::slots::Arrival;
 use crate::state::{STATE_BYTES, State};
 use crate::{Compound, Context, Exports, Session, Step};
@@ -45,11 +45,11 @@ impl Random {
 struct Names(Arc<dyn FileStore>);
 
 impl Exports for Names {
-    fn find(&self, _: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
-        Some((self.0.clone(), false))
+    fn find(&self, _: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
+        Some((self.0.clone(), Terms::default()))
     }
 
-    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, bool)> {
+    fn find_again(&self, name: &[u8]) -> Option<(Arc<dyn FileStore>, Terms)> {
         self.find(name)
     }
 

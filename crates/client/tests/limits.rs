@@ -1,0 +1,174 @@
+//! Exports of files of which each client may ask so much in a second.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::{CREATE, EXCLUSIVE, pattern, proxy::Proxy, seed, transports};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use towline_client::{Client, Error, File, Group, Lock, Options, Transport};
+use towline_net::address::Address;
+use towline_server::{Config, Export, ExportKind, RateLimit, Server};
+use towline_wire::Errno;
+use towline_wire::request::lock;
+
+const MIB: usize = 1 << 20;
+
+/// A server with the exports `dir` and `mem`, both limited, and `free`.
+struct World {
+    _server: Server,
+    transports: Vec<Transport>,
+    _directory: TempDir,
+}
+
+fn limited(operations: u64, bytes: u64) -> World {
+    let directory = TempDir::new().unwrap();
+    let data = directory.path().join("data");
+    std::fs::create_dir_all(data.join("below")).unwrap();
+    let limit = RateLimit { operations, bytes };
+    let export = |name, kind, limit| Export { limit, ..Export::new(name, kind) };
+    let socket = directory.path().join("s");
+    let config = Config {
+        exports: vec![
+            export("dir", ExportKind::Directory(data), limit),
+            export("mem", ExportKind::Memory(64 << 20), limit),
+            export("free", ExportKind::Memory(64 << 20), RateLimit::default()),
+        ],
+        listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap(), Address::Unix(socket.clone())],
+        cores: 2,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let transports = transports(&server, socket);
+    World { _server: server, transports, _directory: directory }
+}
+
+fn connect(transport: &Transport) -> Client {
+    Client::connect(transport, Options::default()).unwrap()
+}
+
+/// What is checked is that nobody gets more than the rate allows, which holds however slow the
+/// machine is. The first tenth of a second is free.
+fn no_faster(start: Instant, work: f64, rate: f64) {
+    let least = Duration::from_secs_f64(work / rate) - Duration::from_millis(120);
+    assert!(start.elapsed() >= least, "{:?} for what takes {least:?}", start.elapsed());
+}
+
+#[test]
+fn requests_are_limited_over_all_sessions_of_a_client() {
+    for transport in &limited(100, 0).transports {
+        // Also below a directory of the export that is attached as a root.
+        for export in [&b"dir"[..], b"dir/below", b"mem"] {
+            let roots: Vec<File> =
+                (0..2).map(|_| connect(transport).attach(export).unwrap()).collect();
+            let start = Instant::now();
+            // A group belongs to one session.
+            let mut groups = [Group::new(), Group::new()];
+            for (root, group) in roots.iter().zip(&mut groups) {
+                for number in 0..20 {
+                    group.add(root.start_stat_path(b".", true).unwrap(), number);
+                }
+            }
+            for group in &mut groups {
+                while let Some((_, done)) = group.wait_any() {
+                    done.unwrap();
+                }
+            }
+            no_faster(start, 40.0, 100.0);
+        }
+    }
+}
+
+#[test]
+fn bytes_are_limited_both_ways() {
+    for transport in &limited(0, 10 * MIB as u64).transports {
+        for export in [&b"dir"[..], b"mem"] {
+            let file = connect(transport).attach(export).unwrap();
+            let file = file.open(b"f", CREATE, 0o600).unwrap();
+            let start = Instant::now();
+            // Granted, inline, and of one piece that is longer than what may be ahead.
+            let data = pattern(MIB, 3);
+            file.write_all_at(&data, 0).unwrap();
+            file.write_all_at(&data[..4096], MIB as u64).unwrap();
+            // Asked for more than there is: what there is counts.
+            let mut back = vec![0; 4 * MIB];
+            for _ in 0..2 {
+                assert_eq!(file.read_at(&mut back, 0).unwrap(), MIB + 4096);
+            }
+            assert!(back[..MIB] == data && back[MIB..MIB + 4096] == data[..4096]);
+            file.stat().unwrap();
+            no_faster(start, 3.0, 10.0);
+        }
+    }
+}
+
+#[test]
+fn other_exports_are_not_held_up() {
+    let world = limited(2, 0);
+    for transport in &world.transports {
+        let client = connect(transport);
+        let (slow, free) = (client.attach(b"mem").unwrap(), client.attach(b"free").unwrap());
+        let mut group = Group::new();
+        let start = Instant::now();
+        for number in 0..3 {
+            group.add(slow.start_stat_path(b".", true).unwrap(), number);
+        }
+        for _ in 0..100 {
+            free.stat_path(b".", true).unwrap();
+        }
+        let others = start.elapsed();
+        let mut order = Vec::new();
+        while let Some((tag, done)) = group.wait_any() {
+            done.unwrap();
+            order.push(tag);
+        }
+        assert_eq!(order, [0, 1, 2]);
+        no_faster(start, 2.0, 2.0);
+        assert!(others < start.elapsed());
+    }
+}
+
+#[test]
+fn what_waits_survives_lost_lanes() {
+    let world = limited(1000, 0);
+    let proxy = Proxy::start(common::port(&world.transports), seed(), 30_000);
+    let transport = Transport::Tcp("127.0.0.1".into(), proxy.port);
+    // The first greeting may be cut, too.
+    let client = (0..100).find_map(|_| Client::connect(&transport, Options::default()).ok());
+    let root = client.unwrap().attach(b"mem").unwrap();
+    for round in 0..200 {
+        let started: Vec<_> = (0..16)
+            .map(|number| format!("{round}-{number}"))
+            .map(|name| root.start_create(name.as_bytes(), CREATE | EXCLUSIVE, 0o600).unwrap())
+            .collect();
+        for operation in started {
+            operation.wait().unwrap();
+        }
+        if proxy.cuts.load(Ordering::Relaxed) >= 5 {
+            return;
+        }
+    }
+    panic!("the proxy does not cut");
+}
+
+/// A lock that is given up is not asked for later, whether it waited for its holder or for its time.
+#[test]
+fn a_lock_that_waits_is_given_up() {
+    let world = limited(50, 0);
+    let root = connect(&world.transports[0]).attach(b"mem").unwrap();
+    let holder = root.open(b"f", CREATE, 0o600).unwrap();
+    let whole =
+        Lock { family: lock::OPEN_FILE, kind: lock::EXCLUSIVE, owner: 0, start: 0, length: 0 };
+    holder.lock(&whole, false).unwrap();
+    let file = connect(&world.transports[1]).attach(b"mem").unwrap().open(b"f", 2, 0).unwrap();
+    for _ in 0..20 {
+        let waits = file.start_lock(&whole).unwrap();
+        waits.cancel();
+        match waits.wait() {
+            Err(Error::Errno(errno)) => assert_eq!(errno, Errno::EINTR),
+            other => panic!("{other:?}"),
+        }
+    }
+}
