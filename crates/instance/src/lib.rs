@@ -13,6 +13,7 @@
 //! are checked before use all the same.
 
 mod config;
+mod entry;
 mod layout;
 pub mod memory;
 pub mod notes;
@@ -23,8 +24,9 @@ mod trap;
 pub mod userfault;
 
 pub use config::{Config, Mount, Root};
+pub use entry::{Entry, Taken};
 pub use layout::{DEVICE_MAJOR, PLACEHOLDERS, STATE, VARIABLE};
-pub use state::{Entry, Prepared, State, Taken};
+pub use state::{Prepared, State};
 pub use trap::{can_host, has_thread_registers, has_trap};
 
 /// File in that folder, so that its closing is noticed, with what users are to be told at once.

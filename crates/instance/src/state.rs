@@ -2,197 +2,18 @@
 #![allow(unsafe_code)]
 
 use crate::layout::{CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
-use crate::{COUNTED_MAX, Config, ENTRIES, MOUNTS_MAX, Root, STATE};
+use crate::{COUNTED_MAX, Config, ENTRIES, Entry, MOUNTS_MAX, Root, STATE};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Bytes of the head, with the configuration.
 const HEAD_BYTES: usize = 64 * 1024;
 /// Longest configuration.
 const CONFIG_BYTES: usize = 48 * 1024;
-/// Longest path that an entry remembers.
-const PATH_BYTES: usize = 4096;
 const WORDS: usize = ENTRIES / 64;
-
-/// Values of [`Entry::taken`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Taken {
-    /// Nobody uses it.
-    Free = 0,
-    /// It is an open file.
-    Open = 1,
-    /// Closed on the server; descriptors of it may not be closed yet.
-    Closed = 2,
-    /// Its last descriptor is closed. Who had it closes it on the server with its next request,
-    /// unless the keeper is faster.
-    Leaving = 3,
-}
-
-/// Bits of the word that hold what the entry is used for; the others tell one leaving from another.
-const USE_BITS: u32 = 2;
-
-/// An open file description.
-#[repr(C, align(64))]
-pub struct Entry {
-    taken: AtomicU32,
-    /// `O_*` as opened, with later changes.
-    pub flags: AtomicU32,
-    /// Number of the mount.
-    pub mount: AtomicU32,
-    /// Set once another process may hold descriptors of it.
-    pub shared: AtomicU32,
-    /// Set while changes of it were asked for and not answered: should who asked be killed, the server
-    /// has to find it open still.
-    pub unanswered: AtomicU32,
-    /// Handle in the protocol.
-    pub handle: AtomicU64,
-    /// Inode number.
-    pub inode: AtomicU64,
-    /// File offset; use it under the lock.
-    pub offset: AtomicI64,
-    /// `st_mode` when opened.
-    pub mode: AtomicU32,
-    lock: AtomicU32,
-    length: AtomicU32,
-    path: [AtomicU8; PATH_BYTES],
-}
-
-impl Entry {
-    /// What the entry is used for now.
-    #[must_use]
-    pub fn taken(&self) -> Taken {
-        use_of(self.taken.load(Ordering::Acquire))
-    }
-
-    /// Changes it from one use to another; false when it was not `from`.
-    #[must_use]
-    pub fn change(&self, from: Taken, to: Taken) -> bool {
-        self.swap(from as u32, to as u32)
-    }
-
-    /// Leaves an open file to [`Entry::close_left`] with the same `tag` (of which 30 bits count), or
-    /// to the keeper.
-    pub fn leave(&self, tag: u32) {
-        let _ = self.swap(Taken::Open as u32, leaving(tag));
-    }
-
-    /// What tells this leaving from any other; `None`: it is not left.
-    #[must_use]
-    pub fn leaving(&self) -> Option<u32> {
-        let now = self.taken.load(Ordering::Acquire);
-        (use_of(now) == Taken::Leaving).then_some(now >> USE_BITS)
-    }
-
-    /// True when the caller is to close on the server what it left under this tag.
-    #[must_use]
-    pub fn close_left(&self, tag: u32) -> bool {
-        self.swap(leaving(tag), Taken::Closed as u32)
-    }
-
-    /// For the keeper, when the last descriptor is closed: true when it is to close the file.
-    #[must_use]
-    pub fn close_abandoned(&self) -> bool {
-        let now = self.taken.load(Ordering::Acquire);
-        matches!(use_of(now), Taken::Open | Taken::Leaving) && self.swap(now, Taken::Closed as u32)
-    }
-
-    fn swap(&self, from: u32, to: u32) -> bool {
-        self.taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    /// Remembers the path from the root of the export, cut at 4096 bytes.
-    pub fn set_path(&self, path: &[u8]) {
-        let path = &path[..path.len().min(PATH_BYTES)];
-        for (to, from) in self.path.iter().zip(path) {
-            to.store(*from, Ordering::Relaxed);
-        }
-        self.length.store(path.len() as u32, Ordering::Release);
-    }
-
-    /// The path from the prefix.
-    #[must_use]
-    pub fn path(&self) -> Vec<u8> {
-        let length = (self.length.load(Ordering::Acquire) as usize).min(PATH_BYTES);
-        self.path[..length].iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
-    }
-
-    /// True when the path is this one, or goes on below it.
-    #[must_use]
-    pub fn is_below(&self, path: &[u8]) -> bool {
-        let length = self.length.load(Ordering::Acquire) as usize;
-        let at = |place: usize| self.path[place].load(Ordering::Relaxed);
-        (length == path.len()
-            || (length > path.len() && length <= PATH_BYTES && at(path.len()) == b'/'))
-            && path.iter().enumerate().all(|(place, byte)| at(place) == *byte)
-    }
-
-    /// True when the path is this one.
-    #[must_use]
-    pub fn is(&self, path: &[u8]) -> bool {
-        self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
-    }
-
-    /// True while somebody holds the lock of the offset.
-    #[must_use]
-    pub fn is_locked(&self) -> bool {
-        self.lock.load(Ordering::Acquire) != 0
-    }
-
-    /// Takes the lock of the offset for process `me`. A lock whose holder died is taken over.
-    pub fn lock(&self, me: u32) -> EntryLock<'_> {
-        let mut tries = 0u32;
-        loop {
-            let found = self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
-            let Err(holder) = found else { return EntryLock(self) };
-            tries += 1;
-            if tries.is_multiple_of(64) {
-                // SAFETY: signal 0 only asks whether the process exists.
-                let gone = unsafe { libc::syscall(libc::SYS_kill, holder as usize, 0usize) } != 0;
-                // EPERM also fails, and then the holder exists; it is of our run, so of our user.
-                if gone
-                    && self
-                        .lock
-                        .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
-                        .is_ok()
-                {
-                    return EntryLock(self);
-                }
-            }
-            if tries > 32 {
-                let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
-                // SAFETY: the structure outlives the call; nothing is written back.
-                unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
-            }
-            std::hint::spin_loop();
-        }
-    }
-}
-
-/// The lock of an offset.
-pub struct EntryLock<'a>(&'a Entry);
-
-impl Drop for EntryLock<'_> {
-    fn drop(&mut self) {
-        self.0.lock.store(0, Ordering::Release);
-    }
-}
-
-fn use_of(word: u32) -> Taken {
-    match word & ((1 << USE_BITS) - 1) {
-        1 => Taken::Open,
-        2 => Taken::Closed,
-        3 => Taken::Leaving,
-        _ => Taken::Free,
-    }
-}
-
-fn leaving(tag: u32) -> u32 {
-    Taken::Leaving as u32 | tag << USE_BITS
-}
 
 /// What every process that starts looks at stands first, with the beginning of the configuration: in one page.
 #[repr(C)]
@@ -543,7 +364,7 @@ impl State {
     /// Gives an entry back.
     pub fn give_back(&self, number: usize) {
         let Some(entry) = self.entry(number) else { return };
-        entry.taken.store(Taken::Free as u32, Ordering::Release);
+        entry.free();
         let head = self.head();
         head.used[number / 64].fetch_and(!(1 << (number % 64)), Ordering::AcqRel);
         head.hint.store((number / 64) as u32, Ordering::Relaxed);
@@ -673,6 +494,7 @@ fn open(directory: &[u8], flags: i32) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Taken;
     use std::os::unix::ffi::OsStrExt;
 
     #[test]

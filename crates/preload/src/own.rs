@@ -8,6 +8,7 @@
 
 use crate::descriptors::Own;
 use crate::guard::{checked, inside, is_inside, system_call};
+use crate::runs::runs;
 use crate::{demand, descriptors, hooks, remote};
 use std::io;
 use std::ops::Range;
@@ -89,19 +90,6 @@ fn close_runs(all: impl Iterator<Item = Range<u32>>) {
     }
 }
 
-/// Numbers in order, as ranges.
-fn runs(numbers: impl Iterator<Item = u32>) -> impl Iterator<Item = Range<u32>> {
-    let mut numbers = numbers.peekable();
-    std::iter::from_fn(move || {
-        let start = numbers.next()?;
-        let mut end = start + 1;
-        while numbers.next_if_eq(&end).is_some() {
-            end += 1;
-        }
-        Some(start..end)
-    })
-}
-
 /// What is between them, from `first` to `last`, each with its last.
 pub(crate) fn around(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)> {
     let mut next = Some(first);
@@ -137,16 +125,4 @@ pub(crate) fn make_way(fd: i32) {
             hooks::maps::move_from(fd)
         }
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::runs;
-
-    #[test]
-    fn numbers_side_by_side_are_one_range() {
-        let found: Vec<_> = runs([3, 4, 5, 9, 11, 12].into_iter()).collect();
-        assert_eq!(found, [3..6, 9..10, 11..13]);
-        assert_eq!(runs([].into_iter()).count(), 0);
-    }
 }

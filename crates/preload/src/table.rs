@@ -6,7 +6,7 @@
 
 use crate::hooks::{
     aio, attributes, copies, directories, exec, files, fts, identity, io, locks, maps, messages,
-    misc, names, numbers, sockets, spawn, status, streams, trees, walks, words, xattr,
+    misc, names, numbers, remap, sockets, spawn, status, streams, trees, walks, words, xattr,
 };
 use crate::trap::{masks, threads};
 use libc::{
@@ -189,7 +189,7 @@ hooks! {
     [flock] (fd: c_int, operation: c_int) -> c_int => locks::flock;
     [lockf lockf64] (fd: c_int, command: c_int, length: off64_t) -> c_int => locks::lockf;
     [mmap mmap64] (at: *mut c_void, length: size_t, protection: c_int, flags: c_int, fd: c_int, offset: off64_t) -> *mut c_void => maps::mmap;
-    [mremap] (at: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void => maps::mremap;
+    [mremap] (at: *mut c_void, old: size_t, new: size_t, flags: c_int, to: *mut c_void) -> *mut c_void => remap::mremap;
     [mprotect] (at: *mut c_void, length: size_t, protection: c_int) -> c_int => maps::mprotect;
     [pkey_mprotect] (at: *mut c_void, length: size_t, protection: c_int, key: c_int) -> c_int => maps::pkey_mprotect;
     [remap_file_pages] (at: *mut c_void, length: size_t, protection: c_int, page: size_t, flags: c_int) -> c_int => maps::remap_file_pages;

@@ -4,108 +4,20 @@
 //! directory: names to access a file by are those from where the walk began, also without
 //! `FTS_NOCHDIR`. Structures are those of <fts.h>, semantics those of its manual page.
 
+mod entries;
+
 use super::directories::{closedir, opendir, readdir};
 use super::status::{lstat, stat};
 use crate::guard::{errno, inside, set_errno};
 use crate::place;
 use crate::table::real;
-use libc::{c_char, c_int, c_long, c_short, c_ushort, c_void, nlink_t, stat64};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use entries::*;
+pub(crate) use entries::{Compare, Entry, Stream};
+use libc::{c_char, c_int, c_ushort, c_void};
 use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// Orders entries.
-pub(crate) type Compare = unsafe extern "C" fn(*const *const Entry, *const *const Entry) -> c_int;
-
-/// `FTS`.
-#[repr(C)]
-pub(crate) struct Stream {
-    current: *mut Entry,
-    /// What `fts_children` gave.
-    children: *mut Entry,
-    array: *mut *mut Entry,
-    device: u64,
-    path: *mut c_char,
-    root: c_int,
-    path_length: c_int,
-    items: c_int,
-    compare: Option<Compare>,
-    options: c_int,
-}
-
-/// `FTSENT`; its name follows.
-#[repr(C)]
-pub(crate) struct Entry {
-    cycle: *mut Self,
-    parent: *mut Self,
-    next: *mut Self,
-    number: c_long,
-    pointer: *mut c_void,
-    access_path: *mut c_char,
-    path: *mut c_char,
-    errno: c_int,
-    link: c_int,
-    path_length: c_ushort,
-    name_length: c_ushort,
-    inode: u64,
-    device: u64,
-    links: nlink_t,
-    level: c_short,
-    info: c_ushort,
-    flags: c_ushort,
-    instruction: c_ushort,
-    status: *mut stat64,
-    name: [c_char; 1],
-}
-
-/// An entry as it is allocated: the program sees the last field, and the name that begins at its end.
-#[repr(C)]
-struct Whole {
-    status: stat64,
-    /// Bytes of the name that there is room for.
-    room: usize,
-    entry: Entry,
-}
-
-const COMMAND_LINE_FOLLOW: c_int = 0x01;
-const LOGICAL: c_int = 0x02;
-const NO_STATUS: c_int = 0x08;
-const SEE_DOT: c_int = 0x20;
-const ONE_DEVICE: c_int = 0x40;
-const OPTIONS: c_int = 0xff;
-const NAME_ONLY: c_int = 0x100;
-const STOP: c_int = 0x200;
-
-/// Values of `fts_info`.
-mod info {
-    pub(super) const DIRECTORY: u16 = 1;
-    pub(super) const CYCLE: u16 = 2;
-    pub(super) const DEFAULT: u16 = 3;
-    pub(super) const UNREADABLE: u16 = 4;
-    pub(super) const DOT: u16 = 5;
-    pub(super) const DIRECTORY_AFTER: u16 = 6;
-    pub(super) const ERROR: u16 = 7;
-    pub(super) const FILE: u16 = 8;
-    pub(super) const INIT: u16 = 9;
-    pub(super) const NO_STATUS: u16 = 10;
-    pub(super) const NO_STATUS_ASKED: u16 = 11;
-    pub(super) const LINK: u16 = 12;
-    pub(super) const DANGLING: u16 = 13;
-}
-
-/// Values of `fts_instr`.
-const AGAIN: u16 = 1;
-const FOLLOW: u16 = 2;
-const NOTHING: u16 = 3;
-const SKIP: u16 = 4;
-const LINK_FOLLOWED: u16 = 2;
-
-const ROOT_PARENT: c_short = -1;
-const ROOT: c_short = 0;
-/// Longest path of an entry, as its length has 16 bits.
-const PATH_MAX: usize = 65535;
 
 /// Addresses of the streams that are ours.
 static STREAMS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -123,66 +35,6 @@ fn is_ours(stream: *mut Stream) -> bool {
             Ok(streams.contains(&(stream as usize)))
         })
         .unwrap_or(false)
-}
-
-fn layout(name_length: usize) -> Layout {
-    // At most 64 KiB and a structure: no overflow.
-    Layout::from_size_align(size_of::<Whole>() + name_length, align_of::<Whole>())
-        .unwrap_or(Layout::new::<Whole>())
-}
-
-/// A new entry; null without memory. The path is that of the stream.
-unsafe fn new_entry(stream: *mut Stream, name: &[u8], level: c_short) -> *mut Entry {
-    let length = name.len().min(PATH_MAX);
-    // SAFETY: the layout has a size; the name ends with the zero byte that is there.
-    unsafe {
-        let whole = inside(|| Ok(alloc_zeroed(layout(length)))).unwrap_or(null_mut());
-        let whole = whole.cast::<Whole>();
-        if whole.is_null() {
-            return null_mut();
-        }
-        (*whole).room = length;
-        let entry = &raw mut (*whole).entry;
-        (*entry).path = (*stream).path;
-        (*entry).access_path = (*stream).path;
-        (*entry).name_length = length as c_ushort;
-        (*entry).level = level;
-        (*entry).instruction = NOTHING;
-        (*entry).status = &raw mut (*whole).status;
-        let to = (&raw mut (*entry).name).cast::<u8>();
-        std::ptr::copy_nonoverlapping(name.as_ptr(), to, length);
-        entry
-    }
-}
-
-unsafe fn free(entry: *mut Entry) {
-    // SAFETY: made by `new_entry`, and nobody uses it any more.
-    unsafe {
-        let whole = entry.byte_sub(std::mem::offset_of!(Whole, entry)).cast::<Whole>();
-        let _ = inside(|| {
-            dealloc(whole.cast(), layout((*whole).room));
-            Ok(())
-        });
-    }
-}
-
-unsafe fn free_list(mut entry: *mut Entry) {
-    // SAFETY: a list of entries that nobody uses any more.
-    unsafe {
-        while !entry.is_null() {
-            let next = (*entry).next;
-            free(entry);
-            entry = next;
-        }
-    }
-}
-
-unsafe fn name_of<'a>(entry: *const Entry) -> &'a [u8] {
-    // SAFETY: the name is as long as said and lives as long as the entry.
-    unsafe {
-        let name = (&raw const (*entry).name).cast::<u8>();
-        std::slice::from_raw_parts(name, usize::from((*entry).name_length))
-    }
 }
 
 /// Writes the path of the stream: the first bytes of what it is, and then these. False: too long.

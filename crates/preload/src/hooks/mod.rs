@@ -19,6 +19,7 @@ pub(crate) mod names;
 pub(crate) mod numbers;
 pub(crate) mod pairs;
 pub(crate) mod reach;
+pub(crate) mod remap;
 pub(crate) mod shared;
 pub(crate) mod sockets;
 pub(crate) mod spawn;

@@ -3,7 +3,7 @@
 
 use super::{
     attributes, by_path, copies, directories, exec, files, identity, io, locks, maps, misc, names,
-    status, xattr,
+    remap, status, xattr,
 };
 use crate::guard::{self, errno, finish, set_errno};
 use crate::table::real;
@@ -131,7 +131,7 @@ calls! {
     SYS_splice => Subject::Fds(a, c), copies::splice(a as _, b as _, c as _, d as _, e, f as _);
     SYS_flock => Subject::Fd(a), locks::flock(a as _, b as _);
     SYS_mmap => mapped(d, e), maps::mmap(a as _, b, c as _, d as _, e as _, f as _);
-    SYS_mremap => Subject::Always, maps::mremap(a as _, b, c, d as _, e as _);
+    SYS_mremap => Subject::Always, remap::mremap(a as _, b, c, d as _, e as _);
     SYS_mprotect => of_mappings(), maps::mprotect(a as _, b, c as _);
     SYS_pkey_mprotect => of_mappings(), maps::pkey_mprotect(a as _, b, c as _, d as _);
     SYS_remap_file_pages => of_mappings(), maps::remap_file_pages(a as _, b, c as _, d, e as _);

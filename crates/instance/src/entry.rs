@@ -1,0 +1,212 @@
+//! An open file description, which all processes share that have descriptors of it.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+/// Longest path that an entry remembers.
+const PATH_BYTES: usize = 4096;
+
+/// Values of [`Entry::taken`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Taken {
+    /// Nobody uses it.
+    Free = 0,
+    /// It is an open file.
+    Open = 1,
+    /// Closed on the server; descriptors of it may not be closed yet.
+    Closed = 2,
+    /// Its last descriptor is closed. Who had it closes it on the server with its next request,
+    /// unless the keeper is faster.
+    Leaving = 3,
+}
+
+/// Bits of the word that hold what the entry is used for; the others tell one leaving from another.
+const USE_BITS: u32 = 2;
+
+/// An open file description.
+#[repr(C, align(64))]
+pub struct Entry {
+    taken: AtomicU32,
+    /// `O_*` as opened, with later changes.
+    pub flags: AtomicU32,
+    /// Number of the mount.
+    pub mount: AtomicU32,
+    /// Set once another process may hold descriptors of it.
+    pub shared: AtomicU32,
+    /// Set while changes of it were asked for and not answered: should who asked be killed, the server
+    /// has to find it open still.
+    pub unanswered: AtomicU32,
+    /// Handle in the protocol.
+    pub handle: AtomicU64,
+    /// Inode number.
+    pub inode: AtomicU64,
+    /// File offset; use it under the lock.
+    pub offset: AtomicI64,
+    /// `st_mode` when opened.
+    pub mode: AtomicU32,
+    lock: AtomicU32,
+    length: AtomicU32,
+    path: [AtomicU8; PATH_BYTES],
+}
+
+impl Entry {
+    /// What the entry is used for now.
+    #[must_use]
+    pub fn taken(&self) -> Taken {
+        use_of(self.taken.load(Ordering::Acquire))
+    }
+
+    /// Changes it from one use to another; false when it was not `from`.
+    #[must_use]
+    pub fn change(&self, from: Taken, to: Taken) -> bool {
+        self.swap(from as u32, to as u32)
+    }
+
+    /// Leaves an open file to [`Entry::close_left`] with the same `tag` (of which 30 bits count), or
+    /// to the keeper.
+    pub fn leave(&self, tag: u32) {
+        let _ = self.swap(Taken::Open as u32, leaving(tag));
+    }
+
+    /// What tells this leaving from any other; `None`: it is not left.
+    #[must_use]
+    pub fn leaving(&self) -> Option<u32> {
+        let now = self.taken.load(Ordering::Acquire);
+        (use_of(now) == Taken::Leaving).then_some(now >> USE_BITS)
+    }
+
+    /// True when the caller is to close on the server what it left under this tag.
+    #[must_use]
+    pub fn close_left(&self, tag: u32) -> bool {
+        self.swap(leaving(tag), Taken::Closed as u32)
+    }
+
+    /// For the keeper, when the last descriptor is closed: true when it is to close the file.
+    #[must_use]
+    pub fn close_abandoned(&self) -> bool {
+        let now = self.taken.load(Ordering::Acquire);
+        matches!(use_of(now), Taken::Open | Taken::Leaving) && self.swap(now, Taken::Closed as u32)
+    }
+
+    /// Nobody uses it any more.
+    pub(crate) fn free(&self) {
+        self.taken.store(Taken::Free as u32, Ordering::Release);
+    }
+
+    fn swap(&self, from: u32, to: u32) -> bool {
+        self.taken.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Remembers the path from the root of the export, cut at 4096 bytes.
+    pub fn set_path(&self, path: &[u8]) {
+        let path = &path[..path.len().min(PATH_BYTES)];
+        for (to, from) in self.path.iter().zip(path) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        self.length.store(path.len() as u32, Ordering::Release);
+    }
+
+    /// The path from the prefix.
+    #[must_use]
+    pub fn path(&self) -> Vec<u8> {
+        let length = (self.length.load(Ordering::Acquire) as usize).min(PATH_BYTES);
+        self.path[..length].iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+
+    /// True when the path is this one, or goes on below it.
+    #[must_use]
+    pub fn is_below(&self, path: &[u8]) -> bool {
+        let length = self.length.load(Ordering::Acquire) as usize;
+        let at = |place: usize| self.path[place].load(Ordering::Relaxed);
+        (length == path.len()
+            || (length > path.len() && length <= PATH_BYTES && at(path.len()) == b'/'))
+            && path.iter().enumerate().all(|(place, byte)| at(place) == *byte)
+    }
+
+    /// True when the path is this one.
+    #[must_use]
+    pub fn is(&self, path: &[u8]) -> bool {
+        self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
+    }
+
+    /// True while somebody holds the lock of the offset.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        self.lock.load(Ordering::Acquire) != 0
+    }
+
+    /// Takes the lock of the offset for process `me`. A lock whose holder died is taken over.
+    pub fn lock(&self, me: u32) -> EntryLock<'_> {
+        let mut tries = 0u32;
+        loop {
+            let found = self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
+            let Err(holder) = found else { return EntryLock(self) };
+            tries += 1;
+            if tries.is_multiple_of(64)
+                && has_ended(holder)
+                && self
+                    .lock
+                    .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
+                    .is_ok()
+            {
+                return EntryLock(self);
+            }
+            if tries > 32 {
+                let pause = libc::timespec { tv_sec: 0, tv_nsec: 20_000 };
+                // SAFETY: the structure outlives the call; nothing is written back.
+                unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0usize) };
+            }
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// The lock of an offset.
+pub struct EntryLock<'a>(&'a Entry);
+
+impl Drop for EntryLock<'_> {
+    fn drop(&mut self) {
+        self.0.lock.store(0, Ordering::Release);
+    }
+}
+
+/// Whether there is no such process any more. One of another user may not be sent signals, but is there.
+fn has_ended(process: u32) -> bool {
+    // SAFETY: signal 0 only asks.
+    let told = unsafe { libc::syscall(libc::SYS_kill, process as usize, 0usize) };
+    told != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+}
+
+fn use_of(word: u32) -> Taken {
+    match word & ((1 << USE_BITS) - 1) {
+        1 => Taken::Open,
+        2 => Taken::Closed,
+        3 => Taken::Leaving,
+        _ => Taken::Free,
+    }
+}
+
+fn leaving(tag: u32) -> u32 {
+    Taken::Leaving as u32 | tag << USE_BITS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_ended;
+
+    #[test]
+    fn who_must_not_be_signalled_has_not_ended() {
+        let child = std::process::Command::new("true").spawn();
+        let number = child.and_then(|mut child| child.wait().map(|_| child.id()));
+        assert!(has_ended(number.unwrap()));
+        let is_there = || {
+            let nobody = 65534usize;
+            // SAFETY: the user of this thread only; fails where it is not root's, which is as good.
+            unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
+            !has_ended(1)
+        };
+        assert!(std::thread::spawn(is_there).join().unwrap());
+    }
+}
