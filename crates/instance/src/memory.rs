@@ -6,10 +6,10 @@
 //! maps it holds a shared lock of it (`flock`); the first who does begins with an empty one.
 #![allow(unsafe_code)]
 
-use crate::userfault::page_bytes;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use towline_mem::page_bytes;
 
 /// Bytes of a file at most, 256 GiB: a multiple of all sizes of pages.
 pub const BYTES_MAX: u64 = 256 << 30;

@@ -104,7 +104,7 @@ impl Message {
             Self::Resized { from, old, to, new } => [(from, old), (to, new)],
             Self::Hello { .. } | Self::Fork { .. } => [(0, 0), (0, 0)],
         };
-        let page = crate::userfault::page_bytes() as u64;
+        let page = towline_mem::page_bytes() as u64;
         let is_good = |(at, length): (u64, u64)| {
             at.is_multiple_of(page)
                 && length.is_multiple_of(page)

@@ -5,13 +5,7 @@ use rustix::ioctl::{self, Opcode, Updater, opcode};
 use rustix::mm::UserfaultfdFlags;
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-
-/// Bytes of a page of this machine: 4096, on some with ARM's processors 16 or 64 times 1024.
-#[must_use]
-pub fn page_bytes() -> usize {
-    // SAFETY: a plain function, which looks at what the kernel told the process.
-    unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
-}
+use towline_mem::page_bytes;
 
 /// The letter of its `ioctl` calls, and its version.
 const GROUP: u8 = 0xAA;

@@ -8,6 +8,7 @@
 
 mod aggregate;
 mod lending;
+mod page;
 mod pool;
 mod process;
 mod segment;
@@ -15,6 +16,7 @@ mod shared;
 
 pub use aggregate::{Aggregate, Slice, Slices};
 pub use lending::{Lending, Loan};
+pub use page::page_bytes;
 pub use pool::{Pool, PoolBuffer};
 pub use process::{Region, read_process};
 pub use segment::{Guard, Segment, zeros};

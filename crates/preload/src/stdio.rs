@@ -12,7 +12,7 @@ use crate::hooks::{files, io, status};
 use libc::{FILE, c_int, c_void, off64_t, ssize_t, stat64};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use towline_instance::userfault::page_bytes;
+use towline_mem::page_bytes;
 
 /// Bytes of `FILE` before the address of its table: the same in every glibc with 64-bit pointers.
 const TABLE_AT: usize = 216;

@@ -39,7 +39,7 @@ struct Descriptors {
 
 impl Descriptors {
     fn map(device: BorrowedFd<'_>, shape: Shape) -> io::Result<Self> {
-        let page = rustix::param::page_size();
+        let page = towline_mem::page_bytes();
         let bytes = (usize::from(shape.depth) * size_of::<Descriptor>()).next_multiple_of(page);
         let apart = (abi::DEPTH_MAX * size_of::<Descriptor>()).next_multiple_of(page);
         let offset = u64::from(shape.number) * apart as u64;

@@ -14,8 +14,9 @@ use std::sync::atomic::Ordering;
 use towline_client::Client;
 use towline_instance::memory::{Access, Turn};
 use towline_instance::pager::{MESSAGE_BYTES, Message};
-use towline_instance::userfault::{self, page_bytes};
+use towline_instance::userfault;
 use towline_instance::{Taken, memory};
+use towline_mem::page_bytes;
 use towline_net::{Wait, receive_descriptors};
 use towline_wire::request::open_flag;
 

@@ -14,7 +14,7 @@ use libc::{c_int, c_void, off64_t, size_t};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-pub(crate) use towline_instance::userfault::page_bytes;
+pub(crate) use towline_mem::page_bytes;
 
 /// A mapping of a remote file.
 pub(super) struct Map {

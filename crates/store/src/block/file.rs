@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use towline_mem::{Aggregate, Segment};
+use towline_mem::{Aggregate, Segment, page_bytes};
 
 /// Alignment of requests that go around the page cache: what every device takes.
 const DIRECT_ALIGNMENT: u64 = 4096;
@@ -195,7 +195,7 @@ impl FileDisk {
         if self.in_memory {
             return true;
         }
-        let page = system::page_bytes();
+        let page = page_bytes() as u64;
         let wanted = (offset + length).div_ceil(page) - offset / page;
         match system::cached_pages(&*self.cached, offset, length) {
             Ok(pages) => pages >= wanted,
@@ -414,7 +414,7 @@ impl BlockStore for FileDisk {
     fn write_now(&self, offset: u64, data: &[u8], durable: bool) -> Now {
         // Whole pages only: a part of a page may have to be read first. A file system that cannot
         // promise not to wait (ext4) rarely does for so little; when it did, others wait for it.
-        let whole_pages = (offset | data.len() as u64).is_multiple_of(system::page_bytes());
+        let whole_pages = (offset | data.len() as u64).is_multiple_of(page_bytes() as u64);
         if self.in_memory {
             return Now::Done(self.write(offset, data, false));
         }

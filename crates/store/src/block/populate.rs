@@ -42,7 +42,7 @@ mod tests {
         let pages = crate::directory::system::cached_pages(fd.as_fd(), 0, 1 << 20);
         match pages {
             Ok(pages) => {
-                assert!(pages * crate::directory::system::page_bytes() >= (1 << 20) - 4096);
+                assert!(pages * towline_mem::page_bytes() as u64 >= (1 << 20) - 4096);
             }
             Err(error) => eprintln!("SKIPPED: this kernel does not count cached pages: {error}"),
         }

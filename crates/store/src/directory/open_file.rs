@@ -196,7 +196,7 @@ impl DirectoryFile {
 
     /// True when all pages of a range, whose last one was probed, are in the page cache.
     fn is_cached(&self, offset: u64, length: u64) -> Result<bool, Errno> {
-        let page_bytes = system::page_bytes();
+        let page_bytes = towline_mem::page_bytes() as u64;
         let pages_wanted = (offset + length).div_ceil(page_bytes) - offset / page_bytes;
         match system::cached_pages(&self.fd, offset, length) {
             Ok(pages) => Ok(pages >= pages_wanted),

@@ -59,14 +59,6 @@ pub(crate) fn cached_pages(file: impl AsFd, offset: u64, length: u64) -> Result<
     if result == 0 { Ok(state.cached) } else { Err(last_error()) }
 }
 
-/// Bytes of a page of this machine.
-pub(crate) fn page_bytes() -> u64 {
-    // SAFETY: the call has no conditions.
-    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    // It is known on every Linux; the smallest there is makes the caller doubt, not err.
-    u64::try_from(bytes).unwrap_or(4096)
-}
-
 fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }

@@ -1,10 +1,9 @@
 //! The memory of a store: one memfd in blocks, and the account of what is used.
 
-use crate::directory::system::page_bytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use towline_mem::{Segment, SharedMemory};
+use towline_mem::{Segment, SharedMemory, page_bytes};
 use towline_wire::Errno;
 
 /// Bytes of a block, the unit of addresses in the arena.
@@ -232,7 +231,7 @@ impl Block {
     pub(super) fn punch(this: &mut Arc<Self>, offset: usize, length: usize, pages: u16) {
         // Where the kernel's pages are larger it may fill a part of one with zeros, which the network may
         // still send.
-        let own = page_bytes() as usize;
+        let own = page_bytes();
         let are_whole = offset.is_multiple_of(own) && length.is_multiple_of(own);
         // The pages are no longer part of any file, so that failing wastes memory only.
         if let Some(block) = Arc::get_mut(this)
