@@ -160,11 +160,9 @@ impl Core {
             if others && !self.waiting.turn.is_low_due() {
                 return;
             }
-            let Some(kept) = self.waiting.low.pop_front() else { return };
-            if !self.has_room(kept.session) {
-                self.waiting.low.push_back(kept);
-                continue;
-            }
+            // Those of one session keep their order, as they wait for the same lane.
+            let next = self.waiting.low.iter().position(|kept| self.has_room(kept.session));
+            let Some(kept) = next.and_then(|next| self.waiting.low.remove(next)) else { return };
             self.waiting.turn.low();
             if others {
                 self.statistics.low_among_others.fetch_add(1, Ordering::Relaxed);
