@@ -18,6 +18,11 @@ use towline_wire::limits::PEER_SILENCE_SECONDS;
 /// Longest path of a Unix socket: `sun_path` of `unix(7)` without the zero at its end.
 const UNIX_PATH_BYTES_MAX: usize = 107;
 
+/// What a Unix socket takes of a server before its client reads. The kernel's own 208 KiB, which it counts with its
+/// overhead (it doubles this number for that), are less than a longest message, so that each takes turns. More than
+/// this leaves the processor's caches.
+const UNIX_SEND_BYTES: usize = 256 * 1024;
+
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -178,6 +183,8 @@ impl Listener {
             Self::Unix(listener, _) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(true)?;
+                // Less is slower, and nothing else.
+                let _ = sockopt::set_socket_send_buffer_size(&stream, UNIX_SEND_BYTES);
                 Ok(Link::Socket(stream.into(), LinkKind::Unix))
             }
         }
