@@ -5,6 +5,7 @@
 mod common;
 
 use common::{CREATE, EXCLUSIVE, pattern, proxy::Proxy, seed, transports};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -20,6 +21,8 @@ const MIB: usize = 1 << 20;
 struct World {
     _server: Server,
     transports: Vec<Transport>,
+    /// What `dir` shows.
+    data: PathBuf,
     _directory: TempDir,
 }
 
@@ -32,7 +35,7 @@ fn limited(operations: u64, bytes: u64) -> World {
     let socket = directory.path().join("s");
     let config = Config {
         exports: vec![
-            export("dir", ExportKind::Directory(data), limit),
+            export("dir", ExportKind::Directory(data.clone()), limit),
             export("mem", ExportKind::Memory(64 << 20), limit),
             export("free", ExportKind::Memory(64 << 20), RateLimit::default()),
         ],
@@ -42,7 +45,7 @@ fn limited(operations: u64, bytes: u64) -> World {
     };
     let server = Server::start(&config).unwrap();
     let transports = transports(&server, socket);
-    World { _server: server, transports, _directory: directory }
+    World { _server: server, transports, data, _directory: directory }
 }
 
 fn connect(transport: &Transport) -> Client {
@@ -151,6 +154,30 @@ fn what_waits_survives_lost_lanes() {
         }
     }
     panic!("the proxy does not cut");
+}
+
+/// Processes of a run do not wait for all that they ask for: it is done although they are killed.
+#[test]
+fn what_a_killed_process_had_asked_for_is_done() {
+    let world = limited(2, 0);
+    for (number, transport) in world.transports.iter().enumerate() {
+        let mut options = Options::default();
+        (options.family, options.reconnect) = (7, Duration::ZERO);
+        let client = Client::connect(transport, options).unwrap();
+        let root = client.attach(b"dir").unwrap();
+        let name = |file: u32| format!("{number}-{file}");
+        let started: Vec<_> = (0..10)
+            .map(|file| {
+                root.start_create(name(file).as_bytes(), CREATE | EXCLUSIVE, 0o600).unwrap()
+            })
+            .collect();
+        rustix::net::shutdown(client.fd().unwrap(), rustix::net::Shutdown::Write).unwrap();
+        for file in 0..10 {
+            let path = world.data.join(name(file));
+            common::eventually("what was asked for is done", || path.exists());
+        }
+        drop(started);
+    }
 }
 
 /// A lock that is given up is not asked for later, whether it waited for its holder or for its time.

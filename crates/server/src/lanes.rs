@@ -252,6 +252,9 @@ impl Core {
             self.statistics.protocol_errors.fetch_add(1, Ordering::Relaxed);
             log::warn!("closing a connection whose peer broke the protocol: {error}");
         }
+        if let Some(id) = self.lanes.get(index).and_then(|lane| lane.as_ref()?.session) {
+            self.begin_all_of(id);
+        }
         let Some(lane) = self.drop_lane(index) else { return };
         let Some(id) = lane.session else { return };
         if let Some(served) = self.sessions.get_mut(&id).filter(|s| s.lane == Some(index as u64)) {

@@ -228,6 +228,7 @@ impl Sink for Serving<'_> {
                 Ok(())
             }
             Kind::Goodbye => {
+                self.core.begin_all_of(session);
                 self.core.end_session(session);
                 Ok(())
             }

@@ -1,8 +1,8 @@
 //! Requests that are not begun yet: of clients of low priority, until nobody else asks or their turn has come,
 //! and of clients that ask a disk or an export for more than they may, until their time has come.
 //!
-//! When its lane ends such a request is forgotten, and the client asks again. A session has no more
-//! of them than slots, so their memory is bounded.
+//! When its lane ends such a request is forgotten, and the client asks again; but what the processes of a run asked for
+//! is done. A session has no more of them than slots, so their memory is bounded.
 
 use crate::core::Core;
 use crate::priority::Turn;
@@ -85,17 +85,22 @@ impl Waiting {
         self.throttled.iter().map(|throttled| throttled.until).min()
     }
 
+    /// Takes out what waits of a session, in its order.
+    fn take_all(&mut self, session: u64) -> Vec<Kept> {
+        let (throttled, others): (VecDeque<_>, _) = std::mem::take(&mut self.throttled)
+            .into_iter()
+            .partition(|throttled| throttled.kept.session == session);
+        self.throttled = others;
+        let (low, others): (VecDeque<_>, _) =
+            std::mem::take(&mut self.low).into_iter().partition(|kept| kept.session == session);
+        self.low = others;
+        // Those of low priority come to their limits later.
+        throttled.into_iter().map(|throttled| throttled.kept).chain(low).collect()
+    }
+
     /// Forgets what waits of a session; yields the slots.
     pub(crate) fn forget(&mut self, session: u64) -> Vec<u16> {
-        let mut slots = Vec::new();
-        let mut stays = |kept: &Kept| {
-            let goes = kept.session == session;
-            slots.extend(goes.then_some(kept.header.slot));
-            !goes
-        };
-        self.throttled.retain(|throttled| stays(&throttled.kept));
-        self.low.retain(stays);
-        slots
+        self.take_all(session).iter().map(|kept| kept.header.slot).collect()
     }
 
     /// Takes out a request, if it waits.
@@ -186,6 +191,17 @@ impl Core {
         let arrived = Arrived { session, lane, header, body, payload, at, may_wait };
         if let Err(error) = self.begin_request(&arrived) {
             self.close_lane(lane, &io::Error::new(io::ErrorKind::InvalidData, error));
+        }
+    }
+
+    /// The lane of a session ends: what was asked by a process of a run is done although it may have been killed, as it relies
+    /// on it. Others ask again.
+    pub(crate) fn begin_all_of(&mut self, session: u64) {
+        if !self.sessions.get(&session).is_some_and(|served| served.session.family) {
+            return;
+        }
+        for kept in self.waiting.take_all(session) {
+            self.begin_kept(kept, false);
         }
     }
 
