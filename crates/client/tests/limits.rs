@@ -107,6 +107,21 @@ fn bytes_are_limited_both_ways() {
     }
 }
 
+/// A write that had to wait so long that all else is quiet is asked for its data at once.
+#[test]
+fn a_write_goes_on_when_it_may() {
+    let world = limited(0, 3 * MIB as u64);
+    let root = connect(&world.transports[0]).attach(b"dir").unwrap();
+    let file = root.open(b"f", CREATE, 0o600).unwrap();
+    let writer = std::thread::spawn(move || {
+        for length in [8 * MIB, MIB] {
+            file.write_all_at(&vec![1; length], 0).unwrap();
+        }
+    });
+    common::eventually("all is written", || writer.is_finished());
+    writer.join().unwrap();
+}
+
 #[test]
 fn other_exports_are_not_held_up() {
     let world = limited(2, 0);

@@ -279,6 +279,8 @@ impl Core {
             for index in std::mem::take(&mut self.resumable) {
                 self.resume(index, &mut scratch);
             }
+            // Before grants: what is begun may need data.
+            self.resume_throttled();
             self.begin_low();
             self.grant();
             self.flush_dirty();

@@ -134,7 +134,6 @@ impl Core {
     /// The end of a turn: fragments are begun and sent, as long as one leads to the other.
     pub(crate) fn turn_disks(&mut self, scratch: &mut [u8]) {
         self.disk_sizes.clear();
-        self.resume_throttled();
         for round in 0..ROUNDS_MAX {
             self.grant_disks();
             let (engine, mut driver) = self.engine_and_driver();
