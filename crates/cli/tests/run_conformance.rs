@@ -419,8 +419,11 @@ fn can_mount(world: &World) -> bool {
     mounted
 }
 
-/// Runs random programs of these seeds on both sides.
-fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
+/// All kinds of steps of random programs.
+const KINDS: u32 = 56;
+
+/// Runs random programs of these seeds on both sides, which draw from the first kinds of steps.
+fn random(seeds: impl Iterator<Item = u64>, steps: u32, kinds: u32) {
     let world = World::new();
     let Some(outside) = other_file_system(&world) else { return };
     if !can_mount(&world) {
@@ -428,7 +431,7 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
     }
     let program = compiled(Libc::Shared, &world, "random.c");
     for seed in seeds {
-        println!("random {seed} {steps}");
+        println!("random {seed} {steps} {kinds}");
         let turn = seed as usize;
         // An export of its own. Names of one length on
         // both sides, as those of links are, and room above, which programs reach by `..`.
@@ -451,7 +454,7 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
             fs::write(served.with_file_name("beside"), "another one").unwrap();
             fs::write(own.local("served/beside"), "a third").unwrap();
         }
-        let numbers = [seed.to_string(), steps.to_string()];
+        let numbers = [seed.to_string(), steps.to_string(), kinds.to_string()];
         let [(mounted, local_out), (prefix, out)] = &sides;
         fs::create_dir(mounted).unwrap();
         let local = own.local("local");
@@ -488,14 +491,14 @@ fn random(seeds: impl Iterator<Item = u64>, steps: u32) {
                 lines.join("\n")
             };
             panic!(
-                "`random {seed} {steps}` over {transport} ends with {code:?} and differs at line {}.\n\
+                "`random {seed} {steps} {kinds}` over {transport} ends with {code:?} and differs at line {}.\n\
                  local:\n{}\n\nremote:\n{}",
                 at + 1,
                 around(&expected),
                 around(&got)
             );
         }
-        let what = format!("`random {seed} {steps}` over {transport} leaves other files");
+        let what = format!("`random {seed} {steps} {kinds}` over {transport} leaves other files");
         assert_eq!(alike(&tree(&served)), tree(&local), "{what}");
         assert_eq!(alike(&tree(out)), tree(local_out), "{what} outside");
         fs::remove_dir(mounted).unwrap();
@@ -604,7 +607,7 @@ fn random_programs_that_once_differed() {
         795_351_697,
         810_000_187,
     ];
-    random(seeds.into_iter(), 1500);
+    random(seeds.into_iter(), 1500, 46);
 }
 
 /// In the long tier the seeds are drawn, and `TOWLINE_LONG` says how many hundreds; the line in front of a
@@ -612,8 +615,8 @@ fn random_programs_that_once_differed() {
 #[test]
 fn random_programs_do_the_same() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
-    let Some(length) = number("TOWLINE_LONG") else { return random(1..17, 250) };
+    let Some(length) = number("TOWLINE_LONG") else { return random(1..17, 250, KINDS) };
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let first = number("TOWLINE_SEED").unwrap_or(now.as_secs() % 1_000_000_000);
-    random(first..first + 100 * length, 1500);
+    random(first..first + 100 * length, 1500, KINDS);
 }

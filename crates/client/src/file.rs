@@ -346,6 +346,9 @@ impl File {
         to_offset: u64,
         length: u64,
     ) -> Result<u64, Error> {
+        if to.write_flags & write_flag::APPEND != 0 {
+            return Err(Errno::EBADF.into()); // it cannot be written elsewhere than at its end
+        }
         let request = Request::CopyRange {
             handle: self.handle,
             offset,

@@ -360,15 +360,36 @@ pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
 /// `pwrite`; also tells where the bytes went, which `O_APPEND` decides as on Linux.
 pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i64), i32> {
     let at = u64::try_from(offset).map_err(|_| libc::EINVAL)?;
+    put(open, data, at, flags(open) & libc::O_APPEND != 0)
+}
+
+/// Writes at the end of a file that need not have been opened with `O_APPEND`; its offset is behind that then if it `moves`.
+pub(crate) fn append(open: Open, data: &[u8], moves: bool) -> Result<usize, i32> {
+    let _lock = moves.then(|| open.entry.lock(process::id()));
+    let offset = open.entry.offset.load(Ordering::Relaxed);
+    let (count, at) = put(open, data, offset as u64, true)?;
+    if moves {
+        open.entry.offset.store(at + count as i64, Ordering::Relaxed);
+    }
+    Ok(count)
+}
+
+/// Fails where a descriptor is not for writing.
+pub(crate) fn check_writable(open: Open) -> Result<(), i32> {
     let flags = flags(open);
     if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_RDONLY {
         return Err(libc::EBADF);
     }
+    Ok(())
+}
+
+fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), i32> {
+    check_writable(open)?;
     if data.is_empty() {
-        return Ok((0, offset));
+        return Ok((0, at as i64));
     }
     let (count, at) = with(open, |file| {
-        let (count, at) = if flags & libc::O_APPEND != 0 {
+        let (count, at) = if appends {
             file.append(&data[..data.len().min(APPEND_BYTES_MAX)])?
         } else {
             (file.write_at(data, at)?, at)

@@ -10,6 +10,7 @@
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/uio.h>
+#include <sys/xattr.h>
 
 static void duplicates_share_the_offset(void) {
     make("f", "abcdefghijklmnop");
@@ -652,6 +653,63 @@ static void described_calls(void) {
     MUST(ftruncate(fd, 0));
 }
 
+/* Calls that are refused, in the kernel's order, and without harm. */
+static void refused_calls(void) {
+    make("f", "abcdefghij");
+    make("g", "ABCDEFGHIJ");
+    int path = MUST(open("f", O_PATH)), in = MUST(open("f", O_RDONLY)), both = MUST(open("f", O_RDWR | O_APPEND));
+    char text[16];
+    SAY(fcntl(path, F_SETFL, O_APPEND));
+    SAY(fcntl(path, F_SETFD, FD_CLOEXEC));
+    SAY(fsetxattr(path, "user.a", "b", 1, 0));
+    SAY(fgetxattr(path, "user.a", text, sizeof text));
+    SAY(flistxattr(path, text, sizeof text));
+    SAY(fremovexattr(path, "user.a"));
+    struct flock lock = {.l_type = F_UNLCK, .l_whence = SEEK_SET};
+    SAY(fcntl(in, F_GETLK, &lock));
+    struct iovec part = {"xy", 2};
+    SAY(pwritev2(in, &part, 1, 0, RWF_APPEND));
+    SAY(pwritev2(both, &part, 1, 0, 0x4000000));
+    part.iov_base = text;
+    SAY(preadv2(both, &part, 1, 0, 0x4000000));
+    /* Not for appending any more. */
+    int from = MUST(open("g", O_RDONLY));
+    SAY(copy_file_range(from, NULL, both, NULL, 3, 0));
+    SAY(fcntl(both, F_SETFL, 0));
+    SAY(copy_file_range(from, NULL, both, NULL, 3, 0));
+    show("f");
+    part.iov_base = "xy";
+    SAY(pwritev2(both, &part, 1, 1, RWF_APPEND));
+    SAY(lseek(both, 0, SEEK_CUR));
+    SAY(pwritev2(both, &part, 1, -1, RWF_APPEND));
+    SAY(lseek(both, 0, SEEK_CUR));
+    show("f");
+    /* What cannot be written stays in the pipe. */
+    int ends[2];
+    MUST(pipe(ends));
+    MUST(write(ends[1], "in the pipe", 11));
+    off_t place = 2, before = -1;
+    SAY(splice(ends[0], NULL, in, NULL, 5, 0));
+    SAY(splice(ends[0], NULL, in, &place, 5, 0));
+    SAY(splice(ends[0], &place, both, NULL, 5, 0));
+    SAY(splice(ends[0], NULL, both, &before, 5, 0));
+    SAY(splice(ends[0], NULL, both, NULL, 5, 0x1000));
+    SAY(splice(ends[0], NULL, path, NULL, 5, 0));
+    SAY(splice(path, NULL, ends[1], NULL, 5, 0));
+    SAY(splice(in, NULL, both, NULL, 5, 0));
+    SAY(splice(ends[0], NULL, both, &place, 11, 0));
+    show("f");
+    /* The name of an open file, elsewhere. */
+    char own[64];
+    snprintf(own, sizeof own, "/proc/self/fd/%d", in);
+    SAY(linkat(AT_FDCWD, own, AT_FDCWD, "/dev/null", AT_SYMLINK_FOLLOW));
+    SAY(linkat(AT_FDCWD, own, AT_FDCWD, "/dev/none/f", AT_SYMLINK_FOLLOW));
+    SAY(linkat(AT_FDCWD, own, AT_FDCWD, "/dev/shm/linked-by-no-test", AT_SYMLINK_FOLLOW));
+    /* And of one that never had a name. */
+    snprintf(own, sizeof own, "/proc/self/fd/%d", (int)MUST(open("/dev/shm", O_TMPFILE | O_RDWR, 0600)));
+    SAY(linkat(AT_FDCWD, own, AT_FDCWD, "../../../../../../../../../../dev/null", AT_SYMLINK_FOLLOW));
+}
+
 static const struct test tests[] = {
     {"duplicates", duplicates_share_the_offset},
     {"status-flags", duplicates_share_status_flags},
@@ -676,6 +734,7 @@ static const struct test tests[] = {
     {"errno", errno_stays},
     {"append", many_append},
     {"described-calls", described_calls},
+    {"refused", refused_calls},
     {NULL, NULL},
 };
 

@@ -1,15 +1,21 @@
-/* A long random program of system calls, the same for the same seed: `random SEED STEPS [CASE]`.
+/* A long random program of system calls, the same for the same seed: `random SEED STEPS KINDS`.
  * It works in the working directory ("data"), whose parent it may reach by "..", and in OUTSIDE,
  * a directory of the environment variable of this name that is local on both sides. Every call and
- * what it gave is printed. */
+ * what it gave is printed. KINDS: how many kinds of steps it draws from, so that a seed of before there were as
+ * many still means what it did. */
 #include "case.h"
+#include <ftw.h>
+#include <glob.h>
 #include <stdint.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <sys/statfs.h>
 #include <sys/uio.h>
 #include <sys/xattr.h>
 
 static uint64_t state;
+static uint32_t kinds;
 static char outside[PATH_MAX];
 
 static uint32_t draw(uint32_t below) {
@@ -144,6 +150,160 @@ static void appenders(void) {
     unlink(name);
 }
 
+static int visited;
+static char walked[6000];
+
+static int visit(const char *name, const struct stat *s, int kind, struct FTW *place) {
+    (void)s;
+    /* The order is the file system's, so the names are counted into a sum. */
+    unsigned all = sum((const unsigned char *)name, strlen(name)) + kind * 3 + place->level + place->base;
+    snprintf(walked, sizeof walked, "%u", (unsigned)strtoul(walked, NULL, 10) + all);
+    return ++visited > 300;
+}
+
+/* What walks over trees see. A prefix need not exist, so they do not begin above it. */
+static void walk(const char *name) {
+    /* What is outside has another name on the other side. */
+    if (name[0] == '/' || strstr(name, "..") || strstr(name, "out")) return;
+    char here[PATH_MAX];
+    if (!getcwd(here, sizeof here) || strncmp(here, top, strlen(top))) return;
+    visited = 0, strcpy(walked, "0");
+    int flags[] = {FTW_PHYS, FTW_PHYS | FTW_DEPTH, FTW_PHYS | FTW_CHDIR};
+    int got = nftw(name, visit, 4, flags[draw(3)]);
+    if (got < 0) say("nftw %s: %s", name, strerrorname_np(errno));
+    else say("nftw %s: %d %d %s", name, got, visited, walked);
+    glob_t found;
+    const char *patterns[] = {"*", "?", "d/*", "*/*", "./[a-d]", "d/h/*", "none*"};
+    const char *pattern = patterns[draw(7)];
+    got = glob(pattern, draw(2) ? GLOB_MARK : 0, NULL, &found);
+    say("glob %s: %d %zu", pattern, got, got ? 0 : found.gl_pathc);
+    for (size_t i = 0; !got && i < found.gl_pathc && i < 20; i++) say("  %s", found.gl_pathv[i]);
+    if (!got) globfree(&found);
+}
+
+/* Reads a directory in pieces, goes back to where it was, and begins anew. */
+static void seek_in(const char *name) {
+    DIR *stream = opendir(name);
+    if (!stream) return;
+    int count = 0, until = draw(4);
+    struct dirent *entry = NULL;
+    for (int i = 0; i <= until; i++) entry = readdir(stream);
+    long place = telldir(stream);
+    char after[256] = "", again[256] = "";
+    if ((entry = readdir(stream))) snprintf(after, sizeof after, "%s", entry->d_name);
+    while (readdir(stream)) {}
+    seekdir(stream, place);
+    if ((entry = readdir(stream))) snprintf(again, sizeof again, "%s", entry->d_name);
+    rewinddir(stream);
+    for (errno = 0; (entry = readdir(stream));) count += strcmp(entry->d_name, "data") != 0;
+    say("seek %s: same %d count %d %s", name, strcmp(after, again) == 0, count, strerrorname_np(errno));
+    closedir(stream);
+}
+
+static void lock(int fd) {
+    struct flock lock = {.l_type = (short[]){F_RDLCK, F_WRLCK, F_UNLCK}[draw(3)],
+                         .l_whence = draw(3), .l_start = draw(50), .l_len = draw(20)};
+    int commands[] = {F_SETLK, F_GETLK, F_OFD_SETLK, F_OFD_GETLK}, command = commands[draw(4)];
+    /* Newer kernels tell of any lock then. */
+    if (command == F_OFD_GETLK && lock.l_type == F_UNLCK) lock.l_type = F_WRLCK;
+    int got = draw(4) ? fcntl(fd, command, &lock) : flock(fd, (int[]){LOCK_SH, LOCK_EX, LOCK_UN}[draw(3)] | LOCK_NB);
+    if (got < 0) say("lock: %s", strerrorname_np(errno));
+    else say("lock: %d type %d start %ld length %ld", got, lock.l_type, (long)lock.l_start, (long)lock.l_len);
+    /* Another process sees what this one has. */
+    struct flock probe = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = draw(50), .l_len = 1 + draw(20)};
+    pid_t child = fork();
+    if (child == 0) {
+        got = fcntl(fd, F_GETLK, &probe);
+        if (got < 0) say("child lock: %s", strerrorname_np(errno));
+        else say("child lock: type %d start %ld length %ld", probe.l_type, (long)probe.l_start, (long)probe.l_len);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+}
+
+/* A file without a name, which gets one or none. */
+static void unnamed(int at, const char *name) {
+    int fd = openat(at, draw(2) ? "d" : ".", O_TMPFILE | (draw(2) ? O_RDWR : O_WRONLY), 0600 + draw(64));
+    result("unnamed", "", "", fd < 0 ? -1 : 0);
+    if (fd < 0) return;
+    struct stat s;
+    result("write", "", "", write(fd, data, draw(500)));
+    status("fstat", "", fstat(fd, &s), &s);
+    char own[64];
+    snprintf(own, sizeof own, "/proc/self/fd/%d", fd);
+    if (draw(2)) result("linkat", name, "", linkat(AT_FDCWD, own, AT_FDCWD, name, AT_SYMLINK_FOLLOW));
+    close(fd);
+}
+
+static void ask_more(int at, const char *name, int fd) {
+    struct statx x;
+    int flags = (draw(2) ? AT_SYMLINK_NOFOLLOW : 0) | (int[]){0, AT_STATX_FORCE_SYNC, AT_STATX_DONT_SYNC}[draw(3)];
+    int got = draw(4) ? statx(at, name, flags, STATX_BASIC_STATS, &x) : statx(fd, "", flags | AT_EMPTY_PATH, STATX_BASIC_STATS, &x);
+    if (got) say("statx %s: %s", name, strerrorname_np(errno));
+    else say("statx %s: mode %o mask %x size %ld", name, x.stx_mode, x.stx_mask & STATX_BASIC_STATS,
+             S_ISDIR(x.stx_mode) ? 0L : (long)x.stx_size);
+    struct statfs s;
+    result("statfs", name, "", statfs(name, &s));
+    result("pathconf", name, "", pathconf(name, _PC_NAME_MAX));
+}
+
+static void attributes_of(const char *name, int fd) {
+    char all[1000];
+    const char *attribute = draw(3) ? "user.test" : draw(2) ? "user.other" : "odd";
+    switch (draw(7)) {
+    case 0: result("lsetxattr", name, attribute, lsetxattr(name, attribute, data, draw(50), draw(3))); break;
+    case 1: result("fsetxattr", attribute, "", fsetxattr(fd, attribute, data, draw(50), draw(3))); break;
+    case 2: result("removexattr", name, attribute, removexattr(name, attribute)); break;
+    case 3: result("fremovexattr", attribute, "", fremovexattr(fd, attribute)); break;
+    case 4: result("lgetxattr", name, attribute, lgetxattr(name, attribute, all, draw(60))); break;
+    case 5: result("listxattr", name, "", listxattr(name, all, draw(2) ? sizeof all : draw(40))); break;
+    default: result("flistxattr", "", "", flistxattr(fd, NULL, 0));
+    }
+}
+
+/* Through a pipe, both ways. */
+static void through_pipe(int from, int to) {
+    int ends[2];
+    struct stat one, other;
+    /* What is spliced is the file's own pages, which may be what is written to. */
+    if (fstat(from, &one) == 0 && fstat(to, &other) == 0 && one.st_ino == other.st_ino) return;
+    if (pipe2(ends, O_NONBLOCK)) return;
+    off_t place = draw(1000);
+    ssize_t in = splice(from, draw(2) ? &place : NULL, ends[1], NULL, 1 + draw(9000), 0);
+    result("splice in", "", "", in);
+    if (in > 0) result("splice out", "", "", splice(ends[0], NULL, to, draw(2) ? &place : NULL, in, 0));
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void flagged(int fd) {
+    struct iovec parts[2] = {{data, draw(300)}, {data + 500, draw(5000)}};
+    struct iovec room[2] = {{back, draw(300)}, {back + 500, draw(5000)}};
+    off_t place = draw(4) ? (off_t)draw(3000) : -1;
+    if (draw(2)) {
+        const int flags[] = {0, RWF_DSYNC, RWF_SYNC, RWF_APPEND, 0x4000000};
+        int flag = flags[draw(5)];
+        snprintf((char *)back, 20, "%x", flag);
+        result("pwritev2", (char *)back, "", pwritev2(fd, parts, 2, place, flag));
+    } else {
+        memset(back, 0, 6000);
+        ssize_t got = preadv2(fd, room, 2, place, draw(5) ? 0 : RWF_HIPRI);
+        say("preadv2: %s %zd %u", got < 0 ? strerrorname_np(errno) : "", got, sum(back, 6000));
+    }
+    result("offset", "", "", lseek(fd, 0, SEEK_CUR) < 0 ? -1 : 0);
+}
+
+static void control(int fd) {
+    switch (draw(5)) {
+    case 0: result("F_GETFL", "", "", fcntl(fd, F_GETFL) & (O_ACCMODE | O_APPEND | O_NONBLOCK)); break;
+    case 1: result("F_SETFL", "", "", fcntl(fd, F_SETFL, (draw(2) ? O_APPEND : 0) | (draw(2) ? O_NONBLOCK : 0))); break;
+    case 2: result("F_SETFD", "", "", fcntl(fd, F_SETFD, draw(2))); break;
+    case 3: result("F_GETFD", "", "", fcntl(fd, F_GETFD)); break;
+    default: result("posix_fallocate", "", "", -(errno = posix_fallocate(fd, offset(), 1 + offset()), errno != 0));
+    }
+    result("fdatasync", "", "", draw(2) ? fdatasync(fd) : fsync(fd));
+}
+
 /* Not higher than the parent of "data", so that all happens in directories of this program alone. */
 static void stay(void) {
     char here[PATH_MAX], parent[PATH_MAX];
@@ -163,7 +323,7 @@ static void step(void) {
     /* What is in a removed working directory differs between file systems. */
     if (!getcwd(link, sizeof link)) stay();
     errno = 0;
-    switch (draw(46)) {
+    switch (draw(kinds)) {
     case 0: case 1: case 2: case 3: case 4: case 5: {
         const int extra[] = {0, O_TRUNC, O_APPEND, O_EXCL, O_NOFOLLOW, O_DIRECTORY, O_CLOEXEC, O_PATH};
         int flags = (int[]){O_RDONLY, O_WRONLY, O_RDWR, O_RDWR}[draw(4)] | (draw(3) ? O_CREAT : 0);
@@ -293,6 +453,24 @@ static void step(void) {
         waitpid(child, NULL, 0);
         break;
     }
+    case 46: walk(first); break;
+    case 47: seek_in(draw(2) ? "." : first); break;
+    case 48: lock(fd); break;
+    case 49: unnamed(at, first); break;
+    case 50: ask_more(at, first, fd); break;
+    case 51: attributes_of(first, fd); break;
+    case 52: through_pipe(fd, file()); break;
+    case 53: flagged(fd); break;
+    case 54: control(fd); break;
+    case 55: {
+        const char *pipes[] = {"p", "d/p", "x/p"};
+        first = pipes[draw(3)];
+        if (draw(2)) result("mkfifo", first, "", mkfifoat(AT_FDCWD, first, 0644));
+        int opened = open(first, (draw(2) ? O_RDONLY : O_WRONLY) | O_NONBLOCK);
+        result("open", first, "", opened < 0 ? -1 : 0);
+        if (opened >= 0) close(opened);
+        break;
+    }
     case 45:
         if (draw(4) == 0) appenders();
         else {
@@ -304,9 +482,10 @@ static void step(void) {
 }
 
 int main(int count, char **arguments) {
-    if (count < 3 || !getenv("OUTSIDE") || !getcwd(top, sizeof top)) return 99;
+    if (count < 4 || !getenv("OUTSIDE") || !getcwd(top, sizeof top)) return 99;
     snprintf(outside, sizeof outside, "%s", getenv("OUTSIDE"));
     state = strtoull(arguments[1], NULL, 10) * 0x9E3779B97F4A7C15u + 1;
+    kinds = atoi(arguments[3]);
     transcript = MUST(fcntl(1, F_DUPFD, 200));
     umask(022);
     signal(SIGPIPE, SIG_IGN);

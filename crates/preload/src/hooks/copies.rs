@@ -2,7 +2,7 @@
 
 use super::io::{CALL_BYTES_MAX, lseek, pread, pwrite, read, write};
 use crate::descriptors::{self, Open};
-use crate::guard::{checked, finish, ours};
+use crate::guard::{checked, errno, finish, ours, set_errno};
 use crate::remote;
 use crate::table::real;
 use libc::{c_int, c_uint, off64_t, size_t, ssize_t};
@@ -99,9 +99,11 @@ unsafe fn copy(
         };
         let moved = put.max(0) as usize;
         if (moved as isize) < got && place_of_is_own(from_at) {
-            // What could not be written is to be read again.
+            // What could not be written is to be read again; a pipe does not take it back.
+            let errno = errno();
             // SAFETY: the program's descriptor.
             unsafe { lseek(from, moved as i64 - got as i64, libc::SEEK_CUR) };
+            set_errno(errno);
         }
         // SAFETY: the program's offsets.
         unsafe {
@@ -236,6 +238,35 @@ pub(crate) unsafe fn copy_file_range(
     })
 }
 
+/// What is wrong with the descriptors of a `splice`, in the kernel's order: before anything is taken out of a pipe.
+unsafe fn check_splice(
+    (from, from_at): (c_int, *mut off64_t),
+    (to, to_at): (c_int, *mut off64_t),
+    flags: c_uint,
+) -> Result<(), i32> {
+    const KNOWN: c_uint =
+        libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    if flags & !KNOWN != 0 {
+        return Err(libc::EINVAL);
+    }
+    let (source, target) = (End::of(from)?, End::of(to)?);
+    let [from_pipe, to_pipe] = [&source, &target].map(|end| end.kind == libc::S_IFIFO);
+    if (from_pipe && !from_at.is_null()) || (to_pipe && !to_at.is_null()) {
+        return Err(libc::ESPIPE);
+    }
+    if !source.reads || !target.writes {
+        return Err(libc::EBADF);
+    }
+    // SAFETY: null or an offset, as the program says.
+    let is_before = |at| unsafe { place_of(at) }.is_some_and(|at| at < 0);
+    let is_wrong = match (from_pipe, to_pipe) {
+        (true, false) => target.appends || is_before(to_at),
+        (false, true) => source.kind != libc::S_IFREG || is_before(from_at),
+        _ => true,
+    };
+    if is_wrong { Err(libc::EINVAL) } else { Ok(()) }
+}
+
 pub(crate) unsafe fn splice(
     from: c_int,
     from_at: *mut off64_t,
@@ -248,7 +279,15 @@ pub(crate) unsafe fn splice(
         // SAFETY: as the program says.
         return unsafe { real::splice(from, from_at, to, to_at, count, flags) };
     }
+    if count == 0 {
+        return 0;
+    }
     // One side is a pipe, which gives what it has: one piece, or an empty pipe would be waited for.
     // SAFETY: as the program says.
-    unsafe { copy(from, from_at, to, to_at, count.min(SPLICE_BYTES)) }
+    unsafe {
+        match check_splice((from, from_at), (to, to_at), flags) {
+            Ok(()) => copy(from, from_at, to, to_at, count.min(SPLICE_BYTES)),
+            Err(error) => finish(Err(error)),
+        }
+    }
 }

@@ -243,6 +243,13 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
         return result;
     };
     const CHANGEABLE: c_int = libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME;
+    let is_of_descriptor = matches!(
+        command,
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC | libc::F_GETFL | libc::F_GETFD | libc::F_SETFD
+    );
+    if !is_of_descriptor && crate::remote::is_path(open) {
+        return finish(Err(libc::EBADF));
+    }
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             // SAFETY: as the program says.

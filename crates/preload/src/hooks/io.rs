@@ -2,7 +2,7 @@
 
 use super::maps;
 use crate::descriptors::{self, Open};
-use crate::guard::{finish, inside, ours};
+use crate::guard::{inside, ours};
 use crate::table::real;
 use crate::{fresh, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
@@ -151,17 +151,20 @@ unsafe fn scatter(
     Ok(count as isize)
 }
 
-/// Writes the parts, at an offset or at the shared one. Several parts are one write.
-unsafe fn gather(
-    open: Open,
-    vector: *const iovec,
-    count: c_int,
-    at: Option<i64>,
-) -> Result<isize, i32> {
-    let put = |data: &[u8]| match at {
+/// Writes there, or at the file's own offset.
+fn at_offset(open: Open, at: Option<i64>) -> impl Fn(&[u8]) -> Result<usize, i32> {
+    move |data| match at {
         Some(at) => remote::write_at(open, data, at).map(|(count, _)| count),
         None => remote::write(open, data),
-    };
+    }
+}
+
+/// Writes the parts, at an offset or at the shared one. Several parts are one write.
+unsafe fn gather(
+    vector: *const iovec,
+    count: c_int,
+    put: impl Fn(&[u8]) -> Result<usize, i32>,
+) -> Result<isize, i32> {
     // SAFETY: as the program says.
     let parts = unsafe { parts(vector, count) }?;
     if let [part] = parts {
@@ -190,7 +193,7 @@ pub(crate) unsafe fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ss
         // SAFETY: as the program says.
         None => unsafe { real::writev(fd, vector, count) },
         // SAFETY: as the program says.
-        Some(open) => ours(|| unsafe { gather(open, vector, count, None) }),
+        Some(open) => ours(|| unsafe { gather(vector, count, at_offset(open, None)) }),
     }
 }
 
@@ -213,7 +216,7 @@ pub(crate) unsafe fn pwritev(
         // SAFETY: as the program says.
         None => unsafe { real::pwritev(fd, vector, count, at) },
         // SAFETY: as the program says.
-        Some(open) => ours(|| unsafe { gather(open, vector, count, Some(at)) }),
+        Some(open) => ours(|| unsafe { gather(vector, count, at_offset(open, Some(at))) }),
     }
 }
 
@@ -228,7 +231,19 @@ pub(crate) unsafe fn preadv2(
         // SAFETY: as the program says.
         None => unsafe { real::preadv2(fd, vector, count, at, flags) },
         // SAFETY: as the program says.
-        Some(open) => ours(|| unsafe { scatter(open, vector, count, (at != -1).then_some(at)) }),
+        Some(open) => ours(|| {
+            // What bears on reading, or does nothing.
+            const KNOWN: c_int = libc::RWF_HIPRI
+                | libc::RWF_DSYNC
+                | libc::RWF_SYNC
+                | libc::RWF_NOWAIT
+                | libc::RWF_APPEND;
+            if flags & !KNOWN != 0 {
+                return Err(libc::EOPNOTSUPP);
+            }
+            // SAFETY: as the program says.
+            unsafe { scatter(open, vector, count, (at != -1).then_some(at)) }
+        }),
     }
 }
 
@@ -242,13 +257,22 @@ pub(crate) unsafe fn pwritev2(
     match descriptors::find(fd) {
         // SAFETY: as the program says.
         None => unsafe { real::pwritev2(fd, vector, count, at, flags) },
-        // RWF_APPEND and RWF_NOWAIT are promises that could not be kept.
-        Some(_) if flags & !(libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC) != 0 => {
-            finish(Err(libc::EOPNOTSUPP))
-        }
         Some(open) => ours(|| {
-            // SAFETY: as the program says.
-            let count = unsafe { gather(open, vector, count, (at != -1).then_some(at)) }?;
+            remote::check_writable(open)?;
+            let at = (at != -1).then_some(at);
+            // RWF_NOWAIT is a promise that could not be kept.
+            const KNOWN: c_int =
+                libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
+            if flags & !KNOWN != 0 {
+                return Err(libc::EOPNOTSUPP);
+            }
+            let count = if flags & libc::RWF_APPEND != 0 {
+                // SAFETY: as the program says.
+                unsafe { gather(vector, count, |data| remote::append(open, data, at.is_none())) }?
+            } else {
+                // SAFETY: as the program says.
+                unsafe { gather(vector, count, at_offset(open, at)) }?
+            };
             if flags & (libc::RWF_DSYNC | libc::RWF_SYNC) != 0 {
                 remote::with(open, |file| file.sync(sync_kind::DATA))?;
             }

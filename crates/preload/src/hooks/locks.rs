@@ -177,6 +177,10 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
         libc::F_UNLCK => lock::UNLOCK,
         _ => return finish(Err(libc::EINVAL)),
     };
+    let asks = matches!(command, libc::F_GETLK | libc::F_OFD_GETLK);
+    if asks && kind == lock::UNLOCK {
+        return finish(Err(libc::EINVAL));
+    }
     let whence = c_int::from(asked.l_whence);
     let (start, length) = match inside(|| range(open, whence, asked.l_start, asked.l_len)) {
         Ok(range) => range,
@@ -184,7 +188,7 @@ pub(crate) unsafe fn fcntl(open: Open, command: c_int, argument: *mut libc::floc
     };
     let family = if is_process { lock::PROCESS } else { lock::OPEN_FILE };
     let wanted = Lock { family, kind, owner: remote::lock_owner(), start, length };
-    if matches!(command, libc::F_GETLK | libc::F_OFD_GETLK) {
+    if asks {
         let test = || inside(|| remote::with(open, |file| file.test_lock(&wanted)));
         let tested = match test() {
             // Of a process that has ended?

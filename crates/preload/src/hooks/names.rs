@@ -213,14 +213,17 @@ pub(crate) unsafe fn linkat(
             other => other,
         };
         if let Some(open) = open {
-            let Some(to) = place::find(to_at, to) else { return finish(Err(libc::EXDEV)) };
-            return ours(|| {
+            // Elsewhere the kernel says what it says of a file that is not there: of one of /proc.
+            let elsewhere = c"/proc/self/status".as_ptr();
+            let local = |at, path| real::linkat(libc::AT_FDCWD, elsewhere, at, path, 0);
+            let remote = |to: &At| {
                 crate::remote::with(open, |file| {
                     let linked = to.with(|base, path| Ok(file.link(b"", false, base, path)));
                     linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
                 })
                 .map(|_| 0)
-            });
+            };
+            return by_path(to_at, to, false, local, remote);
         }
         let local = |(from_at, from): Name, (to_at, to): Name| {
             real::linkat(from_at, from, to_at, to, flags)

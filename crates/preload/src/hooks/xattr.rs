@@ -2,7 +2,7 @@
 
 use super::by_path;
 use super::io::source;
-use crate::descriptors;
+use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::known;
 use crate::place::At;
@@ -102,6 +102,11 @@ two_forms!(removexattr, lremovexattr, (name: *const c_char) -> c_int,
     at.with(|base, path| base.remove_xattr(path, follow, name)).map(|()| 0)
 });
 
+/// Fails for a descriptor that only names a file.
+fn check_open(open: Open) -> Result<(), i32> {
+    if remote::is_path(open) { Err(libc::EBADF) } else { Ok(()) }
+}
+
 pub(crate) unsafe fn fgetxattr(
     fd: c_int,
     name: *const c_char,
@@ -115,6 +120,7 @@ pub(crate) unsafe fn fgetxattr(
     ours(|| {
         // SAFETY: as the program says.
         let name = unsafe { name_of(name) }?;
+        check_open(open)?;
         let value = remote::with(open, |file| file.xattr(b"", true, name))?;
         // SAFETY: as the program says.
         unsafe { give(&value, to, room) }
@@ -135,6 +141,7 @@ pub(crate) unsafe fn fsetxattr(
     ours(|| {
         // SAFETY: as the program says.
         let (name, value) = unsafe { (name_of(name)?, source(value, length)?) };
+        check_open(open)?;
         remote::with(open, |file| file.set_xattr(b"", true, name, value, flags as u32)).map(|()| 0)
     })
 }
@@ -145,6 +152,7 @@ pub(crate) unsafe fn flistxattr(fd: c_int, to: *mut c_char, room: size_t) -> ssi
         return unsafe { real::flistxattr(fd, to, room) };
     };
     ours(|| {
+        check_open(open)?;
         let all = remote::with(open, |file| names(file, b"", true))?;
         // SAFETY: as the program says.
         unsafe { give(&all, to.cast(), room) }
@@ -159,6 +167,7 @@ pub(crate) unsafe fn fremovexattr(fd: c_int, name: *const c_char) -> c_int {
     ours(|| {
         // SAFETY: as the program says.
         let name = unsafe { name_of(name) }?;
+        check_open(open)?;
         remote::with(open, |file| file.remove_xattr(b"", true, name)).map(|()| 0)
     })
 }

@@ -258,9 +258,6 @@ impl Compound {
                 let from = self.at(context, handle)?;
                 let to = self.writable_at(context, new_handle)?;
                 same_store(&from, &to)?;
-                if to.flags & open_flag::APPEND != 0 {
-                    return Err(Errno::EBADF); // it cannot be written elsewhere than at its end
-                }
                 let store = from.store.clone();
                 return Ok(self.blocking(Some(store), move || {
                     from.store
