@@ -73,6 +73,37 @@ pub(crate) fn forget_urls(which: u64) {
 const NAME: &CStr = c"TOWLINE_RUN";
 const _: () = assert!(NAME.count_bytes() == VARIABLE.len());
 
+/// Where it says what the program that was executed has blocked; it does not learn of it.
+pub(crate) const BLOCKED: &CStr = c"TOWLINE_BLOCKED";
+
+/// What it says, for what this process executes.
+pub(crate) fn blocked_by_now(blocked: u64) -> String {
+    format!("{}:{blocked:x}", crate::process::id())
+}
+
+/// Lets in what was held up when this program was executed.
+fn let_in() {
+    // SAFETY: nothing else runs yet that could change the environment.
+    let value = unsafe { libc::getenv(BLOCKED.as_ptr()) };
+    if value.is_null() {
+        return;
+    }
+    // SAFETY: a string of the environment, which stays when it is taken out.
+    let text = unsafe {
+        libc::unsetenv(BLOCKED.as_ptr());
+        CStr::from_ptr(value)
+    };
+    // An ancestor's, where a program between did not have this library.
+    let blocked = text.to_str().ok().and_then(|text| {
+        let (process, blocked) = text.split_once(':')?;
+        (process.parse() == Ok(crate::process::id()))
+            .then(|| u64::from_str_radix(blocked, 16).ok())?
+    });
+    if let Some(blocked) = blocked {
+        guard::mask(libc::SIG_SETMASK, trap::masks::without(blocked));
+    }
+}
+
 static RUN: AtomicPtr<Run> = AtomicPtr::new(null_mut());
 /// What `umask` is; the server is told modes that it leaves as they are.
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
@@ -181,6 +212,7 @@ pub(crate) extern "C" fn start(
         }
         Ok(())
     });
+    let_in();
 }
 
 extern "C" fn finish() {

@@ -79,6 +79,12 @@ pub(crate) fn answering(blocked: u64, work: impl FnOnce() -> isize) -> isize {
     result
 }
 
+/// What the program has blocked, where a call is answered for which more is blocked.
+pub(crate) fn blocked_outside() -> Option<u64> {
+    let blocked = TRAPPED.try_with(Cell::get).ok().flatten()?;
+    (handled_signals().all & !blocked != 0).then_some(blocked)
+}
+
 /// True where a call that is to be begun again is begun again by [`trapped`].
 pub(crate) fn is_trapped() -> bool {
     TRAPPED.try_with(Cell::get).is_ok_and(|trapped| trapped.is_some())

@@ -198,6 +198,12 @@ static void programs(char *self) {
     printf("%s\n", by_name.st_ino == by_path.st_ino ? "the same" : "others");
     close(fd);
     fflush(stdout);
+    handle(SIGUSR2, SA_RESTART);
+    handle(SIGWINCH, SA_RESTART);
+    sigset_t one;
+    sigemptyset(&one);
+    sigaddset(&one, SIGWINCH);
+    sigprocmask(SIG_BLOCK, &one, NULL);
     for (int how = 0; how < 3; how++) {
         pid_t child = how == 1 ? vfork() : fork();
         if (child == 0) {
@@ -214,6 +220,7 @@ static void programs(char *self) {
         printf("child exits %d\n", WEXITSTATUS(status));
         fflush(stdout);
     }
+    sigprocmask(SIG_UNBLOCK, &one, NULL);
     printf("system %d\n", system("cat < m; echo; echo from the shell > s"));
     printf("%s", get("s"));
     FILE *shell = popen("cat s", "r");
@@ -298,6 +305,11 @@ int main(int count, char **arguments) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (count > 1 && !strcmp(arguments[1], "again")) {
         printf("again with %d: %s\n", count, get(arguments[count - 1]));
+        sigset_t blocked;
+        sigprocmask(SIG_BLOCK, NULL, &blocked);
+        for (int signal = 1; signal < 32; signal++)
+            if (sigismember(&blocked, signal)) printf("%d is blocked\n", signal);
+        if (getenv("TOWLINE_BLOCKED")) printf("it is told more than it should\n");
         return 7;
     }
     threads();

@@ -188,7 +188,11 @@ unsafe extern "C" fn begin(stack: *const usize) -> ! {
         while !(*auxiliary).is_null() {
             auxiliary = auxiliary.add(1);
         }
-        let given = first::Given { arguments, environment, auxiliary: auxiliary.add(1).cast() };
+        // Once more for each variable that was taken out (`start`): no kind of what follows is zero.
+        while (*auxiliary).is_null() {
+            auxiliary = auxiliary.add(1);
+        }
+        let given = first::Given { arguments, environment, auxiliary: auxiliary.cast() };
         let failed = match inside(|| prepare(&given, path)) {
             Ok((mut thread, context)) => match thread.traps() {
                 Ok(()) => {

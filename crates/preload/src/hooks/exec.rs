@@ -7,7 +7,7 @@ use crate::guard::{finish, inside, system_call};
 use crate::lasting::Lasting;
 use crate::place::{self, At, Led};
 use crate::table::real;
-use crate::{mirror, own, start};
+use crate::{mirror, own, start, waits};
 use libc::{FILE, c_char, c_int, pid_t};
 use std::ffi::CStr;
 use towline_instance::VARIABLE;
@@ -80,6 +80,7 @@ impl Environment {
                 new.set(b"LD_LIBRARY_PATH", &folders.join(&b':'));
             }
         }
+        new.tell_blocked();
         if new.own.is_empty() {
             return None;
         }
@@ -100,6 +101,7 @@ impl Environment {
         let others: Vec<&[u8]> =
             others.filter(|one| !one.is_empty() && *one != library.as_slice()).collect();
         new.set(VARIABLE.as_bytes(), start::directory());
+        new.tell_blocked();
         if others.is_empty() {
             // SAFETY: strings of the environment.
             new.strings.retain(|string| unsafe { value_of(*string, b"LD_PRELOAD") }.is_none());
@@ -108,6 +110,13 @@ impl Environment {
         }
         new.strings.push(std::ptr::null());
         Some(new)
+    }
+
+    /// Signals wait while a trapped call is answered; the new program is told which of them it is to let in.
+    fn tell_blocked(&mut self) {
+        if let Some(blocked) = waits::blocked_outside() {
+            self.set(start::BLOCKED.to_bytes(), start::blocked_by_now(blocked).as_bytes());
+        }
     }
 
     fn set(&mut self, name: &[u8], value: &[u8]) {
