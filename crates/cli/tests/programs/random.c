@@ -200,22 +200,27 @@ static void seek_in(const char *name) {
     closedir(stream);
 }
 
+/* Of several locks in the way any may be told of: one byte has several only if they are shared. */
+static void tell(const char *who, int got, const struct flock *found) {
+    if (got < 0) say("%s: %s", who, strerrorname_np(errno));
+    else if (found->l_type == F_RDLCK) say("%s: shared", who);
+    else say("%s: %d type %d start %ld length %ld", who, got, found->l_type, (long)found->l_start, (long)found->l_len);
+}
+
 static void lock(int fd) {
     struct flock lock = {.l_type = (short[]){F_RDLCK, F_WRLCK, F_UNLCK}[draw(3)],
                          .l_whence = draw(3), .l_start = draw(50), .l_len = draw(20)};
     int commands[] = {F_SETLK, F_GETLK, F_OFD_SETLK, F_OFD_GETLK}, command = commands[draw(4)];
     /* Newer kernels tell of any lock then. */
     if (command == F_OFD_GETLK && lock.l_type == F_UNLCK) lock.l_type = F_WRLCK;
+    if (command == F_GETLK || command == F_OFD_GETLK) lock.l_len = 1;
     int got = draw(4) ? fcntl(fd, command, &lock) : flock(fd, (int[]){LOCK_SH, LOCK_EX, LOCK_UN}[draw(3)] | LOCK_NB);
-    if (got < 0) say("lock: %s", strerrorname_np(errno));
-    else say("lock: %d type %d start %ld length %ld", got, lock.l_type, (long)lock.l_start, (long)lock.l_len);
+    tell("lock", got, &lock);
     /* Another process sees what this one has. */
-    struct flock probe = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = draw(50), .l_len = 1 + draw(20)};
+    struct flock probe = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = draw(50), .l_len = 1};
     pid_t child = fork();
     if (child == 0) {
-        got = fcntl(fd, F_GETLK, &probe);
-        if (got < 0) say("child lock: %s", strerrorname_np(errno));
-        else say("child lock: type %d start %ld length %ld", probe.l_type, (long)probe.l_start, (long)probe.l_len);
+        tell("child lock", fcntl(fd, F_GETLK, &probe), &probe);
         _exit(0);
     }
     waitpid(child, NULL, 0);
