@@ -69,7 +69,7 @@ fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
         return None;
     }
     let home = home(beginning)?;
-    let program = program(beginning, beginning.argument(line.command))?;
+    let program = program(beginning, beginning.argument(line.command), prefix)?;
     let library = Path::of(&[home.get(), b"/", LIBRARY.as_bytes(), b"\0"])?;
     let lock = library_is_there(&library)?;
     let made = directory(&home, &library, prefix, url);
@@ -221,14 +221,19 @@ fn forbids_programs(folder: &[u8]) -> bool {
     asked.is_some() && system[10] & NOEXEC != 0
 }
 
-/// The program that the library reaches, found as a shell does.
-fn program(beginning: &Beginning, name: &[u8]) -> Option<Path> {
+/// The program that the library reaches, found as a shell does; none that may be remote.
+fn program(beginning: &Beginning, name: &[u8], prefix: &[u8]) -> Option<Path> {
+    let is_below = |path: &[u8]| {
+        path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+    };
     if name.contains(&b'/') {
-        return Path::of(&[name, b"\0"]).filter(is_reached);
+        let may_climb = name.windows(2).any(|two| two == b".." || two == b"//");
+        return Path::of(&[name, b"\0"])
+            .filter(|path| !is_below(name) && !may_climb && is_reached(path));
     }
     let folders = || beginning.variable(b"PATH").unwrap_or_default().split(|byte| *byte == b':');
     // An empty one is the working directory.
-    if folders().any(<[u8]>::is_empty) {
+    if folders().any(|folder| folder.is_empty() || is_below(folder)) {
         return None;
     }
     let found = folders().find_map(|folder| {

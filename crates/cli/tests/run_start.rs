@@ -25,6 +25,88 @@ fn home(world: &World) -> std::path::PathBuf {
     home
 }
 
+/// The program of the run may be remote itself, as may be what runs it, or what a link leads to.
+#[test]
+fn a_run_begins_with_a_remote_program() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let world = World::new();
+    let served = world.local("served");
+    let program = |path: &Path, text: &str| {
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    fs::create_dir(served.join("bin")).unwrap();
+    fs::copy("/bin/sh", served.join("bin/shell")).unwrap();
+    program(&served.join("bin/tool"), &format!("#!{PREFIX}/bin/shell\necho tool \"$@\"; exit 7\n"));
+    // Where programs come from is not only remote.
+    symlink("/bin/sh", served.join("bin/link")).unwrap();
+    program(
+        &world.local("own-script"),
+        &format!("#!{PREFIX}/bin/shell\necho script \"$@\"; exit 7\n"),
+    );
+    symlink(format!("{PREFIX}/bin/tool"), world.local("link")).unwrap();
+    // One of the same name, behind it in the path.
+    fs::create_dir(world.local("bin")).unwrap();
+    program(&world.local("bin/tool"), "#!/bin/sh\necho not this one\n");
+    let local = |name: &str| world.local(name).to_str().unwrap().to_owned();
+    let path = format!("{PREFIX}/bin:{}:/usr/bin:/bin", local("bin"));
+    let at = format!("{PREFIX}={}", world.url("dir"));
+    let tool = format!("{PREFIX}/bin/tool");
+    let link = format!("{PREFIX}/bin/link");
+    for options in [&["--at", &at][..], &["--at", &at, "--report=json"]] {
+        let run = |command: &[&str]| {
+            let mut run = Command::new(TOWLINE);
+            run.arg("run").args(options).arg("--").args(command).env("PATH", &path);
+            run.output().unwrap()
+        };
+        for (command, said) in [
+            (&[tool.as_str(), "a b", ""][..], "tool a b \n"),
+            (&[&format!("/{tool}/../tool"), "x"], "tool x\n"),
+            (&["tool", "-c"], "tool -c\n"),
+            (&[&link, "-c", "echo \"$0 $1\"; exit 7", "name", "x"], "name x\n"),
+            (&[&local("own-script"), "x"], "script x\n"),
+            (&[&local("link"), "x"], "tool x\n"),
+        ] {
+            let output = run(command);
+            let got = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert_eq!(
+                (got.as_str(), output.status.code()),
+                (said, Some(7)),
+                "{command:?}: {}",
+                text(&output)
+            );
+        }
+        // However programs of the run start the script.
+        let by_python = "import os, sys, subprocess\n\
+            program, name = sys.argv[1], os.path.basename(sys.argv[1])\n\
+            os.environ['PATH'] = os.path.dirname(program) + ':/bin'\n\
+            for spawn, file in (os.posix_spawn, program), (os.posix_spawnp, program), (os.posix_spawnp, name):\n\
+            \tchild = spawn(file, [name, 'x'], os.environ)\n\
+            \tassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n\
+            assert subprocess.call([name, 'x']) == 7\n\
+            os.execvp(name, [name, 'x'])\n";
+        let output = run(&["python3", "-c", by_python, &local("own-script")]);
+        assert_eq!(output.status.code(), Some(7), "{}", text(&output));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "script x\n".repeat(5));
+        let output = run(&[
+            "sh",
+            "-c",
+            "PATH=${1%/*}:/bin; own-script x; $1 x; exec $1 x",
+            "0",
+            &local("own-script"),
+        ]);
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            "script x\n".repeat(3),
+            "{}",
+            text(&output)
+        );
+        let missing = run(&[&format!("{PREFIX}/bin/none")]);
+        assert_eq!(missing.status.code(), Some(127), "{}", text(&missing));
+        assert!(text(&missing).contains("not found"), "{}", text(&missing));
+    }
+}
+
 #[test]
 fn whichever_way_a_run_begins_its_program_finds_the_same() {
     let world = World::new();

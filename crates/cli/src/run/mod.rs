@@ -141,7 +141,8 @@ fn start(args: &Args) -> Outcome<u8> {
     if prefixes.len() > MOUNTS_MAX {
         return Err(Failure::new(format!("more than {MOUNTS_MAX} prefixes")));
     }
-    let reach = reach::may_start(&args.command, &sorted);
+    let command = reach::beginning(&args.command, &sorted);
+    let reach = reach::may_start(&command, &sorted);
     if reach == Reach::Refused {
         return Ok(STATUS_NOT_EXECUTABLE);
     }
@@ -162,7 +163,7 @@ fn start(args: &Args) -> Outcome<u8> {
         fork::Side::Program => {
             // The directory is the keeper's now.
             let directory = directory.leave();
-            execute(args, library.path(), &directory, reach)
+            execute(args, command, library.path(), &directory, reach)
         }
         fork::Side::Keeper(program) => {
             fork::let_go_of_streams();
@@ -368,12 +369,18 @@ fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
 
 /// Becomes the program, or, when there is something to say at its end, starts it and waits for it. Gives
 /// the exit status.
-fn execute(args: &Args, library: &Path, directory: &Path, reach: Reach) -> Outcome<u8> {
+fn execute(
+    args: &Args,
+    command: Vec<OsString>,
+    library: &Path,
+    directory: &Path,
+    reach: Reach,
+) -> Outcome<u8> {
     let is_unreached = reach == Reach::Unreached;
     let is_hosted = matches!(reach, Reach::Hosted(..));
     let command = match reach {
         Reach::Hosted(program, arguments) => hosting(library, program, arguments),
-        _ => Command { program: args.command[0].clone(), arguments: args.command.clone() },
+        _ => Command { program: command[0].clone(), arguments: command },
     };
     // What hosts another program has it already, and the guest is not to be told of it.
     let own = if is_hosted { None } else { Some(library.as_os_str().to_owned()) };

@@ -1,12 +1,13 @@
 //! Programs that the library cannot reach, and what users are told of them.
 
 use crate::check::{Verdict, examine, find};
-use crate::report::Report;
-use std::ffi::OsString;
+use crate::report::{Outcome, Report};
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
+use towline_client::Errno;
 use towline_instance::notes::Note;
 use towline_instance::program::Obstacle;
 use towline_instance::{NOTICES, mentions};
@@ -22,6 +23,56 @@ pub(super) enum Reach {
     Unreached,
     /// It does not, and the command must not be started: an argument names one of the prefixes.
     Refused,
+}
+
+/// Executes what it is given, in the place of the shell.
+const EXECUTE: &str = "exec \"$0\" \"$@\"";
+
+/// The command to begin with. The kernel finds no remote program, nor a remote interpreter of a script: where
+/// there may be one, a shell of this machine executes the command, which finds what any program of the run finds.
+pub(super) fn beginning(command: &[OsString], prefixes: &[&[u8]]) -> Vec<OsString> {
+    if !may_be_remote(&command[0], prefixes) {
+        return command.to_vec();
+    }
+    let shell = ["/bin/sh", "-c", EXECUTE].map(OsString::from);
+    shell.into_iter().chain(command.to_vec()).collect()
+}
+
+fn may_be_remote(name: &OsStr, prefixes: &[&[u8]]) -> bool {
+    let is_below = |path: &Path| {
+        prefixes.iter().any(|prefix| path.starts_with(Path::new(OsStr::from_bytes(prefix))))
+    };
+    if name.as_bytes().contains(&b'/') {
+        // Relative paths are meant from here, which may be below the parent of a prefix.
+        let Ok(path) = std::path::absolute(name) else { return false };
+        if is_below(&lexically(&path)) {
+            return true;
+        }
+    } else if std::env::var_os("PATH")
+        .is_some_and(|folders| std::env::split_paths(&folders).any(|folder| is_below(&folder)))
+    {
+        return true;
+    }
+    // A link, or a script, that leads to what is not here.
+    let Some(path) = find(name) else { return false };
+    path.symlink_metadata().is_ok() && is_missing(examine(&path))
+}
+
+/// True where a program, or what runs it, is not there.
+fn is_missing(examined: Outcome<Verdict>) -> bool {
+    examined.is_err_and(|failure| failure.is(Errno::ENOENT))
+}
+
+/// The path without `..`, as its names say.
+fn lexically(path: &Path) -> PathBuf {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            part => plain.push(part),
+        }
+    }
+    plain
 }
 
 /// Looks at the command before it is started.

@@ -293,6 +293,11 @@ unsafe fn execute(
             real::execve(path, arguments, own)
         });
         if crate::guard::errno() == libc::ENOENT
+            && let Some(line) = reach::script(path)
+        {
+            return finish(Err(script(&line, path, arguments, environment, depth)));
+        }
+        if crate::guard::errno() == libc::ENOENT
             && let Some(led) = super::led_in(libc::AT_FDCWD, path, true)
         {
             return match led {
@@ -507,7 +512,11 @@ pub(crate) unsafe fn execvpe(
                 Ok(_) => return find_and_execute(file, arguments, environment, true),
                 Err(error) => return finish(Err(error)),
             }
-            return with_environment(environment, None, |own| real::execvpe(file, arguments, own));
+            let result =
+                with_environment(environment, None, |own| real::execvpe(file, arguments, own));
+            if crate::guard::errno() != libc::ENOENT || !reach::is_script(file, &path) {
+                return result;
+            }
         }
         find_and_execute(file, arguments, environment, true)
     }

@@ -148,6 +148,36 @@ pub(crate) unsafe fn check_found(
     Ok(Way::Plain)
 }
 
+/// What follows `#!` at the beginning of a local script, which the kernel did not execute as what runs it is not
+/// here: it may be remote.
+///
+/// # Safety
+/// The path is null or a string.
+pub(crate) unsafe fn script(path: *const c_char) -> Option<Vec<u8>> {
+    if start::mounts().is_empty() || path.is_null() {
+        return None;
+    }
+    // SAFETY: as the caller says.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let first = inside(|| Ok(look(path))).ok().flatten()?.0;
+    first.strip_prefix(b"#!").map(<[u8]>::to_vec)
+}
+
+/// True when a name is that of such a script in one of these folders.
+///
+/// # Safety
+/// The name is a string.
+pub(crate) unsafe fn is_script(name: *const c_char, folders: &[u8]) -> bool {
+    // SAFETY: as the caller says.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    folders.split(|b| *b == b':').any(|folder| {
+        let folder = if folder.is_empty() { b"." } else { folder };
+        let full = [folder, b"/", name, b"\0"].concat();
+        // SAFETY: it ends with a zero byte.
+        unsafe { script(full.as_ptr().cast()) }.is_some()
+    })
+}
+
 fn tell(obstacle: Obstacle, program: Vec<u8>, is_named: bool) -> Result<(), i32> {
     let obstacle = obstacle.code().to_owned();
     if is_named {

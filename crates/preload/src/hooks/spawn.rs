@@ -130,7 +130,9 @@ pub(crate) unsafe fn posix_spawn(
         }
         let local = real::posix_spawn as Spawn;
         let result = plain(local, pid, path, file_actions, attributes, arguments, environment);
-        if result == libc::ENOENT && super::led_in(libc::AT_FDCWD, path, true).is_some() {
+        let is_led_in =
+            || super::led_in(libc::AT_FDCWD, path, true).is_some() || reach::script(path).is_some();
+        if result == libc::ENOENT && is_led_in() {
             return by_fork(pid, path, list, attributes, (arguments, environment), exec::execve);
         }
         result
@@ -171,7 +173,15 @@ pub(crate) unsafe fn posix_spawnp(
             Err(error) => return error,
         }
         let local = real::posix_spawnp as Spawn;
-        plain(local, pid, file, file_actions, attributes, arguments, environment)
+        let result = plain(local, pid, file, file_actions, attributes, arguments, environment);
+        let is_script = || match has_folder {
+            true => reach::script(file).is_some(),
+            false => reach::is_script(file, &exec::search_path()),
+        };
+        if result == libc::ENOENT && is_script() {
+            return by_fork(pid, file, list, attributes, (arguments, environment), exec::search);
+        }
+        result
     }
 }
 
