@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{CREATE, EXCLUSIVE, pattern, proxy::Proxy, seed, transports};
+use common::{CREATE, EXCLUSIVE, no_faster, pattern, proxy::Proxy, seed, transports};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -50,13 +50,6 @@ fn limited(operations: u64, bytes: u64) -> World {
 
 fn connect(transport: &Transport) -> Client {
     Client::connect(transport, Options::default()).unwrap()
-}
-
-/// What is checked is that nobody gets more than the rate allows, which holds however slow the
-/// machine is. The first tenth of a second is free.
-fn no_faster(start: Instant, work: f64, rate: f64) {
-    let least = Duration::from_secs_f64(work / rate) - Duration::from_millis(120);
-    assert!(start.elapsed() >= least, "{:?} for what takes {least:?}", start.elapsed());
 }
 
 #[test]

@@ -40,15 +40,11 @@ fn number(error: &Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Out of the way of what the program has.
-fn hidden(fd: OwnedFd) -> Result<OwnedFd, i32> {
-    own::hide(fd, Own::Memory).map_err(|error| number(&error))
-}
-
 impl Pager {
     /// Meets it. `token`: see [`Message::Hello`].
     fn new(token: u64) -> Result<Self, i32> {
         let errno = Errno::raw_os_error;
+        let hidden = |fd: OwnedFd| own::hide(fd, Own::Memory);
         let userfault = hidden(userfault::create().map_err(|error| number(&error))?)?;
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);

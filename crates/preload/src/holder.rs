@@ -8,37 +8,13 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsStr;
-use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 use towline_instance::HOLDERS;
 
 /// How long the keeper may be too busy to be told.
 const LIMIT: Duration = Duration::from_secs(1);
-
-/// A descriptor that the program does not know of, for a moment.
-struct Hidden(ManuallyDrop<OwnedFd>);
-
-impl Hidden {
-    fn new(fd: OwnedFd) -> Result<Self, i32> {
-        let hidden = own::hide(fd, Own::Memory);
-        let hidden = hidden.map_err(|error| error.raw_os_error().unwrap_or(libc::EMFILE))?;
-        Ok(Self(ManuallyDrop::new(hidden)))
-    }
-}
-
-impl AsFd for Hidden {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-impl Drop for Hidden {
-    fn drop(&mut self) {
-        own::close(self.0.as_raw_fd());
-    }
-}
 
 /// Tells it.
 ///
@@ -48,10 +24,10 @@ pub(crate) fn tell() -> Result<(), i32> {
     let errno = Errno::raw_os_error;
     let number = process::id();
     let this = Pid::from_raw(number as i32).ok_or(libc::ESRCH)?;
-    let this = Hidden::new(pidfd_open(this, PidfdFlags::empty()).map_err(errno)?)?;
+    let this = own::hide(pidfd_open(this, PidfdFlags::empty()).map_err(errno)?, Own::Memory)?;
     let (family, kind) = (AddressFamily::UNIX, SocketType::DGRAM);
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
-    let socket = Hidden::new(socket.map_err(errno)?)?;
+    let socket = own::hide(socket.map_err(errno)?, Own::Memory)?;
     set_socket_timeout(&socket, Timeout::Send, Some(LIMIT)).map_err(errno)?;
     let path = [start::directory(), b"/", HOLDERS.as_bytes()].concat();
     let address = SocketAddrUnix::new(OsStr::from_bytes(&path)).map_err(errno)?;

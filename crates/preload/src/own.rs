@@ -10,7 +10,6 @@ use crate::descriptors::Own;
 use crate::guard::{checked, inside, is_inside, system_call};
 use crate::runs::runs;
 use crate::{demand, descriptors, hooks, remote};
-use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -50,12 +49,12 @@ fn above(least: i32, fd: i32, what: Own) -> Option<Result<i32, i32>> {
     None
 }
 
-/// Gives a descriptor such a number.
+/// Gives a descriptor such a number. Whoever owns it closes it as any other (`files::close` forgets it).
 ///
 /// # Errors
 /// As [`duplicate`].
-pub(crate) fn hide(fd: OwnedFd, what: Own) -> io::Result<OwnedFd> {
-    let own = duplicate(fd.as_raw_fd(), what).map_err(io::Error::from_raw_os_error)?;
+pub(crate) fn hide(fd: OwnedFd, what: Own) -> Result<OwnedFd, i32> {
+    let own = duplicate(fd.as_raw_fd(), what)?;
     // SAFETY: it was just made, and is closed by its owner only.
     Ok(unsafe { OwnedFd::from_raw_fd(own) })
 }

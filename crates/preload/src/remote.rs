@@ -155,7 +155,7 @@ fn options() -> Options {
     options.nearer_after = REQUESTS_FAR;
     options.tell_xattrs = true; // programs that list ask for them next, one by one
     options.family = start::config().map_or(0, |config| config.family);
-    options.hide = |fd| own::hide(fd, Own::Connection);
+    options.hide = |fd| own::hide(fd, Own::Connection).map_err(std::io::Error::from_raw_os_error);
     options.changes = start::state().map(towline_instance::State::changes);
     options
 }

@@ -125,6 +125,13 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// What is checked is that nobody gets more than the rate allows, which holds however slow the
+/// machine is. The first tenth of a second is free.
+pub(crate) fn no_faster(start: Instant, work: f64, rate: f64) {
+    let least = Duration::from_secs_f64(work / rate) - Duration::from_millis(120);
+    assert!(start.elapsed() >= least, "{:?} for what takes {least:?}", start.elapsed());
+}
+
 /// A counter of the server's statistics.
 pub(crate) fn counter(client: &Client, name: &str) -> u64 {
     let statistics = client.statistics().unwrap();

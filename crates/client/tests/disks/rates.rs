@@ -1,10 +1,10 @@
 //! Clients that may ask for so much in a second.
 
 use crate::common::proxy::Proxy;
-use crate::common::{pattern, seed};
+use crate::common::{no_faster, pattern, seed};
 use crate::setup::{Disks, start};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tempfile::TempDir;
 use towline_client::{Client, Disk, Group, Options, Transport};
 use towline_server::{DiskExport, DiskKind, RateLimit};
@@ -22,13 +22,6 @@ fn limited(operations: u64, bytes: u64) -> Disks {
 
 fn open(transport: &Transport) -> Disk {
     Client::connect(transport, Options::default()).unwrap().disk(b"slow").unwrap()
-}
-
-/// What is checked is that nobody gets more than the rate allows, which holds however slow the
-/// machine is. The first tenth of a second is free.
-fn no_faster(start: Instant, work: f64, rate: f64) {
-    let least = Duration::from_secs_f64(work / rate) - Duration::from_millis(120);
-    assert!(start.elapsed() >= least, "{:?} for what takes {least:?}", start.elapsed());
 }
 
 #[test]

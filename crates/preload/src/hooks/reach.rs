@@ -1,6 +1,7 @@
 //! Programs that the library cannot reach: looked for before they are executed, where they would have
 //! to do with something remote.
 
+use super::folders::candidates;
 use crate::guard::{checked, inside, system_call};
 use crate::{descriptors, report, start, trap, working};
 use libc::c_char;
@@ -135,9 +136,7 @@ pub(crate) unsafe fn check_found(
             return Ok(Way::Plain);
         }
         let name = CStr::from_ptr(file).to_bytes();
-        for folder in folders.split(|b| *b == b':') {
-            let folder = if folder.is_empty() { b"." } else { folder };
-            let full = [folder, b"/", name, b"\0"].concat();
+        for full in candidates(name, folders) {
             let call =
                 [libc::AT_FDCWD as usize, full.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
             if system_call(libc::SYS_faccessat, call) == 0 {
@@ -170,9 +169,7 @@ pub(crate) unsafe fn script(path: *const c_char) -> Option<Vec<u8>> {
 pub(crate) unsafe fn is_script(name: *const c_char, folders: &[u8]) -> bool {
     // SAFETY: as the caller says.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-    folders.split(|b| *b == b':').any(|folder| {
-        let folder = if folder.is_empty() { b"." } else { folder };
-        let full = [folder, b"/", name, b"\0"].concat();
+    candidates(name, folders).any(|full| {
         // SAFETY: it ends with a zero byte.
         unsafe { script(full.as_ptr().cast()) }.is_some()
     })

@@ -2,9 +2,10 @@
 //! memory. So where a remote path is involved (of the program, or of a file or directory that the
 //! child is to open or go to), the same is done in a child of `fork`, by the hooked functions.
 
-use super::exec::{self, Strings};
+use super::environment::{Strings, with_environment};
 use super::reach::{self, Way};
 use super::{directories, files};
+use super::{exec, folders};
 use crate::descriptors::{self, Own};
 use crate::guard::{errno, set_errno, system_call};
 use crate::table::real;
@@ -155,14 +156,14 @@ pub(crate) unsafe fn posix_spawnp(
         let list = actions(file_actions);
         let has_folder = CStr::from_ptr(file).to_bytes().contains(&b'/');
         let remote = is_remote(if has_folder { file } else { c"/".as_ptr() }, list)
-            || (!has_folder && exec::searches_remote(&exec::search_path()));
+            || (!has_folder && folders::searches_remote(&folders::search_path()));
         if remote {
             return by_fork(pid, file, list, attributes, (arguments, environment), exec::search);
         }
         let reached = if has_folder {
             reach::check(file, arguments, environment)
         } else {
-            reach::check_found(file, arguments, environment, &exec::search_path())
+            reach::check_found(file, arguments, environment, &folders::search_path())
         };
         match reached {
             Ok(Way::Plain) => {}
@@ -176,7 +177,7 @@ pub(crate) unsafe fn posix_spawnp(
         let result = plain(local, pid, file, file_actions, attributes, arguments, environment);
         let is_script = || match has_folder {
             true => reach::script(file).is_some(),
-            false => reach::is_script(file, &exec::search_path()),
+            false => reach::is_script(file, &folders::search_path()),
         };
         if result == libc::ENOENT && is_script() {
             return by_fork(pid, file, list, attributes, (arguments, environment), exec::search);
@@ -199,7 +200,7 @@ unsafe fn plain(
     // SAFETY: as the program says.
     unsafe {
         let program = place::is_address(path).then(|| CStr::from_ptr(path).to_bytes_with_nul());
-        exec::with_environment(environment, program, |own| {
+        with_environment(environment, program, |own| {
             spawn(pid, path, file_actions, attributes, arguments, own)
         })
     }

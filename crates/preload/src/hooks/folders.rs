@@ -1,0 +1,34 @@
+//! Folders in which programs are looked for.
+
+use crate::place;
+use std::ffi::CStr;
+
+/// True when a search for a program can come upon remote folders.
+pub(super) unsafe fn searches_remote(path: &[u8]) -> bool {
+    candidates(b"x", path).any(|name| {
+        // SAFETY: it ends with a zero byte.
+        unsafe { place::find(libc::AT_FDCWD, name.as_ptr().cast()) }.is_some()
+    })
+}
+
+/// Where a program may be that is looked for in these folders: paths that end with a zero byte.
+pub(super) fn candidates(name: &[u8], folders: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    folders.split(|b| *b == b':').map(move |folder| {
+        // An empty one is the working directory.
+        let folder = if folder.is_empty() { b"." } else { folder };
+        [folder, b"/", name, b"\0"].concat()
+    })
+}
+
+/// The folders of `PATH`.
+pub(super) unsafe fn search_path() -> Vec<u8> {
+    // SAFETY: a constant name; the value is copied at once.
+    unsafe {
+        let path = libc::getenv(c"PATH".as_ptr());
+        if path.is_null() {
+            b"/bin:/usr/bin".to_vec()
+        } else {
+            CStr::from_ptr(path).to_bytes().to_vec()
+        }
+    }
+}
