@@ -4,7 +4,7 @@ use crate::rate::Meters;
 use crate::{Changes, ClientKey, Delivery, Meter, RateLimit, Shape};
 use parking_lot::{Condvar, Mutex};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use towline_store::{BlockStore, Continuity, Geometry};
@@ -182,13 +182,15 @@ impl Disk {
     }
 
     fn log_failure(&self, error: &io::Error) {
-        // The engine has no logger of its own; standard error is where servers complain.
-        eprintln!(
+        // The engine has no logger of its own; standard error is where servers complain. `eprintln`
+        // panics where it cannot write, which a full disk may be the reason of.
+        let text = format!(
             "towline: disk \"{}\": a flush failed ({error}): what was written before may be lost; \
              serving it read-only until the server is told to read its configuration again (HUP) \
-             or restarted",
+             or restarted\n",
             self.name
         );
+        let _ = io::stderr().write_all(text.as_bytes());
     }
 
     /// Makes it so many bytes long; zero: as long as what is behind it has become.

@@ -9,6 +9,7 @@
 //! The engine knows neither sockets nor rings: a [`Driver`] begins what waits for a device, and
 //! tells when it is done.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
 
 mod changes;
 mod cursor;

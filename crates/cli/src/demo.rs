@@ -20,7 +20,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use towline_client::{Transport, Url};
+use towline_client::{Errno, Transport, Url};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, Server, StartError};
 
@@ -59,13 +59,18 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     /// Makes it, in memory where that is possible.
-    pub(crate) fn new(purpose: &str) -> io::Result<Self> {
+    pub(crate) fn new(purpose: &str) -> Outcome<Self> {
         let name = format!("towline-{purpose}-{}-{:x}", std::process::id(), nanoseconds());
         let memory = Path::new("/dev/shm");
-        let mut result = Err(io::Error::from(io::ErrorKind::NotFound));
+        let mut result = Err(Failure::from(Errno::ENOENT));
         for parent in [memory, &std::env::temp_dir()] {
             let path = parent.join(&name);
-            result = fs::DirBuilder::new().mode(0o700).create(&path).map(|()| Self { path });
+            result = match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => Ok(Self { path }),
+                Err(error) => Err(Failure::from(error)
+                    .about(path.display())
+                    .with("TMPDIR can name another directory")),
+            };
             if result.is_ok() {
                 break;
             }
@@ -139,7 +144,9 @@ fn tour(args: &Args, report: &Report) -> Outcome<()> {
             .map_err(|error| Failure::from(error).about(directory.display()))?,
         None => {
             let tree = scratch.path.join("tree");
-            sample::make(&tree)?;
+            sample::make(&tree).map_err(|error| {
+                error.about(tree.display()).with("name a directory to show instead")
+            })?;
             tree
         }
     };

@@ -120,33 +120,34 @@ fn setting(path: &str) -> Option<String> {
 fn uring() -> Finding {
     let disabled = setting("/proc/sys/kernel/io_uring_disabled");
     let disabled = disabled.map_or(String::new(), |n| format!(", kernel.io_uring_disabled = {n}"));
-    let tried = Scratch::new("doctor").map_err(|error| error.to_string()).and_then(|scratch| {
-        let config = trial(&scratch, EngineWish::Uring);
-        start_server(&config).map(|server| server.stop()).map_err(|error| match error {
-            StartError::Engine(error) => format!("setup refused: {error}"),
-            error => error.to_string(),
-        })
-    });
-    match tried {
+    let tried = start_server(&trial(None, EngineWish::Uring));
+    match tried.map(|server| server.stop()) {
         Ok(()) => finding(
             "io_uring",
             true,
             format!("a ring was set up{disabled}"),
             "the server's event loops use io_uring",
         ),
-        Err(why) => finding(
+        Err(StartError::Engine(error)) => finding(
             "io_uring",
             false,
-            format!("{why}{disabled}"),
+            format!("setup refused: {error}{disabled}"),
             "the server's event loops use epoll: more system calls per request",
+        ),
+        Err(error) => finding(
+            "io_uring",
+            false,
+            format!("not tried: {error}"),
+            "unknown: a server cannot start here",
         ),
     }
 }
 
-fn trial(scratch: &Scratch, engine: EngineWish) -> Config {
+/// A server of its own, with a socket only if there is a place for it.
+fn trial(scratch: Option<&Scratch>, engine: EngineWish) -> Config {
     Config {
         exports: vec![Export::new("doctor", ExportKind::Memory(1 << 20))],
-        listen: vec![scratch.address()],
+        listen: scratch.map(Scratch::address).into_iter().collect(),
         cores: 1,
         buffer_limit: 1 << 20,
         engine,
@@ -158,7 +159,7 @@ fn trial(scratch: &Scratch, engine: EngineWish) -> Config {
 fn shared_memory() -> Finding {
     let tried = || -> Outcome<()> {
         let scratch = Scratch::new("doctor")?;
-        let config = trial(&scratch, EngineWish::Automatic);
+        let config = trial(Some(&scratch), EngineWish::Automatic);
         let server =
             start_server(&config).map_err(|e| crate::report::Failure::new(e.to_string()))?;
         let client = Client::connect(&Transport::Shm(scratch.socket()), Options::default())?;

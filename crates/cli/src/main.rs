@@ -4,6 +4,8 @@
 //! went well, 1 when an operation failed, 2 for a wrong command line. An error about one argument
 //! is printed as `towline: COMMAND: OBJECT: MESSAGE` and the others are still worked on.
 #![deny(unsafe_code)]
+// They panic where nothing can be written; `report::note` does not.
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 mod allocator;
 mod attach;

@@ -1,5 +1,6 @@
 //! How far a copy is: a bar on a terminal, a line a second elsewhere if asked for.
 
+use crate::report::note;
 use crate::text::human;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -80,7 +81,7 @@ impl Progress {
         if self.summary {
             let (files, bytes) = (read(&self.files), read(&self.bytes));
             let seconds = self.started.elapsed().as_secs_f64();
-            eprintln!("{}", summary(files, bytes, seconds));
+            note(format_args!("{}", summary(files, bytes, seconds)));
         }
     }
 
@@ -113,7 +114,7 @@ impl Progress {
             0 => String::new(),
             total => format!("{}/{total} files, ", read(&self.files)),
         };
-        eprintln!("{files}{}", rates(bytes, total, elapsed));
+        note(format_args!("{files}{}", rates(bytes, total, elapsed)));
     }
 }
 

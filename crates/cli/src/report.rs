@@ -108,6 +108,12 @@ pub(crate) fn say(text: impl Display) -> Result<(), String> {
     }
 }
 
+/// Prints a line on standard error, in one piece, since programs of a run write there, too. A line that cannot be written
+/// is lost: what the program does goes on where the disk with its log is full.
+pub(crate) fn note(text: impl Display) {
+    let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
+}
+
 /// Prints the failures of one command, from any thread, and remembers that there were some.
 pub(crate) struct Report {
     command: &'static str,
@@ -144,9 +150,7 @@ impl Report {
     }
 
     fn line(&self, text: fmt::Arguments<'_>) {
-        // In one piece: programs of a run write there, too.
-        let line = format!("towline: {}: {text}\n", self.command);
-        let print = || eprint!("{line}");
+        let print = || note(format_args!("towline: {}: {text}", self.command));
         match self.bar.get() {
             Some(bar) => bar.suspend(print),
             None => print(),

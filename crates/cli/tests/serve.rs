@@ -367,6 +367,7 @@ fn clients_of_a_server_without_descriptors_come_to_an_end() {
     let line = server.says("listening on tcp://");
     let address = line.split("tcp://").nth(1).unwrap().split(' ').next().unwrap();
     let url = format!("towline://{address}/d/file");
+    let began = std::time::Instant::now();
     let clients: Vec<Child> = (0..80)
         .map(|_| {
             let mut command = Command::new("timeout");
@@ -383,7 +384,38 @@ fn clients_of_a_server_without_descriptors_come_to_an_end() {
         served += usize::from(output.status.success());
     }
     assert!(served > 0);
-    server.end();
+    // The log is not filled with it: each core tells it once a minute.
+    let told = server.end().matches("cannot accept connections").count() as u64;
+    let cores = std::thread::available_parallelism().unwrap().get() as u64;
+    assert!(told <= cores * (1 + began.elapsed().as_secs() / 60), "told {told} times");
+}
+
+/// A server and a command go on where nothing can be told, as the disk with their log is full.
+#[test]
+fn where_nothing_can_be_told_all_goes_on() {
+    let directory = TempDir::new().unwrap();
+    let socket = directory.path().join("socket");
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut server = Command::new(TOWLINE)
+        .args(["serve", "--mem", "m=1M", "--listen"])
+        .arg(format!("unix://{}", socket.display()))
+        .stdin(Stdio::null())
+        .stderr(full())
+        .spawn()
+        .unwrap();
+    let at = |path: &str| format!("towline+unix:///{path}?socket={}", socket.display());
+    support::wait_until("the server listens", || {
+        assert_eq!(server.try_wait().unwrap(), None, "the server ended");
+        socket.exists()
+    });
+    good(&["mkdir", &at("m/a")]);
+    let mut command = Command::new(TOWLINE);
+    command.args(["mkdir", &at("m/a"), &at("m/b")]).stderr(full());
+    assert_eq!(command.status().unwrap().code(), Some(1), "a is there");
+    assert_eq!(text(&["ls", &at("m")]), "a\nb\n");
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(server.wait().unwrap().success());
 }
 
 /// A client that has no descriptors for shared memory does without.

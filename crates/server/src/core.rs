@@ -111,6 +111,8 @@ const SCRATCH_BYTES: usize = 128 * 1024;
 const TICK: Duration = Duration::from_secs(1);
 /// How long new clients wait when there are no descriptors, before the next try.
 pub(crate) const REFUSING: Duration = Duration::from_millis(100);
+/// How often that is told.
+pub(crate) const REFUSING_TOLD: Duration = Duration::from_secs(60);
 /// How long a server that shuts down waits for requests under way.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -142,6 +144,8 @@ pub(crate) struct Core {
     spin: Spin,
     /// Listeners with clients that wait because there are no descriptors, and since when.
     pub(crate) refusing: Vec<(usize, Instant)>,
+    /// When that was told last.
+    pub(crate) refusing_told: Option<Instant>,
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) free_lanes: Vec<usize>,
     pub(crate) shm_lanes: Vec<usize>,
@@ -214,6 +218,7 @@ impl Core {
             reactor,
             spin: Spin::new(shared.spin),
             refusing: Vec::new(),
+            refusing_told: None,
             lanes: Vec::new(),
             free_lanes: Vec::new(),
             shm_lanes: Vec::new(),

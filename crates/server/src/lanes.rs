@@ -1,7 +1,7 @@
 //! Coming and going of lanes and sessions on a core.
 
 use crate::caller::peer_of;
-use crate::core::{Core, Protocol, REFUSING};
+use crate::core::{Core, Protocol, REFUSING, REFUSING_TOLD};
 use crate::grants::Served;
 use crate::handshake;
 use crate::lane::Lane;
@@ -55,7 +55,12 @@ impl Core {
                     // Out of descriptors: those waiting stay in the queue until one is free. No
                     // event tells of them again.
                     if self.refusing.iter().all(|(other, _)| *other != number) {
-                        log::warn!("cannot accept connections for now: {error}");
+                        if self.refusing_told.is_none_or(|then| then.elapsed() >= REFUSING_TOLD) {
+                            self.refusing_told = Some(Instant::now());
+                            log::warn!(
+                                "cannot accept connections for now: {error}; they wait until others end"
+                            );
+                        }
                         self.refusing.push((number, Instant::now()));
                     }
                     return;

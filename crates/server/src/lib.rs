@@ -4,6 +4,7 @@
 //! lanes and its sessions ([`core`]); threads that may block ([`offload`]) wait for devices. A
 //! request's way: lane -> `session::Compound` -> store -> send queue of the lane.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
 
 mod caller;
 mod config;

@@ -64,6 +64,8 @@ pub enum StartError {
     Engine(io::Error),
     /// The directory for the state cannot be used.
     State(PathBuf, String),
+    /// There is no `/proc`, through which open files are opened again.
+    NoProc(io::Error),
     /// The machine refused something else.
     System(io::Error),
 }
@@ -85,10 +87,18 @@ impl fmt::Display for StartError {
             Self::State(directory, what) => {
                 write!(f, "state directory {}: {what}", directory.display())
             }
+            Self::NoProc(error) => write!(
+                f,
+                "{PROC}: {error}; the proc file system has to be mounted at /proc, as open files \
+                 are opened again through it"
+            ),
             Self::System(error) => write!(f, "cannot start: {error}"),
         }
     }
 }
+
+/// Where a process finds its open files.
+const PROC: &str = "/proc/self/fd";
 
 impl std::error::Error for StartError {}
 
@@ -124,6 +134,7 @@ impl Server {
         listeners: Vec<Listener>,
         nbd: Vec<Listener>,
     ) -> Result<Self, StartError> {
+        std::fs::metadata(PROC).map_err(StartError::NoProc)?;
         let ours = listeners.into_iter().map(|listener| (listener, Protocol::Towline));
         let nbd = nbd.into_iter().map(|listener| (listener, Protocol::Nbd));
         let mut listeners: Vec<_> = ours.chain(nbd).collect();
@@ -365,9 +376,7 @@ fn add_local_socket(listeners: &mut Vec<(Listener, Protocol)>) -> u64 {
     }
 }
 
-/// A number that differs between two starts of a server.
+/// A number that differs between two starts of a server, whatever its clock says.
 fn boot_epoch() -> u32 {
-    let now =
-        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    (now.as_nanos() as u32 ^ std::process::id().rotate_left(16)) | 1
+    random() as u32 | 1
 }

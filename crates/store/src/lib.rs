@@ -8,6 +8,8 @@
 //!
 //! Calls may block on the file system unless their documentation says otherwise.
 
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
+
 pub mod block;
 mod block_store;
 pub mod directory;

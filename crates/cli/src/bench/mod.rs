@@ -18,6 +18,7 @@ mod shared;
 mod tree;
 mod workload;
 
+use crate::report::note;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -74,7 +75,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("towline: bench: {message}");
+            note(format_args!("towline: bench: {message}"));
             ExitCode::FAILURE
         }
     }

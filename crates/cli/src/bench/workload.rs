@@ -2,6 +2,7 @@
 
 use super::result::{Measured, monotonic};
 use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
+use crate::report::note;
 use crate::serve::parse_bytes;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -136,7 +137,7 @@ impl Worker {
         };
         self.measured.one(took, wrong.is_some());
         if let Some(wrong) = wrong.filter(|_| self.measured.errors == 1) {
-            eprintln!("towline: bench: {}: {wrong}", self.args.op);
+            note(format_args!("towline: bench: {}: {wrong}", self.args.op));
         }
         outcome.ok()
     }

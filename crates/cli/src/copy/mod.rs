@@ -17,7 +17,7 @@ mod tree;
 
 use crate::progress::Progress;
 use crate::remote::{Place, Remotes};
-use crate::report::{Failure, Outcome, Report};
+use crate::report::{Failure, Outcome, Report, note};
 use attributes::Wanted;
 use clap::ValueEnum;
 use end::End;
@@ -110,7 +110,7 @@ pub(crate) struct Args {
 pub(crate) fn run(mut args: Args) -> ExitCode {
     let remote = |path: &OsString| path.to_str().is_some_and(Url::looks_like);
     if !args.paths.iter().any(remote) {
-        eprintln!("towline: cp: source and target are local: use cp(1), or name one side by URL");
+        note("towline: cp: source and target are local: use cp(1), or name one side by URL");
         return ExitCode::from(2);
     }
     if args.archive {

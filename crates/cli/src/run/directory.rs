@@ -29,19 +29,20 @@ pub(super) struct RunDirectory(PathBuf);
 impl RunDirectory {
     /// Makes it.
     pub(super) fn new() -> Outcome<Self> {
-        let parent = home()?;
+        let parent = home().map_err(elsewhere)?;
         let mut number = 0;
         loop {
             let path = parent.join(format!("run-{}-{number}", std::process::id()));
             match DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => {
                     let made = Self(path);
-                    make_folder(&made.placeholders())?;
+                    make_folder(&made.placeholders())
+                        .map_err(|error| elsewhere(Failure::from(error).about(made.0.display())))?;
                     return Ok(made);
                 }
                 // Left behind by one that was killed.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
-                Err(error) => return Err(Failure::from(error).about(path.display())),
+                Err(error) => return Err(elsewhere(Failure::from(error).about(path.display()))),
             }
         }
     }
@@ -120,6 +121,11 @@ fn remove_all(parent: impl AsFd, path: impl rustix::path::Arg + Copy) -> rustix:
     unlinkat(parent, path, AtFlags::REMOVEDIR)
 }
 
+/// Says what can be done where the folder for runs cannot be used.
+pub(super) fn elsewhere(failure: Failure) -> Failure {
+    failure.with("XDG_RUNTIME_DIR can name another folder for what a run needs")
+}
+
 /// This user's folder for runs, in memory where that is possible; nobody else can write there.
 fn home() -> Outcome<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
@@ -194,7 +200,7 @@ impl Library {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(Failure::from(error).about(path.display())),
             }
-            make(&home, &path)?;
+            make(&home, &path).map_err(|error| elsewhere(error.about(path.display())))?;
         }
     }
 
@@ -208,9 +214,12 @@ fn make(home: &Path, path: &Path) -> Outcome<()> {
     let new = home.join(format!("preload-new-{}", std::process::id()));
     let mut file =
         OpenOptions::new().write(true).create(true).truncate(true).mode(0o500).open(&new)?;
-    file.write_all(LIBRARY)?;
-    drop(file);
-    fs::rename(&new, path)?;
+    let written = file.write_all(LIBRARY).and_then(|()| fs::rename(&new, path));
+    if let Err(error) = written {
+        // Where there is no room, nobody has use for a part of it.
+        let _ = fs::remove_file(&new);
+        return Err(error.into());
+    }
     remove_unused_libraries(home, path);
     Ok(())
 }

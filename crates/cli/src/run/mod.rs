@@ -156,7 +156,10 @@ fn start(args: &Args) -> Outcome<u8> {
         library: library.path().as_os_str().as_bytes().to_vec(),
         mounts: mounts(&prefixes),
     };
-    let state = State::prepare(directory.path().as_os_str().as_bytes(), &config)?;
+    let state =
+        State::prepare(directory.path().as_os_str().as_bytes(), &config).map_err(|error| {
+            directory::elsewhere(Failure::from(error).about(directory.path().display()))
+        })?;
     // Here, where it can be told that it fails; the keeper inherits it.
     let mapped = state.map()?;
     match fork::apart()? {

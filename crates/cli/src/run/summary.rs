@@ -1,5 +1,6 @@
 //! `--report`: what was taken over, and what slipped through.
 
+use crate::report::note;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -212,8 +213,8 @@ fn list(out: &mut String, counts: &BTreeMap<String, u64>) {
 /// Prints it to standard error.
 pub(super) fn print(directory: &Path, format: Format) {
     match gather(directory) {
-        Ok(summary) if format == Format::Json => eprintln!("{}", summary.json()),
-        Ok(summary) => eprint!("{}", summary.text()),
+        Ok(summary) if format == Format::Json => note(summary.json()),
+        Ok(summary) => note(summary.text().trim_end()),
         Err(error) => log::warn!("no report: {error}"),
     }
 }

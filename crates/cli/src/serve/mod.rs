@@ -5,6 +5,7 @@ mod file;
 mod metrics;
 mod nbd;
 
+use crate::report::note;
 pub(crate) use exports::parse_bytes;
 use exports::{parse_directory, parse_disk, parse_memory};
 use file::Engine;
@@ -244,7 +245,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
     match serve(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("towline: serve: {message}");
+            note(format_args!("towline: serve: {message}"));
             ExitCode::FAILURE
         }
     }
@@ -291,18 +292,22 @@ fn serve(args: &Args) -> Result<(), String> {
     }
     if let Some(address) = metrics {
         let bound = metrics::start(address, config.insecure, server.prometheus())?;
-        eprintln!("towline: metrics on http://{bound}/metrics");
+        note(format_args!("towline: metrics on http://{bound}/metrics"));
     }
     for address in server.addresses() {
-        eprintln!("towline: listening on {address} ({}, {} cores)", server.engine(), config.cores);
+        note(format_args!(
+            "towline: listening on {address} ({}, {} cores)",
+            server.engine(),
+            config.cores
+        ));
     }
     for address in server.nbd_addresses() {
         let (engine, cores) = (server.engine(), config.cores);
-        eprintln!("towline: listening for NBD on {address} ({engine}, {cores} cores)");
+        note(format_args!("towline: listening for NBD on {address} ({engine}, {cores} cores)"));
     }
     if server.engine() == "epoll" && config.engine == EngineWish::Automatic {
-        eprintln!(
-            "towline: io_uring is not to be had here; serving on epoll, which is slower for many clients"
+        note(
+            "towline: io_uring is not to be had here; serving on epoll, which is slower for many clients",
         );
     }
     notify(&[NotifyState::Ready]);
@@ -320,17 +325,19 @@ fn serve(args: &Args) -> Result<(), String> {
             server.replace(exports, disks).map_err(|e| e.to_string()).map(|()| next)
         });
         match again {
-            Ok(next) if next.differs_besides_exports(&at_start) => eprintln!(
+            Ok(next) if next.differs_besides_exports(&at_start) => note(
                 "towline: read the configuration again: exports and disks are as it says; its other \
-                 changes need a new start"
+                 changes need a new start",
             ),
-            Ok(_) => eprintln!("towline: read the configuration again"),
-            Err(message) => eprintln!("towline: serve: keeping the old configuration: {message}"),
+            Ok(_) => note("towline: read the configuration again"),
+            Err(message) => {
+                note(format_args!("towline: serve: keeping the old configuration: {message}"));
+            }
         }
         notify(&[NotifyState::Ready]);
     }
     notify(&[NotifyState::Stopping]);
-    eprintln!("towline: shutting down");
+    note("towline: shutting down");
     server.stop();
     failure.try_recv().map_or(Ok(()), Err)
 }

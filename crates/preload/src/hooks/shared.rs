@@ -194,7 +194,8 @@ impl Shared {
             && self.call(libc::SYS_flock, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0).is_ok()
         {
             let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            self.call(libc::SYS_fallocate, mode as usize, 0, i64::MAX as usize)?;
+            // No further than the memory can reach: file systems refuse what they could not hold.
+            self.call(libc::SYS_fallocate, mode as usize, 0, PAGES_AT + LENGTH_MAX)?;
         }
         self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
         let end = PAGES_AT + end;

@@ -8,6 +8,7 @@ use super::attributes::errno;
 use crate::Caller;
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+use std::io::Write;
 use std::marker::PhantomData;
 use towline_wire::Errno;
 
@@ -124,7 +125,9 @@ impl Drop for Acting<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.restore() {
             // The thread would serve the next client with the rights of this one.
-            eprintln!("towline: cannot return to the server's own identity: {error}");
+            // `eprintln` panics where it cannot write.
+            let text = format!("towline: cannot return to the server's own identity: {error}\n");
+            let _ = std::io::stderr().write_all(text.as_bytes());
             std::process::abort();
         }
     }

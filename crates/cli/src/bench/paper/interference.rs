@@ -6,6 +6,7 @@ use super::server::Server;
 use super::{Args, DiskName, Files, Interference, local, median};
 use crate::bench::nbd_client::{Client, Load, Order};
 use crate::bench::processor;
+use crate::report::note;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ const SYSTEMS: [(&str, &str); 3] =
 pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Interference>, String> {
     let usable = processor::usable();
     let &[ours, theirs, ..] = usable.as_slice() else {
-        eprintln!("towline: interference needs two processors: left out");
+        note("towline: interference needs two processors: left out");
         return Ok(Vec::new());
     };
     let mut rows = Vec::new();

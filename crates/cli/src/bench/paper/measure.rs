@@ -154,7 +154,7 @@ pub(super) fn all(args: &Args, files: &Files) -> Result<Vec<Point>, String> {
                 }
             }
         }
-        eprintln!("towline: round {} of {}", round + 1, args.rounds);
+        crate::report::note(format_args!("towline: round {} of {}", round + 1, args.rounds));
     }
     let mut points: Vec<Point> = order
         .into_iter()

@@ -1,0 +1,102 @@
+//! What the program says, and does, where a machine lacks what it usually has: in mount namespaces of
+//! their own, where that is possible.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::process::{Command, Stdio};
+use support::{TOWLINE, World, noise};
+
+/// Runs a script in a mount namespace: its exit status, and all that it said. `None`, which is said, where that is
+/// impossible.
+fn apart(script: &str, arguments: &[&str]) -> Option<(i32, String)> {
+    let user: &[&str] = if rustix::process::geteuid().is_root() { &[] } else { &["-r"] };
+    let unshare = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.arg("-m").args(user).args(["sh", "-c", script, TOWLINE]).args(arguments);
+        command.stdin(Stdio::null()).env_remove("XDG_RUNTIME_DIR");
+        command
+    };
+    let possible = unshare("mount -t tmpfs none /mnt").output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        println!("SKIPPED: nothing can be mounted here");
+        return None;
+    }
+    let output = unshare(&format!("exec 2>&1; {script}")).output().unwrap();
+    Some((output.status.code().unwrap(), String::from_utf8_lossy(&output.stdout).into_owned()))
+}
+
+#[test]
+fn a_server_without_proc_says_so() {
+    let script = "mount -t tmpfs none /proc && exec timeout 60 \"$0\" serve --mem m=1M --listen tcp://127.0.0.1:0";
+    let Some((status, said)) = apart(script, &[]) else { return };
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("has to be mounted at /proc"), "{said}");
+    // What could not be tried is not said to be missing.
+    let script = "mount -t tmpfs none /proc && exec \"$0\" doctor";
+    let Some((_, said)) = apart(script, &[]) else { return };
+    let uring = said.split_once("io_uring").unwrap().1.split_once("SEND_ZC").unwrap().0;
+    assert!(uring.contains("not tried") && !uring.contains("epoll"), "{said}");
+}
+
+#[test]
+fn doctor_needs_no_directory_to_try_rings() {
+    let script =
+        "mount -t tmpfs -o ro none /dev/shm && export TMPDIR=/dev/shm && exec \"$0\" doctor";
+    let Some((_, said)) = apart(script, &[]) else { return };
+    assert!(!said.contains("io_uring     Read-only"), "{said}");
+    assert!(said.contains("/dev/shm/towline-doctor-") && said.contains("TMPDIR"), "{said}");
+}
+
+#[test]
+fn a_run_without_room_says_where() {
+    let world = World::new();
+    let at = format!("/towline-lacking={}", world.url("dir"));
+    for size in ["16k", "256k"] {
+        let script = format!(
+            "mount -t tmpfs -o size={size} none /mnt && export XDG_RUNTIME_DIR=/mnt && \"$0\" run --at \"$1\" -- true; \
+             echo $?; ls /mnt/towline-*"
+        );
+        let Some((_, said)) = apart(&script, &[&at]) else { return };
+        let told = said.contains("/mnt/towline-") && said.contains("XDG_RUNTIME_DIR");
+        assert!(told && said.contains("no space left"), "{size}: {said}");
+        assert!(said.contains("125\n"), "{size}: {said}");
+        assert!(!said.contains("preload-new"), "{size}: a part of the library is left: {said}");
+    }
+}
+
+/// The folder for runs may be on a disk, whose file systems have shorter files than those in memory.
+#[test]
+fn programs_map_files_where_the_folder_for_runs_is_on_a_disk() {
+    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        return println!("SKIPPED: python3 is not installed");
+    }
+    let world = World::new();
+    fs::write(world.local("served/file"), noise(3 << 20, 3)).unwrap();
+    let runtime = world.local("runtime");
+    fs::DirBuilder::new().mode(0o700).create(&runtime).unwrap();
+    let script = "import mmap,sys
+with open(sys.argv[1], 'r+b') as f:
+    for access in (mmap.ACCESS_READ, mmap.ACCESS_WRITE, mmap.ACCESS_COPY):
+        m = mmap.mmap(f.fileno(), 0, access=access)
+        f.seek(0)
+        assert m[:] == f.read(), access
+        m.close()
+    m = mmap.mmap(f.fileno(), 0)
+    m[70000:70005] = b'there'
+    m.flush()
+";
+    let at = format!("/towline-lacking={}", world.url("dir"));
+    let output = Command::new(TOWLINE)
+        .args(["run", "--at", &at, "--", "python3", "-c", script, "/towline-lacking/file"])
+        .env("XDG_RUNTIME_DIR", &runtime)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let written = fs::read(world.local("served/file")).unwrap();
+    assert_eq!(&written[70000..70005], b"there");
+}
