@@ -9,7 +9,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use support::compare::{Libc, compiled, finished, same, tree};
+use support::compare::{Libc, compiled, finished, same, same_over, tree};
 use support::{TOWLINE, World, wait_until};
 
 #[test]
@@ -88,6 +88,12 @@ fn large_mappings_behave() {
 #[test]
 fn processes_and_locks_behave() {
     same(Libc::Shared, "processes.c", &[]);
+}
+
+/// Over TCP, where nothing but the server says who may connect.
+#[test]
+fn processes_that_become_another_user_behave() {
+    same_over(&["tcp"], Libc::Shared, "users.c", &[]);
 }
 
 #[test]

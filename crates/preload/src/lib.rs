@@ -9,6 +9,7 @@
 
 mod alloc;
 mod closing;
+mod common;
 mod demand;
 mod descriptors;
 mod elf;

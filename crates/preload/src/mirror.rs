@@ -7,7 +7,7 @@
 
 use crate::guard::checked;
 use crate::place::{self, At};
-use crate::{elf, start};
+use crate::{common, elf, start};
 use std::sync::atomic::{AtomicU32, Ordering};
 use towline_instance::PROGRAMS;
 
@@ -57,15 +57,7 @@ const AT: usize = libc::AT_FDCWD as usize;
 
 /// Makes the folders above a path.
 fn make_folders(path: &[u8]) -> Result<(), i32> {
-    let start = folder().len();
-    for at in (start..path.len()).filter(|at| path[*at] == b'/') {
-        let folder = with_end(&path[..at]);
-        match call(libc::SYS_mkdirat, [AT, folder.as_ptr() as usize, 0o711, 0, 0, 0]) {
-            Ok(_) | Err(libc::EEXIST) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
+    common::make_folders_above(path, folder().len())
 }
 
 /// The local copy of a remote file, made now unless it is there already. Ends with a zero byte.

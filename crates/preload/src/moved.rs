@@ -6,7 +6,7 @@
 
 use crate::guard::checked;
 use crate::place::{self, At};
-use crate::{descriptors, remote, start, working};
+use crate::{common, descriptors, remote, start, working};
 use std::sync::atomic::Ordering;
 
 fn call(number: i64, arguments: [usize; 6]) -> bool {
@@ -25,17 +25,9 @@ fn is_here(path: &[u8]) -> bool {
     call(libc::SYS_faccessat, ask)
 }
 
-/// Makes the directories above a stand-in.
+/// Makes the directories above a stand-in. Where that cannot be, what is to be done in them fails.
 fn make_parents(path: &[u8]) {
-    let first = working::folder().len();
-    for (at, _) in path.iter().enumerate().filter(|(at, byte)| *at > first && **byte == b'/') {
-        let mut parent = path[..at].to_vec();
-        parent.push(0);
-        call(
-            libc::SYS_mkdirat,
-            [libc::AT_FDCWD as usize, parent.as_ptr() as usize, 0o700, 0, 0, 0],
-        );
-    }
+    let _ = common::make_folders_above(path, working::folder().len());
 }
 
 /// Takes a stand-in out of its place: its directory is there no more.

@@ -2,7 +2,7 @@
 //! whose name leads a program that this process executes to the path.
 
 use crate::guard::{Quiet, checked, system_call};
-use crate::{descriptors, place, start};
+use crate::{common, descriptors, place, start};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use towline_instance::WORKING;
@@ -125,12 +125,8 @@ pub(crate) fn above_removed(name: &[u8]) -> Option<(usize, Vec<u8>)> {
 /// Goes to a stand-in, which is made where it is missing.
 fn enter(stand_in: &[u8], remote: (usize, Vec<u8>)) -> Result<(), i32> {
     // One directory for each name: then every name fits.
-    let first = folder().len();
-    for (at, _) in
-        stand_in.iter().enumerate().filter(|(at, b)| *at > first && matches!(b, b'/' | 0))
-    {
-        make_directory(&stand_in[..at])?;
-    }
+    common::make_folders_above(stand_in, folder().len())?;
+    common::make_folder(stand_in)?;
     let state = start::state().ok_or(libc::EIO)?;
     remote.1.split(|b| *b == b'/').for_each(|name| state.note_name(name));
     // SAFETY: the path ends with a zero byte.
@@ -207,16 +203,4 @@ pub(crate) fn folder() -> Vec<u8> {
     path.extend_from_slice(WORKING.as_bytes());
     path.push(b'/');
     path
-}
-
-fn make_directory(path: &[u8]) -> Result<(), i32> {
-    let mut path = path.to_vec();
-    path.push(0);
-    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, 0o700, 0, 0, 0];
-    // SAFETY: the path ends with a zero byte.
-    match unsafe { system_call(libc::SYS_mkdirat, arguments) } {
-        0 => Ok(()),
-        result if -result == libc::EEXIST as isize => Ok(()),
-        result => Err(-result as i32),
-    }
 }

@@ -96,6 +96,11 @@ pub(crate) fn tree(directory: &Path) -> String {
 
 /// Runs a program with its arguments on a local directory and under `run`, and compares.
 pub(crate) fn same(libc: Libc, source: &str, arguments: &[&str]) {
+    same_over(&["shm", "tcp"], libc, source, arguments);
+}
+
+/// [`same`] over some transports.
+pub(crate) fn same_over(transports: &[&str], libc: Libc, source: &str, arguments: &[&str]) {
     let world = World::new();
     let program = compiled(libc, &world, source);
     // The parent of the prefix is a directory here, as that of the local one is.
@@ -108,7 +113,7 @@ pub(crate) fn same(libc: Libc, source: &str, arguments: &[&str]) {
     command.args(arguments).current_dir(&local);
     let (expected, code) = finished(&mut command, &world.local("expected"));
     assert_eq!(code, Some(0), "{expected}");
-    for transport in ["shm", "tcp"] {
+    for transport in transports {
         let served = world.local("served").join(transport);
         fs::create_dir(&served).unwrap();
         let prefix = world.local("remote/data");

@@ -5,7 +5,7 @@ use super::by_path;
 use crate::guard::{self, checked, finish};
 use crate::place::At;
 use crate::table::real;
-use crate::{descriptors, start};
+use crate::{common, descriptors, start};
 use libc::{c_char, c_int};
 use std::cell::Cell;
 use towline_instance::SOCKETS;
@@ -48,7 +48,8 @@ fn behind(at: &At, flags: c_int) -> Result<Option<Path>, i32> {
     let make = [libc::AT_FDCWD as usize, path.as_ptr() as usize, mode, 0, 0, 0];
     // SAFETY: the path ends with a zero byte.
     match unsafe { checked(libc::SYS_mknodat, make) } {
-        Ok(_) | Err(libc::EEXIST) => Ok(Some(path)),
+        Ok(_) => common::open_to_all(&path).map(|()| Some(path)),
+        Err(libc::EEXIST) => Ok(Some(path)),
         Err(error) => Err(error),
     }
 }

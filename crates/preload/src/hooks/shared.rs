@@ -5,7 +5,7 @@
 use super::maps::{page_bytes, plain};
 use crate::descriptors::{Open, Own};
 use crate::guard::checked;
-use crate::{own, remote};
+use crate::{common, own, remote};
 use libc::{c_int, c_void, off64_t, size_t};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -120,6 +120,10 @@ impl Shared {
         // SAFETY: the path ends with a zero byte; the first descriptor is closed again.
         unsafe {
             let fd = checked(libc::SYS_openat, arguments)?;
+            if create != 0 {
+                // Where somebody else made it, that one did this.
+                let _ = common::open_to_all(&path);
+            }
             let own = own::duplicate(fd as c_int, Own::Memory);
             checked(libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
             own.map(|fd| Self { fd: fd.into(), mount, inode, mine: Mutex::new(()) })

@@ -4,8 +4,8 @@
 use super::by_path;
 use crate::guard::{finish, inside};
 use crate::place::At;
-use crate::start;
 use crate::table::real;
+use crate::{common, start};
 use libc::{c_char, c_int, c_void, socklen_t};
 use std::ffi::CString;
 use towline_instance::SOCKETS;
@@ -27,10 +27,14 @@ unsafe fn path_of(address: *const c_void, length: socklen_t) -> Option<CString> 
     CString::new(&name[..end]).ok().filter(|name| unix && !name.is_empty())
 }
 
+/// Where the kernel's socket is that stands for a node.
+fn path_of_stand_in(mount: usize, inode: u64) -> Vec<u8> {
+    [start::directory(), format!("/{SOCKETS}/{mount}-{inode}").as_bytes()].concat()
+}
+
 /// The address of the kernel's socket that stands for a node.
 fn stand_in(mount: usize, inode: u64) -> Result<(libc::sockaddr_un, socklen_t), i32> {
-    let name = format!("/{SOCKETS}/{mount}-{inode}");
-    let path = [start::directory(), name.as_bytes()].concat();
+    let path = path_of_stand_in(mount, inode);
     // SAFETY: all zero is a valid address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as _;
@@ -69,6 +73,8 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
             let _ = at.with(|base, path| base.unlink(path, false));
             return Err(error);
         }
+        // Who may connect is said by the remote node.
+        common::open_to_all(&[&path_of_stand_in(at.mount, made.inode)[..], b"\0"].concat())?;
         Ok(0)
     };
     // SAFETY: the path is a string.
