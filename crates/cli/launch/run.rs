@@ -6,8 +6,8 @@ use crate::layout::{CONFIG_AT, DEVICE_MAJOR, MAGIC, PLACEHOLDERS, STATE, STATE_B
 use crate::loader::memory;
 use crate::system::{
     CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE,
-    GETRANDOM, HERE, MKDIRAT, OPENAT, PPOLL, PWRITE, RT_SIGPROCMASK, SETSID, STATFS, UNLINKAT,
-    call, close, complain, exit, open, process, read, user,
+    GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PPOLL, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID,
+    STATFS, UNLINKAT, WAIT4, call, close, complain, exit, open, process, read, user,
 };
 use crate::text::{INTERPRETER, Text, decimal, elf, string};
 
@@ -61,6 +61,8 @@ struct Begun {
     library: Path,
     program: Path,
     command: usize,
+    /// A descriptor of this process.
+    seen: usize,
 }
 
 fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
@@ -71,12 +73,14 @@ fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
     let home = home(beginning)?;
     let program = program(beginning, beginning.argument(line.command), prefix)?;
     let library = Path::of(&[home.get(), b"/", LIBRARY.as_bytes(), b"\0"])?;
-    let lock = library_is_there(&library)?;
-    let made = directory(&home, &library, prefix, url);
-    if made.is_none() {
-        close(lock);
-    }
-    Some(Begun { directory: made?, library, program, command: line.command })
+    let seen = seen_by_orphans()?;
+    let lock = library_is_there(&library);
+    let made = lock.and_then(|_| directory(&home, &library, prefix, url));
+    let Some(directory) = made else {
+        lock.into_iter().chain([seen]).for_each(close);
+        return None;
+    };
+    Some(Begun { directory, library, program, command: line.command, seen })
 }
 
 /// Takes plain ones apart, which mean what they say.
@@ -377,39 +381,73 @@ fn make_state(path: &Path, library: &Path, prefix: &[u8], url: &[u8]) -> Option<
     }
 }
 
-/// Makes two processes: this one becomes the program, its child the keeper.
-fn part(beginning: &Beginning, begun: &Begun) {
-    let own = process();
-    // No flags, and no signal at the end, as in `run/fork.rs`.
-    // SAFETY: as `fork`; there is one thread.
-    match unsafe { call(CLONE, [0; 5]) } {
-        Some(0) => keep(beginning, begun, own),
-        Some(_) => execute(beginning, begun),
-        None => remove(&begun.directory),
+/// A descriptor of this process, by which the keeper sees its end. None where orphans become this process's
+/// children, which would see the keeper then.
+fn seen_by_orphans() -> Option<usize> {
+    const TAKES_ORPHANS: usize = 37;
+    let own = process() as usize;
+    let mut takes = 0u32;
+    // SAFETY: a word is answered; two numbers.
+    unsafe {
+        call(PRCTL, [TAKES_ORPHANS, &raw mut takes as usize])?;
+        (own != 1 && takes == 0).then_some(())?;
+        call(PIDFD_OPEN, [own, 0])
     }
 }
 
-/// The command line `towline keep DIRECTORY PROCESS`, in the place of the one that this process was started
-/// with.
+/// Makes two processes, as `run/fork.rs`: this one becomes the program, the other one, which is nobody's
+/// child, the keeper.
+fn part(beginning: &Beginning, begun: &Begun) {
+    // No flags, and no signal at the end.
+    const SILENT: [usize; 5] = [0; 5];
+    let own = process();
+    // SAFETY: as `fork`; there is one thread.
+    match unsafe { call(CLONE, SILENT) } {
+        // SAFETY: as before.
+        Some(0) => match unsafe { call(CLONE, SILENT) } {
+            Some(0) => keep(beginning, begun, own),
+            keeper => exit(usize::from(keeper.is_none())),
+        },
+        Some(between) if has_succeeded(between) => execute(beginning, begun),
+        _ => {
+            remove(&begun.directory);
+            close(begun.seen);
+        }
+    }
+}
+
+/// Waits for a child without a signal at its end.
+fn has_succeeded(child: usize) -> bool {
+    const SILENT: usize = 0x8000_0000;
+    let mut status = 0u32;
+    // SAFETY: a word is answered.
+    let waited = unsafe { call(WAIT4, [child, &raw mut status as usize, SILENT, 0]) };
+    waited.is_some() && status == 0
+}
+
+/// The command line `towline keep DIRECTORY PROCESS DESCRIPTOR`, in the place of the one that this process
+/// was started with.
 fn keep(beginning: &Beginning, begun: &Begun, program: u32) {
+    const SET_FLAGS: usize = 2;
     // Those of `run/fork.rs`, which the keeper holds: HUP, INT, QUIT, USR1, USR2, PIPE, TERM.
     let held = [1, 2, 3, 10, 12, 13, 15].iter().fold(0u64, |set, signal| set | 1 << (signal - 1));
-    // SAFETY: as long as said; and a new process leads no group.
+    // SAFETY: as long as said; a new process leads no group; a descriptor of ours.
     unsafe {
         call(RT_SIGPROCMASK, [0, &raw const held as usize, 0, size_of_val(&held)]);
         call(SETSID, []);
     }
-    let (directory, number) = (begun.directory.get(), decimal(program));
-    let Some(memory) = memory(PATH + 16) else { exit(127) };
-    let (directory_at, number_at) = (memory as *mut u8, (memory + PATH) as *mut u8);
-    // SAFETY: both fit, and what follows them is zero.
-    unsafe {
-        directory_at.copy_from_nonoverlapping(directory.as_ptr(), directory.len());
-        number_at.copy_from_nonoverlapping(number.get().as_ptr(), number.get().len());
-    }
+    let (directory, program, seen) =
+        (begun.directory.get(), decimal(program), decimal(begun.seen as u32));
+    let line = Text::<{ PATH + 32 }>::of(&[directory, program.get(), b"\0", seen.get(), b"\0"]);
+    let Some((line, memory)) = line.zip(memory(PATH + 32)) else { exit(127) };
+    let at = memory as *mut u8;
+    // SAFETY: it fits.
+    unsafe { at.copy_from_nonoverlapping(line.get().as_ptr(), line.get().len()) };
+    let program_at = at.wrapping_add(directory.len());
     beginning.replace(1, c"keep".as_ptr().cast());
-    beginning.replace(2, directory_at);
-    beginning.replace(3, number_at);
+    beginning.replace(2, at);
+    beginning.replace(3, program_at);
+    beginning.replace(4, program_at.wrapping_add(program.get().len() + 1));
 }
 
 /// Becomes the program.

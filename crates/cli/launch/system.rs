@@ -15,12 +15,14 @@ mod numbers {
     pub(crate) const GETPID: usize = 39;
     pub(crate) const CLONE: usize = 56;
     pub(crate) const EXECVE: usize = 59;
+    pub(crate) const WAIT4: usize = 61;
     pub(crate) const FLOCK: usize = 73;
     pub(crate) const FTRUNCATE: usize = 77;
     pub(crate) const GETEUID: usize = 107;
     pub(crate) const GETEGID: usize = 108;
     pub(crate) const SETSID: usize = 112;
     pub(crate) const STATFS: usize = 137;
+    pub(crate) const PRCTL: usize = 157;
     pub(crate) const FGETXATTR: usize = 193;
     pub(crate) const CLOCK_GETTIME: usize = 228;
     pub(crate) const EXIT_GROUP: usize = 231;
@@ -31,6 +33,7 @@ mod numbers {
     pub(crate) const FACCESSAT: usize = 269;
     pub(crate) const PPOLL: usize = 271;
     pub(crate) const GETRANDOM: usize = 318;
+    pub(crate) const PIDFD_OPEN: usize = 434;
 }
 /// As above.
 #[cfg(target_arch = "aarch64")]
@@ -54,13 +57,16 @@ mod numbers {
     pub(crate) const CLOCK_GETTIME: usize = 113;
     pub(crate) const RT_SIGPROCMASK: usize = 135;
     pub(crate) const SETSID: usize = 157;
+    pub(crate) const PRCTL: usize = 167;
     pub(crate) const GETPID: usize = 172;
     pub(crate) const GETEUID: usize = 175;
     pub(crate) const GETEGID: usize = 177;
     pub(crate) const CLONE: usize = 220;
     pub(crate) const EXECVE: usize = 221;
     pub(crate) const MMAP: usize = 222;
+    pub(crate) const WAIT4: usize = 260;
     pub(crate) const GETRANDOM: usize = 278;
+    pub(crate) const PIDFD_OPEN: usize = 434;
 }
 pub(crate) use numbers::*;
 

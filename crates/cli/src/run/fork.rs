@@ -1,17 +1,21 @@
-//! The two processes of a run: the one that the user started becomes the program, and its child, the
+//! The two processes of a run: the one that the user started becomes the program, and another one, the
 //! keeper, keeps what the programs share until the last of them has ended.
 //!
-//! The keeper is a child that tells nobody of its end (no signal to its parent, and `wait` does not see
-//! it without `__WCLONE`), so the program has no child that it does not know of. It has a session of its
-//! own: signals of the terminal are the program's.
+//! The keeper is an orphan, so that the program has no child that it does not know of: a process between
+//! the two ended at once. Where orphans become the program's children, or the kernel cannot show the keeper
+//! a process that is not its parent, it is a child that tells nobody of its end: no signal to its parent,
+//! and `wait` does not see it without `__WCLONE` or `__WALL`. It has a session of its own: signals of the
+//! terminal are the program's.
 
 use super::keeper::Keeper;
 use super::others::Others;
 use super::signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, getpid, getppid, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, WaitOptions, child_subreaper, getpid, getppid, pidfd_open, waitpid,
+};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use towline_instance::Prepared;
 
@@ -41,45 +45,67 @@ pub(super) enum Side {
 }
 
 /// Makes two processes of this one. No other thread may run yet.
-#[allow(unsafe_code)]
 pub(super) fn apart() -> io::Result<Side> {
-    let program = getpid();
-    // No flags, and no signal at the end. All arguments are zero, so their order, which differs among
-    // machines, does not matter.
+    let pid = getpid();
+    let takes_orphans = pid.is_init() || child_subreaper()?.is_some();
+    // Here: when the keeper begins, the program may have ended, and its number be another's.
+    let fd = pidfd_open(pid, PidfdFlags::empty()).ok();
+    let is_orphan = fd.is_some() && !takes_orphans;
+    match (split()?, is_orphan) {
+        (Some(between), true) => {
+            match waitpid(Some(between), WaitOptions::from_bits_retain(libc::__WCLONE as u32))? {
+                Some((_, status)) if status.exit_status() == Some(0) => Ok(Side::Program),
+                _ => Err(io::ErrorKind::OutOfMemory.into()),
+            }
+        }
+        (Some(_), false) => Ok(Side::Program),
+        (None, true) => match split() {
+            Ok(None) => Ok(Side::Keeper(Program::new(pid, fd))),
+            result => std::process::exit(i32::from(result.is_err())),
+        },
+        (None, false) => Ok(Side::Keeper(Program::new(pid, fd))),
+    }
+}
+
+/// As `fork`, without a signal at the child's end: the child in the parent, nothing in the child.
+#[allow(unsafe_code)]
+fn split() -> io::Result<Option<Pid>> {
+    // All arguments are zero, so their order, which differs among machines, does not matter.
     // SAFETY: as `fork`. There is no other thread whose locks the child would find taken for ever, and
     // no handler of `pthread_atfork` that it needs; libc asks the kernel for its thread's number where
     // that matters.
     match unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) } {
         -1 => Err(io::Error::last_os_error()),
-        0 => Ok(Side::Keeper(Program::new(program))),
-        _ => Ok(Side::Program),
+        child => Ok(Pid::from_raw(child as i32)),
     }
+}
+
+/// A duplicate of a descriptor that came along with the command line that names it.
+#[allow(unsafe_code)]
+pub(super) fn inherited(fd: RawFd) -> Option<OwnedFd> {
+    // SAFETY: a number that may be one; nobody closes it meanwhile, as no other thread runs.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().ok())?
 }
 
 /// The program, as the keeper sees it.
 pub(super) struct Program {
     pid: Pid,
-    /// `None` where the kernel has none (before Linux 5.3).
+    /// `None` where the kernel has none (before Linux 5.3); it is our parent then.
     fd: Option<OwnedFd>,
 }
 
 impl Program {
-    /// For a child of it that tells nobody of its end.
-    pub(super) fn new(pid: Pid) -> Self {
+    /// For its keeper.
+    pub(super) fn new(pid: Pid, fd: Option<OwnedFd>) -> Self {
         signals::hold(&HELD);
         // Fails only for the leader of a group, which a new process is not.
         let _ = rustix::process::setsid();
-        // Should it end before this, the number may be somebody else's, but our parent is another one, too.
-        let fd = pidfd_open(pid, PidfdFlags::empty()).ok();
         Self { pid, fd }
     }
 
     /// True when it has ended; what it started may not have.
     pub(super) fn has_ended(&self) -> bool {
-        if getppid() != Some(self.pid) {
-            return true;
-        }
-        let Some(fd) = &self.fd else { return false };
+        let Some(fd) = &self.fd else { return getppid() != Some(self.pid) };
         let mut wait = [PollFd::new(fd, PollFlags::IN)];
         poll(&mut wait, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }

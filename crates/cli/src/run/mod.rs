@@ -183,17 +183,19 @@ fn start(args: &Args) -> Outcome<u8> {
 /// Name of the command by which the start of the program (`launch`) begins the keeper of a run that it made.
 pub(crate) const KEEP: &str = "keep";
 
-/// What `towline keep DIRECTORY PROCESS` does: the directory of the run is there, with its state, and the
-/// process is our parent, which becomes the program. The library is locked by a descriptor that came along.
+/// What `towline keep DIRECTORY PROCESS DESCRIPTOR` does: the directory of the run is there, with its state,
+/// and the process becomes the program. Descriptors came along: this one of the process, and one that locks
+/// the library.
 pub(crate) fn keep(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut begin = || -> Outcome<_> {
         let directory = PathBuf::from(arguments.next().unwrap_or_default());
-        let process = arguments.next().and_then(|text| text.to_str()?.parse().ok());
-        let process = process.and_then(Pid::from_raw).ok_or(Failure::new("no process"))?;
+        let mut number = || arguments.next().and_then(|text| text.to_str()?.parse().ok());
+        let process = number().and_then(Pid::from_raw).ok_or(Failure::new("no process"))?;
+        let seen = number().and_then(fork::inherited).ok_or(Failure::new("no descriptor"))?;
         let state = Prepared::open(directory.as_os_str().as_bytes())?;
         let mapped = state.map()?;
         let config = mapped.config().ok_or(Failure::new("no run"))?;
-        Ok((directory, fork::Program::new(process), state, mapped, config))
+        Ok((directory, fork::Program::new(process, Some(seen)), state, mapped, config))
     };
     let Some((directory, program, state, mapped, config)) =
         Report::new(KEEP).check("cannot start", begin())
