@@ -5,9 +5,9 @@ use crate::Beginning;
 use crate::layout::{CONFIG_AT, DEVICE_MAJOR, MAGIC, PLACEHOLDERS, STATE, STATE_BYTES, VARIABLE};
 use crate::loader::memory;
 use crate::system::{
-    CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE,
-    GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PPOLL, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID,
-    STATFS, UNLINKAT, WAIT4, call, close, complain, exit, open, process, read, user,
+    CLOCK_GETTIME, CLOEXEC, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE, GETRANDOM,
+    HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PIPE2, PPOLL, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID, STATFS,
+    Split, UNLINKAT, WAIT4, call, close, complain, exit, open, orphan, process, read, user,
 };
 use crate::text::{INTERPRETER, Text, decimal, elf, string};
 
@@ -398,17 +398,24 @@ fn seen_by_orphans() -> Option<usize> {
 /// Makes two processes, as `run/fork.rs`: this one becomes the program, the other one, which is nobody's
 /// child, the keeper.
 fn part(beginning: &Beginning, begun: &Begun) {
-    // No flags, and no signal at the end.
-    const SILENT: [usize; 5] = [0; 5];
     let own = process();
-    // SAFETY: as `fork`; there is one thread.
-    match unsafe { call(CLONE, SILENT) } {
-        // SAFETY: as before.
-        Some(0) => match unsafe { call(CLONE, SILENT) } {
-            Some(0) => keep(beginning, begun, own),
-            keeper => exit(usize::from(keeper.is_none())),
-        },
-        Some(between) if has_succeeded(between) => execute(beginning, begun),
+    // The keeper begins when this process goes on. It would take the processor that this one comes from, and
+    // the program would begin a millisecond later.
+    let mut pipe = [0u32; 2];
+    // SAFETY: two numbers are answered.
+    unsafe { call(PIPE2, [pipe.as_mut_ptr() as usize, CLOEXEC]) };
+    let [begins, begin] = pipe.map(|end| end as usize);
+    // SAFETY: there is one thread.
+    match unsafe { orphan() } {
+        Some(Split::Orphan) => {
+            close(begin);
+            let _ = read(begins, &mut [0]);
+            keep(beginning, begun, own);
+        }
+        Some(Split::Own(between)) if has_succeeded(between) => {
+            close(begin);
+            execute(beginning, begun);
+        }
         _ => {
             remove(&begun.directory);
             close(begun.seen);
