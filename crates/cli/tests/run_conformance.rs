@@ -603,7 +603,8 @@ fn nothing_leads_above_a_prefix_on_the_server() {
 /// links in an open local directory that lead to us; directories known by paths with links; what is wrong
 /// with either name of two; `..` of a removed directory; a name linked with a slash behind it; names relative to
 /// links that are open; reads and copies of nothing from directories; what is linked by a local link with a slash
-/// behind it that leads to us; an open directory that was renamed by a name with a link in it.
+/// behind it that leads to us; an open directory that was renamed by a name with a link in it; a file to be created
+/// by links that lead round and end with a slash.
 #[test]
 fn random_programs_that_once_differed() {
     let seeds = [
@@ -626,6 +627,7 @@ fn random_programs_that_once_differed() {
         810_000_187,
     ];
     random(seeds.into_iter(), 1500, 46);
+    random(std::iter::once(860_000_233), 1500, 56);
 }
 
 /// In the long tier the seeds are drawn, and `TOWLINE_LONG` says how many hundreds; the line in front of a

@@ -347,8 +347,25 @@ pub(crate) enum Led {
     Local(Vec<u8>),
 }
 
-/// Follows a path name by name, across borders; its end only with `last`. Slashes at its end stay.
-pub(crate) fn follow(start: &[u8], last: bool) -> Result<Led, i32> {
+/// What is to be done about a symbolic link at the end of a path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Last {
+    /// It is meant itself.
+    Stays,
+    Followed,
+    /// As before, to create a file there: a name with a slash behind it is not one, whatever is there.
+    ToCreate,
+}
+
+impl From<bool> for Last {
+    fn from(follow: bool) -> Self {
+        if follow { Self::Followed } else { Self::Stays }
+    }
+}
+
+/// Follows a path name by name, across borders. Slashes at its end stay.
+pub(crate) fn follow(start: &[u8], last: impl Into<Last>) -> Result<Led, i32> {
+    let last = last.into();
     let mounts = start::mounts();
     let ends_in_directory = |path: &[u8]| path.ends_with(b"/") || path.ends_with(b"/.");
     let mut directory = ends_in_directory(start);
@@ -366,11 +383,15 @@ pub(crate) fn follow(start: &[u8], last: bool) -> Result<Led, i32> {
             }
             _ => {}
         }
+        let is_last = rest.iter().all(|part| part.is_empty());
+        if is_last && !rest.is_empty() && last == Last::ToCreate {
+            check_directory(mounts, &done)?;
+            return Err(libc::EISDIR);
+        }
         let before = done.len();
         done.push(b'/');
         done.extend_from_slice(&name);
-        let is_last = rest.iter().all(|part| part.is_empty());
-        if is_last && !last {
+        if is_last && last == Last::Stays {
             break;
         }
         let Some(target) = link_target(mounts, &done)? else { continue };

@@ -4,7 +4,7 @@ use super::{by_path, fifos};
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, is_inside, ours};
 use crate::opened::{self, FIRST_BYTES, Opened};
-use crate::place::{self, At};
+use crate::place::{self, At, Last};
 use crate::table::real;
 use crate::{fresh, known, own, pool, start};
 use libc::{c_char, c_int, c_uint, c_ulong, mode_t};
@@ -114,13 +114,17 @@ pub(crate) unsafe fn openat(at: c_int, path: *const c_char, flags: c_int, mode: 
         if let Some(at) = again.filter(|at| at.path.is_empty()) {
             return ours(|| open_remote(&at, flags & !NEW, mode));
         }
-        let follow = flags & libc::O_NOFOLLOW == 0 && flags & NEW != NEW;
+        let last = match flags & (libc::O_NOFOLLOW | NEW) {
+            0 | libc::O_EXCL => Last::Followed,
+            libc::O_CREAT => Last::ToCreate,
+            _ => Last::Stays,
+        };
         let local = |at, path| {
             let fd = real::openat(at, path, flags, mode);
             descriptors::forget(fd);
             fd
         };
-        let fd = by_path(at, path, follow, local, |at| open_remote(at, flags, mode));
+        let fd = by_path(at, path, last, local, |at| open_remote(at, flags, mode));
         if fd < 0 && guard::errno() == libc::ENXIO && start::state().is_some() {
             return fifos::open(at, path, flags);
         }

@@ -34,7 +34,7 @@ pub(crate) mod words;
 pub(crate) mod xattr;
 
 use crate::guard::{self, Failed, finish};
-use crate::place::{self, At, Led};
+use crate::place::{self, At, Last, Led};
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -53,10 +53,12 @@ pub(crate) fn has_remote_memory() -> bool {
 pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
     at: c_int,
     path: *const c_char,
-    follow: bool,
+    last: impl Into<Last>,
     local: impl Fn(c_int, *const c_char) -> T,
     remote: impl Fn(&At) -> Result<T, i32>,
 ) -> T {
+    let last = last.into();
+    let follow = last != Last::Stays;
     // From the search on, so that signals are held up once.
     // SAFETY: as the caller says.
     let quiet = unsafe { place::may_be(at, path) }.then(guard::Quiet::begin);
@@ -72,7 +74,7 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
         if result == T::FAILED
             && guard::errno() == libc::ENOENT
             // SAFETY: as the program says.
-            && let Some(found) = unsafe { led_in(at, path, follow || ends_with_slash(path)) }
+            && let Some(found) = unsafe { led_in(at, path, if follow { last } else { ends_with_slash(path).into() }) }
         {
             guard::set_errno(errno);
             return match found {
@@ -90,7 +92,7 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
     let result = guard::inside(|| match remote(&found) {
         Err(libc::EXDEV) => {
             let full = found.absolute()?;
-            match place::follow(&full, follow)? {
+            match place::follow(&full, last)? {
                 Led::Local(path) => Ok(Done::Outside(path)),
                 Led::Remote(at) => match remote(&at) {
                     // A link that a slash behind it makes to be followed.
@@ -126,7 +128,11 @@ unsafe fn ends_with_slash(path: *const c_char) -> bool {
 ///
 /// # Safety
 /// `path` is null or ends with a zero byte.
-unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<Result<Led, i32>> {
+unsafe fn led_in(
+    at: c_int,
+    path: *const c_char,
+    last: impl Into<Last>,
+) -> Option<Result<Led, i32>> {
     if crate::start::mounts().is_empty() || !place::is_address(path) || guard::is_inside() {
         return None;
     }
@@ -152,7 +158,7 @@ unsafe fn led_in(at: c_int, path: *const c_char, follow: bool) -> Option<Result<
             full.push(b'/');
             full.extend_from_slice(text);
         }
-        match place::follow(&full, follow) {
+        match place::follow(&full, last) {
             Err(libc::ENOENT) => Err(libc::ENOENT),
             // Not far from where it came: the kernel has said what there is to say.
             Ok(Led::Local(path)) if path.strip_suffix(b"\0") == Some(&full) => Err(libc::ENOENT),
