@@ -202,8 +202,15 @@ impl Transfer<'_> {
         }
         buffer.resize(piece as usize, 0);
         let buffer = &mut buffer[..(end - start) as usize];
-        if self.source.read_at(buffer, start)? < buffer.len() {
-            return Err(shrunk());
+        match self.source.read_at(buffer, start) {
+            Ok(read) if read == buffer.len() => {}
+            Ok(_) => return Err(shrunk()),
+            // The server may have promised what was cut off before it was sent.
+            Err(failure) if failure.is(Errno::EIO) && self.source.attr()?.size < end => {
+                return Err(shrunk());
+            }
+            // The object that is named is the target.
+            Err(failure) => return Err(failure.with("in reading the source")),
         }
         self.target.write_at(buffer, start)
     }
