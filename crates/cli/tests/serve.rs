@@ -175,6 +175,36 @@ fn a_configuration_file_is_read_and_read_again() {
 }
 
 #[test]
+fn directories_that_were_replaced_are_opened_again() {
+    let directory = TempDir::new().unwrap();
+    let (served, socket) = (directory.path().join("served"), directory.path().join("socket"));
+    let gone = directory.path().join("gone");
+    fs::create_dir(&served).unwrap();
+    let mut server = Serving::new(
+        Command::new(TOWLINE)
+            .args(["serve", "--dir", &format!("d={}", served.display()), "--listen"])
+            .arg(format!("unix://{}", socket.display()))
+            .stdin(Stdio::null()),
+    );
+    server.says("listening on unix://");
+    let url = |path: &str| format!("towline+unix:///{path}?socket={}", socket.display());
+    good(&["mkdir", &url("d/old")]);
+    fs::rename(&served, &gone).unwrap();
+    let again = |server: &mut Serving| {
+        server.signal(rustix::process::Signal::HUP);
+        server.says("read the configuration again");
+    };
+    // Nothing stands there: what was opened is kept.
+    again(&mut server);
+    assert_eq!(text(&["ls", &url("d")]), "old\n");
+    fs::create_dir_all(served.join("new")).unwrap();
+    assert_eq!(text(&["ls", &url("d")]), "old\n");
+    again(&mut server);
+    assert_eq!(text(&["ls", &url("d")]), "new\n");
+    server.end();
+}
+
+#[test]
 fn a_disk_with_other_options_is_the_same_disk() {
     let directory = TempDir::new().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();

@@ -4,8 +4,10 @@ use crate::config::{Export, ExportKind};
 use crate::stats::Statistics;
 use parking_lot::RwLock;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use towline_block::{ClientKey, Meter, Meters, RateLimit};
 use towline_session::Exports as Find;
 use towline_session::files::Terms;
@@ -13,6 +15,9 @@ use towline_session::state::State;
 use towline_store::FileStore;
 use towline_store::directory::DirectoryStore;
 use towline_store::memory::MemoryStore;
+
+/// How long a file system may take to say what stands at a path.
+const ANSWER: Duration = Duration::from_secs(5);
 
 struct Active {
     export: Export,
@@ -58,8 +63,8 @@ impl Exports {
         Ok(this)
     }
 
-    /// Opens what is not open yet of these exports; those that stay as they are keep their stores and
-    /// contents, and what is in memory does so, too, when its size changes.
+    /// Opens what is not open yet of these exports, or is another directory now; those that stay as they are keep
+    /// their stores and contents, and what is in memory does so, too, when its size changes.
     pub(crate) fn prepare(&self, exports: &[Export]) -> io::Result<NextExports> {
         let mut next: Vec<Active> = Vec::new();
         for export in exports {
@@ -76,6 +81,10 @@ impl Exports {
             }
             let old =
                 self.active.read().iter().find(|a| a.export == *export).map(|a| a.store.clone());
+            let old = old.filter(|store| match &export.kind {
+                ExportKind::Directory(path) => !is_replaced(store.as_ref(), path),
+                _ => true,
+            });
             let (store, memory) = match (old, &export.kind) {
                 (_, ExportKind::Memory(limit)) => {
                     let old = self.memory(name);
@@ -177,6 +186,22 @@ impl Exports {
             log::warn!("export \"{shown}\" is another directory than before: open files are lost");
             self.moved.write().push(name.to_vec());
         }
+    }
+}
+
+/// True when another directory stands at this path now than the root of its store: it was mounted anew, or renamed. A
+/// file system that does not answer in time is taken for what it was.
+fn is_replaced(store: &dyn FileStore, path: &Path) -> bool {
+    let (tell, told) = std::sync::mpsc::channel();
+    let path = path.to_owned();
+    let look = std::thread::Builder::new().spawn(move || {
+        // Nobody listens any more when it took too long.
+        let _ = tell.send(DirectoryStore::identity_at(&path));
+    });
+    let now = look.ok().and_then(|_| told.recv_timeout(ANSWER).ok());
+    match (now, store.root()) {
+        (Some(Ok(now)), Ok(root)) => now != root.identity(),
+        _ => false,
     }
 }
 

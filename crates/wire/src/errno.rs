@@ -204,7 +204,10 @@ mod tests {
         // Two were never given out.
         for number in (1..133).filter(|number| ![41, 58].contains(number)) {
             let errno = Errno(number);
-            assert!(errno.name().starts_with('E') && errno.text() != Errno(9999).text(), "{number}");
+            assert!(
+                errno.name().starts_with('E') && errno.text() != Errno(9999).text(),
+                "{number}"
+            );
         }
         assert_eq!(Errno(107).text(), "transport endpoint is not connected");
     }

@@ -81,7 +81,8 @@ done again, what was not is done once. New locks wait up to 30 s for clients tha
 After a restart of the machine nothing there is believed, and clients begin new sessions.
 
 Signals: TERM and INT end requests under way, tell clients and exit; HUP reads the exports of the
-configuration file again, and allows changes to a disk again whose flush had failed.
+configuration file again, opens directories again that were replaced or mounted anew, and allows
+changes to a disk again whose flush had failed.
 
 Exit status: 0 told to end, 1 could not start or failed, 2 wrong usage.";
 

@@ -12,7 +12,9 @@ use super::residency::Residency;
 use super::resolve::{Found, PARENT, Tree, is_name, proc_path};
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use parking_lot::Mutex;
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{
+    Access, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, StatxFlags,
+};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
@@ -61,6 +63,17 @@ impl DirectoryStore {
         }
         let server = Arc::new(ServerIdentity::of_this_thread()?);
         Ok(Self::of(root, server, read_only, foreign)?)
+    }
+
+    /// [`OpenFile::identity`] of the root of a store of this path, as the kernel remembers it: the file system
+    /// is not asked where that can be helped.
+    ///
+    /// # Errors
+    /// What `open(2)` and `statx(2)` say.
+    pub fn identity_at(path: &Path) -> std::io::Result<(u64, u64)> {
+        let root = rustix::fs::open(path, PARENT, Mode::empty())?;
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        Ok(identity_of(&rustix::fs::statx(&root, c"", flags, StatxFlags::INO)?))
     }
 
     fn of(
