@@ -1,0 +1,95 @@
+//! Bodies of requests: operations one after the other.
+
+use super::Request;
+use crate::codec::{Field, ProtocolError, Reader};
+use crate::limits::PATH_BYTES_MAX;
+use crate::list::{List, Listed};
+use smallvec::SmallVec;
+
+/// The operations of a request's body. Errors are an unknown tag, a cut field, a path longer than
+/// [`PATH_BYTES_MAX`] or with a zero byte, or one operation too many.
+pub type Operations<'a> = List<'a, Request<'a>>;
+
+impl<'a> Listed<'a> for Request<'a> {
+    const TOO_MANY: &'static str = "too many operations in one request";
+
+    fn read(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
+        let request = Self::decode(reader)?;
+        for path in request.paths() {
+            if path.len() > PATH_BYTES_MAX {
+                return Err(reader.error("path longer than the limit"));
+            }
+            if path.contains(&0) {
+                return Err(reader.error("zero byte in a path"));
+            }
+        }
+        Ok(request)
+    }
+
+    fn last(&self) -> Option<&'static str> {
+        None
+    }
+}
+
+/// Reads all operations of a request's body.
+///
+/// # Errors
+/// As [`Operations`]; or there are none.
+pub fn parse_compound(body: &[u8]) -> Result<SmallVec<[Request<'_>; 4]>, ProtocolError> {
+    let requests = Operations::of(body).collect::<Result<SmallVec<_>, _>>()?;
+    if requests.is_empty() {
+        return Err(Reader::new(body).error("request without operations"));
+    }
+    Ok(requests)
+}
+
+/// Reads the body of a request about disks, which stands alone.
+///
+/// # Errors
+/// As [`parse_compound`]; or it is not about disks, or something follows.
+pub fn parse_disk_request(body: &[u8]) -> Result<Request<'_>, ProtocolError> {
+    let mut reader = Reader::new(body);
+    let request = Request::decode(&mut reader)?;
+    if !reader.is_empty() || !Request::is_disk_tag(request.tag()) {
+        return Err(reader.error("more than one operation on a disk in a request"));
+    }
+    Ok(request)
+}
+
+/// Encodes operations as a request's body.
+#[must_use]
+pub fn encode_compound(requests: &[Request<'_>]) -> Vec<u8> {
+    let mut body = Vec::with_capacity(64 * requests.len());
+    append_compound(requests, &mut body);
+    body
+}
+
+/// Appends operations, encoded as a request's body.
+pub fn append_compound(requests: &[Request<'_>], body: &mut Vec<u8>) {
+    for request in requests {
+        request.encode(body);
+    }
+}
+
+impl Request<'_> {
+    /// Names in it; empty where there is none.
+    fn paths(&self) -> [&[u8]; 2] {
+        match self {
+            Self::Open { path, .. } | Self::Stat { path, .. } | Self::SetAttr { path, .. } => {
+                [path, b""]
+            }
+            Self::MakeDir { path, .. } | Self::MakeNode { path, .. } => [path, b""],
+            Self::Symlink { path, target, .. } => [path, target],
+            Self::ReadLink { path, .. } | Self::Unlink { path, .. } => [path, b""],
+            Self::Link { path, new_path, .. } | Self::Rename { path, new_path, .. } => {
+                [path, new_path]
+            }
+            Self::GetXattr { path, name, .. } | Self::SetXattr { path, name, .. } => [path, name],
+            Self::ListXattr { path, .. } | Self::Access { path, .. } => [path, b""],
+            Self::RemoveXattr { path, name, .. } => [path, name],
+            Self::Reclaim { export, path, .. } => [export, path],
+            Self::Attach { name } | Self::DiskOpen { name, .. } => [name, b""],
+            _ => [b"", b""],
+        }
+    }
+}
