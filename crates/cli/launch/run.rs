@@ -401,18 +401,17 @@ fn part(beginning: &Beginning, begun: &Begun) {
     let own = process();
     // The keeper begins when this process goes on. It would take the processor that this one comes from, and
     // the program would begin a millisecond later.
-    let mut pipe = [0u32; 2];
-    // SAFETY: two numbers are answered.
-    unsafe { call(PIPE2, [pipe.as_mut_ptr() as usize, CLOEXEC]) };
-    let [begins, begin] = pipe.map(|end| end as usize);
+    let pipe = pipe();
     // SAFETY: there is one thread.
-    match unsafe { orphan() } {
-        Some(Split::Orphan) => {
+    let split = pipe.and_then(|_| unsafe { orphan() });
+    match (split, pipe) {
+        (Some(Split::Orphan), Some([begins, begin])) => {
             close(begin);
             let _ = read(begins, &mut [0]);
+            close(begins);
             keep(beginning, begun, own);
         }
-        Some(Split::Own(between)) if has_succeeded(between) => {
+        (Some(Split::Own(between)), Some([_, begin])) if has_succeeded(between) => {
             close(begin);
             execute(beginning, begun);
         }
@@ -421,6 +420,13 @@ fn part(beginning: &Beginning, begun: &Begun) {
             close(begun.seen);
         }
     }
+}
+
+fn pipe() -> Option<[usize; 2]> {
+    let mut ends = [0u32; 2];
+    // SAFETY: two numbers are answered.
+    unsafe { call(PIPE2, [ends.as_mut_ptr() as usize, CLOEXEC]) }?;
+    Some(ends.map(|end| end as usize))
 }
 
 /// Waits for a child without a signal at its end.
@@ -435,7 +441,6 @@ fn has_succeeded(child: usize) -> bool {
 /// The command line `towline keep DIRECTORY PROCESS DESCRIPTOR`, in the place of the one that this process
 /// was started with.
 fn keep(beginning: &Beginning, begun: &Begun, program: u32) {
-    const SET_FLAGS: usize = 2;
     // Those of `run/fork.rs`, which the keeper holds: HUP, INT, QUIT, USR1, USR2, PIPE, TERM.
     let held = [1, 2, 3, 10, 12, 13, 15].iter().fold(0u64, |set, signal| set | 1 << (signal - 1));
     // SAFETY: as long as said; a new process leads no group; a descriptor of ours.
