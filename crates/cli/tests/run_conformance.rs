@@ -90,6 +90,11 @@ fn processes_and_locks_behave() {
     same(Libc::Shared, "processes.c", &[]);
 }
 
+#[test]
+fn limits_of_the_length_of_files_are_kept() {
+    same(Libc::Shared, "limits.c", &[]);
+}
+
 /// Over TCP, where nothing but the server says who may connect.
 #[test]
 fn processes_that_become_another_user_behave() {
@@ -295,9 +300,10 @@ fn libraries_load_from_there() {
     );
     write(
         "open.c",
-        "#include <dlfcn.h>\n#include <stdio.h>\nint main(int n, char **a) { (void)n; \
-         void *l = dlopen(a[1], RTLD_NOW); if (!l) { puts(dlerror()); return 1; } \
-         printf(\"%d\\n\", ((int (*)(void))dlsym(l, \"outer\"))()); }",
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdio.h>\nint main(int n, char **a) { (void)n; \
+         void *l = dlopen(a[1], RTLD_NOW), *f; if (!l) { puts(dlerror()); return 1; } \
+         Dl_info info; f = dlsym(l, \"outer\"); dladdr(f, &info); \
+         printf(\"%d %s\\n\", ((int (*)(void))f)(), info.dli_fname); }",
     );
     write(
         "apart.c",
@@ -322,7 +328,7 @@ fn libraries_load_from_there() {
         $HERE/open $AT/lib/none.so | grep -c 'No such file'";
     let output = under_run(&world, script);
     let said = String::from_utf8_lossy(&output.stdout).replace(world.path.to_str().unwrap(), "");
-    let wanted = "42 /at/bin/main\n42 /at/bin/origin\n42\n42\n42 /at/bin/main\n42\n1\n1\n";
+    let wanted = "42 /at/bin/main\n42 /at/bin/origin\n42 /at/lib/libouter.so\n42 /at/lib/libouter.so\n42 /at/bin/main\n42\n1\n1\n";
     assert_eq!(said, wanted, "{}", String::from_utf8_lossy(&output.stderr));
 }
 

@@ -322,6 +322,69 @@ fn check_tells_what_works() {
     }
 }
 
+/// Of a program that is started again and again, as some are for each window.
+#[test]
+fn unreached_programs_are_told_of_once() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let world = World::new();
+    let program = world.local("privileged");
+    fs::copy("/bin/true", &program).unwrap();
+    if chown(&program, Some(1), Some(1)).is_err() {
+        println!("SKIPPED: only root can make a program of somebody else setuid");
+        return;
+    }
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();
+    let name = program.to_str().unwrap();
+    let script = format!("cd {PREFIX} && {name} && {name} && {name}; exit $?");
+    let got = under_run(&world, &[], &["sh", "-c", &script]);
+    assert_eq!(got.status.code(), Some(0));
+    let told = text(&got.stderr);
+    assert_eq!(told.matches("/privileged is setuid").count(), 1, "{told}");
+}
+
+/// By their names, by those relative to a remote working directory, and by system calls without libc; but what a
+/// remote link leads to here can be.
+#[test]
+fn remote_files_cannot_be_watched() {
+    let world = World::new();
+    fs::write(world.local("served/f"), "text").unwrap();
+    fs::write(world.local("here"), "text").unwrap();
+    std::os::unix::fs::symlink(world.local("here"), world.local("served/out")).unwrap();
+    let source = r#"
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <errno.h>
+#include <sys/inotify.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int main(int count, char **names) {
+    int fd = inotify_init1(0);
+    union { struct file_handle handle; char room[256]; } to;
+    for (int i = 1; i < count; i++) {
+        int mount;
+        to.handle.handle_bytes = 128;
+        int by_libc = inotify_add_watch(fd, names[i], IN_MODIFY);
+        const char *error = by_libc < 0 ? strerrorname_np(errno) : "watched";
+        int by_call = syscall(SYS_inotify_add_watch, fd, names[i], IN_MODIFY);
+        int named = name_to_handle_at(AT_FDCWD, names[i], &to.handle, &mount, AT_SYMLINK_FOLLOW);
+        printf("%s %d %s\n", error, by_call == by_libc, named < 0 ? strerrorname_np(errno) : "named");
+    }
+}
+"#;
+    fs::write(world.local("watch.c"), source).unwrap();
+    let program = world.local("watch");
+    let built = finish(Command::new("cc").arg("-o").args([&program, &world.local("watch.c")]));
+    assert!(built.status.success(), "{}", text(&built.stderr));
+    let script = format!("cd {PREFIX} && {} . f {PREFIX} none out", program.display());
+    let got = under_run(&world, &[], &["sh", "-c", &script]);
+    let refused = "ENOENT 1 EOPNOTSUPP\n".repeat(3);
+    let found = text(&got.stdout);
+    let local = found.strip_prefix(&format!("{refused}ENOENT 1 ENOENT\n"));
+    assert!(local.is_some_and(|rest| rest.starts_with("watched 1 ")), "{found}");
+}
+
 #[test]
 fn go_programs_work_with_libc_and_without() {
     if std::env::var_os("TOWLINE_LONG").is_none() || !has_trap() {

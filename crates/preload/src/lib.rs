@@ -23,6 +23,7 @@ mod hooks;
 mod known;
 mod languages;
 mod lasting;
+mod limits;
 mod mirror;
 mod moved;
 mod opened;

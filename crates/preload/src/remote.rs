@@ -5,7 +5,7 @@
 
 use crate::descriptors::{self, Open, Own};
 use crate::start::{self, Target};
-use crate::{closing, fresh, guard, opened, own, process};
+use crate::{closing, fresh, guard, limits, opened, own, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
@@ -388,6 +388,13 @@ fn put(open: Open, data: &[u8], at: u64, appends: bool) -> Result<(usize, i64), 
     if data.is_empty() {
         return Ok((0, at as i64));
     }
+    let data = match limits::file_bytes() {
+        None => data,
+        Some(limit) => {
+            let from = if appends { with(open, File::stat)?.size } else { at };
+            &data[..limits::room(limit, from, data.len())?]
+        }
+    };
     let (count, at) = with(open, |file| {
         let (count, at) = if appends {
             file.append(&data[..data.len().min(APPEND_BYTES_MAX)])?

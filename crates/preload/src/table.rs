@@ -5,14 +5,15 @@
 //! written with all that they may have: both calling conventions pass them alike.
 
 use crate::hooks::{
-    aio, attributes, copies, directories, exec, files, fts, identity, io, locks, maps, messages,
-    misc, names, numbers, remap, sockets, spawn, status, streams, trees, walks, words, xattr,
+    aio, attributes, copies, directories, exec, files, fts, identity, io, libraries, locks, maps,
+    messages, misc, names, numbers, remap, sockets, spawn, status, streams, trees, walks, watches,
+    words, xattr,
 };
 use crate::trap::{masks, threads};
 use libc::{
-    DIR, FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, dev_t, dirent64, gid_t, iovec,
-    mode_t, off64_t, pid_t, size_t, ssize_t, stat64, statfs64, statvfs64, timespec, timeval, uid_t,
-    utimbuf,
+    DIR, Dl_info, FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, dev_t, dirent64, gid_t,
+    iovec, mode_t, off64_t, pid_t, size_t, ssize_t, stat64, statfs64, statvfs64, timespec, timeval,
+    uid_t, utimbuf,
 };
 
 macro_rules! exported {
@@ -153,6 +154,11 @@ hooks! {
     [dup2 __dup2] (from: c_int, to: c_int) -> c_int => files::dup2;
     [dup3] (from: c_int, to: c_int, flags: c_int) -> c_int => files::dup3;
     [fcntl fcntl64 __fcntl] (fd: c_int, command: c_int, argument: c_ulong) -> c_int => files::fcntl;
+    [dladdr] (address: *const c_void, info: *mut Dl_info) -> c_int => libraries::dladdr;
+    [dladdr1] (address: *const c_void, info: *mut Dl_info, more: *mut *mut c_void, flags: c_int) -> c_int => libraries::dladdr1;
+    [inotify_add_watch] (fd: c_int, path: *const c_char, mask: u32) -> c_int => watches::inotify_add_watch;
+    [fanotify_mark] (fd: c_int, flags: c_uint, mask: u64, at: c_int, path: *const c_char) -> c_int => watches::fanotify_mark;
+    [name_to_handle_at] (at: c_int, path: *const c_char, handle: *mut c_void, mount: *mut c_int, flags: c_int) -> c_int => watches::name_to_handle_at;
     [ioctl] (fd: c_int, request: c_ulong, argument: c_ulong) -> c_int => misc::ioctl;
     [recvmmsg] (fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int, time: *mut timespec) -> c_int => misc::recvmmsg;
     [sendmmsg] (fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int) -> c_int => misc::sendmmsg;

@@ -2,6 +2,7 @@
 
 use crate::check::{Verdict, examine, find};
 use crate::report::{Outcome, Report};
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::Read;
@@ -107,12 +108,19 @@ pub(super) struct Notices {
     file: Option<File>,
     /// The beginning of a line.
     rest: Vec<u8>,
+    /// What was told of programs that were started all the same, some of them again and again.
+    told: HashSet<Vec<u8>>,
 }
 
 impl Notices {
     /// Of a run with this folder of placeholders.
     pub(super) fn new(placeholders: &Path) -> Self {
-        Self { path: placeholders.join(NOTICES), file: None, rest: Vec::new() }
+        Self {
+            path: placeholders.join(NOTICES),
+            file: None,
+            rest: Vec::new(),
+            told: HashSet::new(),
+        }
     }
 
     /// Prints what is new.
@@ -127,7 +135,9 @@ impl Notices {
             let line: Vec<u8> = self.rest.drain(..=end).collect();
             let (obstacle, program, is_refused) = match Note::parse(&line[..end]) {
                 Some(Note::Refused { obstacle, program }) => (obstacle, program, true),
-                Some(Note::Unreached { obstacle, program }) => (obstacle, program, false),
+                Some(Note::Unreached { obstacle, program }) if self.told.insert(line) => {
+                    (obstacle, program, false)
+                }
                 _ => continue,
             };
             if let Some(obstacle) = Obstacle::from_code(&obstacle) {

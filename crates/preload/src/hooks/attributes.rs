@@ -4,7 +4,7 @@ use super::by_path;
 use crate::descriptors;
 use crate::guard::ours;
 use crate::table::real;
-use crate::{fresh, remote, start};
+use crate::{fresh, limits, remote, start};
 use libc::{c_char, c_int, gid_t, mode_t, off64_t, timespec, timeval, uid_t, utimbuf};
 use towline_client::SetAttr;
 use towline_wire::Timestamp;
@@ -17,8 +17,13 @@ unsafe fn set(
     set: SetAttr,
     local: impl Fn(c_int, *const c_char) -> c_int,
 ) -> c_int {
-    let remote =
-        |at: &crate::place::At| at.with(|base, path| base.set_attr(path, follow, &set)).map(|_| 0);
+    let remote = |at: &crate::place::At| {
+        if let Some(size) = set.size {
+            let now = || at.with(|base, path| base.stat_path(path, follow)).map(|attr| attr.size);
+            limits::check(size, now)?;
+        }
+        at.with(|base, path| base.set_attr(path, follow, &set)).map(|_| 0)
+    };
     // SAFETY: as the program says.
     unsafe { by_path(at, path, follow, local, remote) }
 }

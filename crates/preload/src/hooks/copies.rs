@@ -3,8 +3,8 @@
 use super::io::{CALL_BYTES_MAX, lseek, pread, pwrite, read, write};
 use crate::descriptors::{self, Open};
 use crate::guard::{checked, errno, finish, ours, set_errno};
-use crate::remote;
 use crate::table::real;
+use crate::{limits, remote};
 use libc::{c_int, c_uint, off64_t, size_t, ssize_t};
 use std::sync::atomic::Ordering;
 
@@ -217,6 +217,10 @@ pub(crate) unsafe fn copy_file_range(
             return Err(libc::EINVAL);
         };
         let count = count.min(CALL_BYTES_MAX) as u64;
+        let count = match limits::file_bytes() {
+            None => count,
+            Some(limit) => limits::room(limit, w, count as usize)? as u64,
+        };
         let handle = target.entry.handle.load(Ordering::Relaxed);
         let client = remote::client(mount(source) as usize)?;
         super::maps::write_back_file(source);

@@ -4,7 +4,7 @@ use super::maps;
 use crate::descriptors::{self, Open};
 use crate::guard::{inside, ours};
 use crate::table::real;
-use crate::{fresh, remote};
+use crate::{fresh, limits, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
 use towline_client::{File, SetAttr};
 use towline_wire::request::sync_kind;
@@ -302,6 +302,7 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
             if flags & libc::O_ACCMODE == libc::O_RDONLY {
                 return Err(libc::EINVAL);
             }
+            limits::check(size, || remote::with(open, File::stat).map(|attr| attr.size))?;
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             let before = if maps::is_any() { remote::with(open, File::stat)?.size } else { 0 };
             remote::with(open, |file| file.set_attr(b"", true, &set))?;
@@ -359,6 +360,10 @@ pub(crate) unsafe fn sync_file_range(
 fn allocate(open: Open, mode: c_int, from: off64_t, length: off64_t) -> Result<(), i32> {
     let from = u64::try_from(from).map_err(|_| libc::EINVAL)?;
     let length = u64::try_from(length).ok().filter(|length| *length > 0).ok_or(libc::EINVAL)?;
+    if mode & libc::FALLOC_FL_KEEP_SIZE == 0 {
+        let end = from.saturating_add(length);
+        limits::check(end, || remote::with(open, File::stat).map(|attr| attr.size))?;
+    }
     maps::changing(open, || remote::with(open, |file| file.allocate(mode as u32, from, length)))
 }
 

@@ -1,9 +1,11 @@
-//! `dlopen` and `dlmopen` of libraries that are remote.
+//! `dlopen` and `dlmopen` of libraries that are remote, and the names by which these know themselves.
 
 use crate::guard::inside;
+use crate::table::real;
 use crate::{mirror, place};
-use libc::{c_char, c_void};
+use libc::{Dl_info, c_char, c_int, c_void};
 use std::ffi::CStr;
+use std::sync::Mutex;
 
 /// What is to be opened, and libc's function that does it.
 #[repr(C)]
@@ -59,6 +61,52 @@ unsafe fn local_copy(path: *const c_char) -> Option<*const c_char> {
         Ok(copy.leak().as_ptr().cast::<c_char>())
     })
     .ok()
+}
+
+/// Whom an address belongs to: a remote library by its own name. Some look for their files beside it.
+pub(crate) unsafe fn dladdr(address: *const c_void, info: *mut Dl_info) -> c_int {
+    // SAFETY: as the program says; libc has filled in what it tells of.
+    unsafe { with_own_name(real::dladdr(address, info), info) }
+}
+
+/// The same with more of what the loader knows.
+pub(crate) unsafe fn dladdr1(
+    address: *const c_void,
+    info: *mut Dl_info,
+    more: *mut *mut c_void,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the program says; libc has filled in what it tells of.
+    unsafe { with_own_name(real::dladdr1(address, info, more, flags), info) }
+}
+
+/// # Safety
+/// `info` is filled in when something was found.
+unsafe fn with_own_name(found: c_int, info: *mut Dl_info) -> c_int {
+    /// Programs may keep the names as long as they like: one for each library.
+    static NAMES: Mutex<Vec<(usize, Vec<u8>)>> = Mutex::new(Vec::new());
+    if found != 0 && !crate::start::mounts().is_empty() {
+        // SAFETY: as the caller says.
+        let name = unsafe { &mut (*info).dli_fname };
+        if !name.is_null() {
+            // SAFETY: the loader's name of the library.
+            let copy = unsafe { CStr::from_ptr(*name) }.to_bytes();
+            let own = inside(|| {
+                let original = mirror::original(copy).ok_or(libc::ENOENT)?;
+                let mut names = NAMES.lock().map_err(|_| libc::EIO)?;
+                if let Some((at, _)) = names.iter().find(|(_, known)| *known == original) {
+                    return Ok(*at);
+                }
+                let text = [&original[..], b"\0"].concat().leak().as_ptr() as usize;
+                names.push((text, original));
+                Ok(text)
+            });
+            if let Ok(own) = own {
+                *name = own as *const c_char;
+            }
+        }
+    }
+    found
 }
 
 /// The loader's search path.

@@ -30,6 +30,7 @@ pub(crate) mod streams;
 pub(crate) mod touched;
 pub(crate) mod trees;
 pub(crate) mod walks;
+pub(crate) mod watches;
 pub(crate) mod words;
 pub(crate) mod xattr;
 

@@ -3,7 +3,7 @@
 
 use super::{
     attributes, by_path, copies, directories, exec, files, identity, io, locks, maps, misc, names,
-    remap, status, xattr,
+    remap, status, watches, xattr,
 };
 use crate::guard::{self, errno, finish, set_errno};
 use crate::table::real;
@@ -214,6 +214,13 @@ calls! {
     #[cfg(target_arch = "x86_64")]
     SYS_readlink => Subject::Path(HERE, a), names::readlink(a as _, b as _, c);
     SYS_readlinkat => Subject::Path(a, b), names::readlinkat(a as _, b as _, c as _, d);
+
+    SYS_inotify_add_watch
+        => Subject::Path(HERE, b), watches::inotify_add_watch(a as _, b as _, c as _);
+    SYS_fanotify_mark => Subject::Path(d, e),
+        watches::fanotify_mark(a as _, b as _, c as _, d as _, e as _);
+    SYS_name_to_handle_at => Subject::Path(a, b),
+        watches::name_to_handle_at(a as _, b as _, c as _, d as _, e as _);
 
     // Directories
     SYS_chdir => Subject::Always, directories::chdir(a as _);
