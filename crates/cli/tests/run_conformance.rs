@@ -71,6 +71,11 @@ fn what_is_closed_is_closed_on_the_server() {
 }
 
 #[test]
+fn handlers_of_sigsys_behave() {
+    same(Libc::Shared, "sigsys.c", &[]);
+}
+
+#[test]
 fn streams_behave() {
     same(Libc::Shared, "streams.c", &[]);
 }

@@ -57,6 +57,13 @@ fn handlers_of_signals_behave() {
 }
 
 #[test]
+fn handlers_of_sigsys_behave() {
+    for libc in [Libc::Static, Libc::Musl, Libc::StaticMusl] {
+        same_as_guest(libc, "sigsys.c");
+    }
+}
+
+#[test]
 fn mappings_and_moved_directories_behave() {
     same_as_guest(Libc::Static, "moved.c");
     same_as_guest(Libc::Static, "mapped.c");

@@ -95,9 +95,23 @@ pub(crate) fn handled(signal: i32, now: Disposition) {
     set(&HANDLED, now.has_handler);
 }
 
+/// Notes whether the program has a handler of `SIGSYS`, where the kernel has ours (`trap/chained.rs`). That one is put
+/// back like others, but never held up by a mask: the kernel ends who has it blocked when a filter traps a call.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn handled_trap(has_handler: bool, interrupts: bool) {
+    for (set, on) in [(&INTERRUPTING, has_handler && interrupts), (&HANDLED, has_handler)] {
+        match on {
+            true => set.fetch_or(TRAP_BIT, Ordering::Relaxed),
+            false => set.fetch_and(!TRAP_BIT, Ordering::Relaxed),
+        };
+    }
+}
+
+const TRAP_BIT: u64 = 1 << (libc::SIGSYS - 1);
+
 /// Signals with handlers, as sets.
 pub(crate) struct Handled {
-    /// All of them.
+    /// All that a mask may hold up.
     pub(crate) all: u64,
     /// Those that end a call that waits.
     pub(crate) interrupting: u64,
@@ -108,13 +122,17 @@ pub(crate) struct Handled {
 /// Those that wait while we hold locks.
 pub(crate) fn handled_signals() -> Handled {
     let load = |set: &AtomicU64| set.load(Ordering::Relaxed);
-    Handled { all: load(&HANDLED), interrupting: load(&INTERRUPTING), masked: load(&MASKED) }
+    Handled {
+        all: load(&HANDLED) & !TRAP_BIT,
+        interrupting: load(&INTERRUPTING),
+        masked: load(&MASKED),
+    }
 }
 
 /// Runs `work` while signals with handlers are held up by a mask: for what must not be interrupted at
 /// all, or where no handler may run even for a moment.
 pub(crate) fn masked<T>(work: impl FnOnce() -> T) -> T {
-    let before = mask(libc::SIG_BLOCK, HANDLED.load(Ordering::Relaxed));
+    let before = mask(libc::SIG_BLOCK, handled_signals().all);
     let result = work();
     mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
     result
@@ -192,7 +210,7 @@ fn enter() {
 
 /// Waits until no other thread is inside: the child would find its locks taken for ever.
 pub(crate) fn before_fork() {
-    FORKING_MASK.store(mask(libc::SIG_BLOCK, HANDLED.load(Ordering::Relaxed)), Ordering::Relaxed);
+    FORKING_MASK.store(mask(libc::SIG_BLOCK, handled_signals().all), Ordering::Relaxed);
     GATE.fetch_or(FORKING, Ordering::AcqRel);
     let own = u32::from(is_inside());
     for _ in 0..FORK_PAUSES {

@@ -116,8 +116,11 @@ unsafe extern "C-unwind" fn arrive(signal: c_int, info: *mut siginfo_t, context:
     }
 }
 
-/// False where the kernel does not take it back.
-unsafe fn put_back(signal: c_int, info: *mut siginfo_t, context: *mut c_void) -> bool {
+/// Blocks a signal that came and sends it again; false where the kernel does not take it back.
+///
+/// # Safety
+/// To be called by a handler, with what it got.
+pub(crate) unsafe fn put_back(signal: c_int, info: *mut siginfo_t, context: *mut c_void) -> bool {
     // SAFETY: plain calls; the structure is the kernel's. The signal is blocked while its handler runs.
     let sent = unsafe {
         let process = system_call(libc::SYS_getpid, [0; 6]) as usize;

@@ -102,7 +102,7 @@ impl Wait {
     ) -> Result<T, i32> {
         let handled = handled_signals();
         // Ours, too, would be given the stack that a trapped call has left.
-        let masked = if is_trapped() { handled.all } else { handled.masked };
+        let masked = if is_trapped() { handled.all | masks::held_up() } else { handled.masked };
         if masked != 0 {
             self.held_up = Some(HeldUp::new(masked & !self.blocked)?);
         }

@@ -1,7 +1,7 @@
 //! What a guest asks the kernel for: each of its system calls comes here.
 
 use super::switch::{self, Thread};
-use super::{frame, heap, threads};
+use super::{deliver, frame, heap, threads};
 use crate::guard::{errno, handled_signals, mask, set_quiet, system_call};
 use crate::hooks::numbers::{self, Arguments, Whose};
 use crate::trap::chained;
@@ -13,14 +13,19 @@ use libc::{c_int, c_long, c_void, siginfo_t, ucontext_t};
 /// Longest that the instruction of a system call is.
 const CALL_BYTES: i64 = 2;
 
-/// The handler of `SIGSYS`, with our FS and all signals blocked.
-pub(super) unsafe extern "C" fn answer(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+/// The handler of `SIGSYS`, with our FS and all signals blocked. `in_guest`: it did not come to our own code.
+pub(super) unsafe extern "C" fn answer(
+    _: c_int,
+    info: *mut siginfo_t,
+    context: *mut c_void,
+    in_guest: bool,
+) {
     // SAFETY: the kernel lends both.
     unsafe {
-        if (*info).si_code != SYS_USER_DISPATCH {
-            return chained::pass_on_to_guest(signal);
-        }
         let context = &mut *context.cast::<ucontext_t>();
+        if (*info).si_code != SYS_USER_DISPATCH {
+            return deliver::deliver(info, context, in_guest);
+        }
         if handler::is_narrow(info) {
             context.uc_mcontext.gregs[libc::REG_RAX as usize] = -i64::from(libc::ENOSYS);
             return;
@@ -179,7 +184,10 @@ unsafe fn any_other(
             switch::pass(context);
             return None;
         }
-        let result = system_call(number, arguments);
+        let Some(result) = deliver::filtered(|| system_call(number, arguments)) else {
+            switch::pass(context);
+            return None;
+        };
         if whose == Whose::Looked && result == -(libc::ENOENT as isize) {
             return ours(context, number, arguments);
         }
@@ -249,18 +257,25 @@ unsafe fn waits_for_others(number: c_long, arguments: Arguments) -> bool {
 unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -> Option<isize> {
     // SAFETY: the kernel's sets have 8 bytes, libc's begin with them.
     let blocked = unsafe { (&raw const context.uc_sigmask).cast::<u64>().read() };
-    mask(libc::SIG_SETMASK, masks::without(blocked | handled_signals().all));
+    mask(libc::SIG_SETMASK, masks::with_trap(blocked | handled_signals().all));
     let quiet = set_quiet(true);
-    let result = waits::answering(blocked, || {
+    let answered = || {
         // SAFETY: as the guest says.
         let done = stack::on_own(|| match unsafe { numbers::carry_out(number, arguments) } {
             -1 => -(errno() as isize),
             result => result as isize,
         });
         done.unwrap_or(-(libc::ENOMEM as isize))
-    });
+    };
+    // SAFETY: the thread is one of a guest.
+    let result = unsafe { deliver::filtered(|| waits::answering(blocked, answered)) };
     set_quiet(quiet);
-    mask(libc::SIG_SETMASK, masks::without(u64::MAX));
+    mask(libc::SIG_SETMASK, u64::MAX);
+    let Some(result) = result else {
+        // SAFETY: the context of a trapped call.
+        unsafe { switch::pass(context) };
+        return None;
+    };
     if result == -(waits::RESTART as isize) {
         // When the handlers have run.
         return begin_anew(context);

@@ -15,6 +15,7 @@
 //! libc goes on with mappings).
 
 mod calls;
+mod deliver;
 mod first;
 mod frame;
 mod heap;
@@ -226,7 +227,7 @@ unsafe fn prepare(given: &first::Given, path: &'static [u8]) -> Result<(Thread, 
         let name = [&name[..name.len().min(15)], b"\0"].concat();
         let call = [libc::PR_SET_NAME as usize, name.as_ptr() as usize, 0, 0, 0, 0];
         checked(libc::SYS_prctl, call)?;
-        let blocked = guard::mask(libc::SIG_SETMASK, masks::without_trap(u64::MAX));
+        let blocked = guard::mask(libc::SIG_SETMASK, u64::MAX);
         install()?;
         let thread = Thread::new(0, true)?;
         let mut context: ucontext_t = std::mem::zeroed();
@@ -257,7 +258,7 @@ fn install() -> Result<(), i32> {
     let call = [libc::SIGSYS as usize, places[0], places[1], masks::SET_BYTES, 0, 0];
     // SAFETY: both outlive the call; the handler is for what is trapped from now on.
     unsafe { checked(libc::SYS_rt_sigaction, call) }?;
-    chained::exchange(Some(KernelAction { restorer: 0, ..old }));
+    chained::exchange(KernelAction { restorer: 0, ..old });
     trap::hosts_a_guest();
     Ok(())
 }

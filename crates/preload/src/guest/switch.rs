@@ -35,6 +35,10 @@ pub(super) struct Thread {
     pub(super) spare: usize,
     /// The process's first thread: when it ends others may go on.
     pub(super) is_first: bool,
+    /// A filter of the guest's own trapped a call of ours.
+    pub(super) is_refused: bool,
+    /// What a handler of `SIGSYS` begins with, and the frame that it finds.
+    pub(super) begins: Option<Box<(ucontext_t, Vec<u8>)>>,
 }
 
 const _: () = assert!(
@@ -51,6 +55,12 @@ unsafe extern "C" {
     static towline_guest_pass: u8;
     fn towline_guest_signal();
     fn towline_guest_enter(context: *const ucontext_t);
+    fn towline_guest_handle(
+        target: usize,
+        source: *const u8,
+        bytes: usize,
+        context: *const ucontext_t,
+    ) -> !;
     fn towline_guest_leave() -> !;
     fn towline_guest_wait(number: i64, arguments: *const usize) -> isize;
 }
@@ -66,14 +76,21 @@ global_asm!(
     ".globl towline_guest_signal",
     "towline_guest_signal:",
     "mov rax, gs:[16]",
+    "movzx ecx, byte ptr [rax]",
     "mov byte ptr [rax], 0",
     "mov rax, gs:[0]",
     "wrfsbase rax",
     "cld",
-    "sub rsp, 8",
+    "push rcx",
     "call {answer}",
+    "pop rcx",
     // With the kernel's return address, as `rt_sigreturn` wants to find it.
-    "add rsp, 16",
+    "add rsp, 8",
+    "test ecx, ecx",
+    "jnz 2f",
+    // To our own code.
+    "mov eax, 15",
+    "syscall",
     // To the guest, with the registers of the context that the stack begins with.
     "2:",
     "mov rax, gs:[8]",
@@ -106,6 +123,16 @@ global_asm!(
     "push r15",
     "mov gs:[24], rsp",
     "mov rsp, rdi",
+    "jmp 2b",
+    // (target, source, bytes, context): puts a frame into a stack of the guest, maybe over the one that we are on, and goes
+    // on with the registers of the context.
+    ".hidden towline_guest_handle",
+    ".globl towline_guest_handle",
+    "towline_guest_handle:",
+    "mov r8, rcx",
+    "mov rcx, rdx",
+    "rep movsb",
+    "mov rsp, r8",
     "jmp 2b",
     // Back from it, to whoever called that.
     ".hidden towline_guest_leave",
@@ -213,6 +240,8 @@ impl Thread {
             unmaps: 0..0,
             spare,
             is_first,
+            is_refused: false,
+            begins: None,
         })
     }
 
@@ -273,6 +302,16 @@ impl Thread {
     pub(super) unsafe fn enter(&mut self, context: &ucontext_t) {
         // SAFETY: as the caller says.
         unsafe { towline_guest_enter(context) };
+    }
+
+    /// Goes on with the registers of `begins`, when its frame is in its place.
+    ///
+    /// # Safety
+    /// As for [`Self::enter`], from within a handler of ours to which nobody comes back; the place is the guest's.
+    pub(super) unsafe fn handle(place: usize, begins: &(ucontext_t, Vec<u8>)) -> ! {
+        let (context, frame) = begins;
+        // SAFETY: as the caller says.
+        unsafe { towline_guest_handle(place, frame.as_ptr(), frame.len(), context) }
     }
 
     /// Ends what [`Self::enter`] began, from within a trapped call, with all signals blocked.

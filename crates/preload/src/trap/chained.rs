@@ -1,11 +1,9 @@
 //! What the program wants to happen on `SIGSYS`: the kernel has our handler while calls are trapped,
 //! which passes on what it did not cause.
 
-#[cfg(target_arch = "x86_64")]
-use crate::guard::{Disposition, checked, system_call};
-use libc::{c_int, sigaction};
-#[cfg(target_arch = "x86_64")]
-use libc::{c_void, siginfo_t};
+use crate::guard::{self, Disposition, checked, system_call};
+use crate::handlers;
+use libc::{c_int, c_void, sigaction, siginfo_t};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -22,24 +20,53 @@ pub(crate) struct KernelAction {
 static HANDLER: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 static FLAGS: AtomicU64 = AtomicU64::new(0);
 static MASK: AtomicU64 = AtomicU64::new(0);
+static RESTORER: AtomicUsize = AtomicUsize::new(0);
 /// Of those who change it; the handler of signals reads without.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// Notes the program's disposition and gives the one before.
-pub(crate) fn exchange(new: Option<KernelAction>) -> KernelAction {
-    let _changing = CHANGING.lock();
-    let old = KernelAction {
+/// The program's disposition.
+pub(crate) fn now() -> KernelAction {
+    KernelAction {
         handler: HANDLER.load(Ordering::Acquire),
         flags: FLAGS.load(Ordering::Relaxed),
-        restorer: 0,
+        restorer: RESTORER.load(Ordering::Relaxed),
         mask: MASK.load(Ordering::Relaxed),
-    };
-    if let Some(new) = new {
-        FLAGS.store(new.flags, Ordering::Relaxed);
-        MASK.store(new.mask, Ordering::Relaxed);
-        HANDLER.store(new.handler, Ordering::Release);
     }
-    old
+}
+
+/// Notes the program's disposition and gives the one before.
+pub(crate) fn exchange(new: KernelAction) -> KernelAction {
+    // The program's handler may want the lock.
+    let blocked = guard::mask(libc::SIG_BLOCK, super::masks::with_trap(0));
+    let changing = CHANGING.lock();
+    let before = now();
+    FLAGS.store(new.flags, Ordering::Relaxed);
+    MASK.store(new.mask, Ordering::Relaxed);
+    RESTORER.store(new.restorer, Ordering::Relaxed);
+    HANDLER.store(new.handler, Ordering::Release);
+    let has_handler = crate::hooks::misc::is_handler(new.handler);
+    let restarts = !has_handler || new.flags & libc::SA_RESTART as u64 != 0;
+    guard::handled_trap(has_handler, !restarts);
+    let mut ours = KernelAction::default();
+    let set = |new, old| [libc::SIGSYS as usize, new, old, super::masks::SET_BYTES, 0, 0];
+    // SAFETY: our own disposition, but for whether calls that it interrupts are begun again.
+    unsafe {
+        let _ = checked(libc::SYS_rt_sigaction, set(0, &raw mut ours as usize));
+        ours.flags &= !(libc::SA_RESTART as u64);
+        ours.flags |= if restarts { libc::SA_RESTART as u64 } else { 0 };
+        let _ = checked(libc::SYS_rt_sigaction, set(&raw const ours as usize, 0));
+    }
+    drop(changing);
+    guard::mask(libc::SIG_SETMASK, blocked);
+    before
+}
+
+/// To be called when the program's handler is: it may be for once.
+pub(crate) fn is_called(action: &KernelAction) {
+    if action.flags & u64::from(libc::SA_RESETHAND as u32) != 0 {
+        let (once, none) = (action.handler, libc::SIG_DFL);
+        let _ = HANDLER.compare_exchange(once, none, Ordering::AcqRel, Ordering::Relaxed);
+    }
 }
 
 /// `sigaction` of `SIGSYS` in an armed process; `None`: for libc.
@@ -62,7 +89,7 @@ pub(crate) unsafe fn sigaction_of_program(
             restorer: 0,
             mask: (&raw const new.sa_mask).cast::<u64>().read(),
         });
-        let before = exchange(asked);
+        let before = asked.map_or_else(now, exchange);
         if let Some(old) = old.as_mut() {
             *old = std::mem::zeroed();
             old.sa_sigaction = before.handler;
@@ -79,15 +106,27 @@ pub(crate) fn signal_of_program(signal: c_int, handler: usize) -> Option<usize> 
         return None;
     }
     let flags = libc::SA_RESTART as u64;
-    Some(exchange(Some(KernelAction { handler, flags, restorer: 0, mask: 0 })).handler)
+    Some(exchange(KernelAction { handler, flags, restorer: 0, mask: 0 }).handler)
 }
 
-/// [`pass_on`] to a guest, whose handler cannot be called with our FS: only what has none is done.
-#[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn pass_on_to_guest(signal: c_int) {
-    if exchange(None).handler == libc::SIG_DFL {
-        // SAFETY: there is no handler that would want the rest.
-        unsafe { pass_on(signal, std::ptr::null_mut(), std::ptr::null_mut()) };
+/// `si_code` of a system call that a filter of the program's own trapped (`seccomp`).
+pub(crate) const SYS_SECCOMP: c_int = 1;
+
+/// What a `SIGSYS` that is not of our making does where the program has no handler for it: it is ignored, or the process
+/// ends. What a filter has trapped cannot be ignored.
+pub(crate) fn without_handler(handler: usize, code: c_int) {
+    if handler == libc::SIG_IGN && code != SYS_SECCOMP {
+        return;
+    }
+    let signal = libc::SIGSYS as usize;
+    let ends = KernelAction::default();
+    let set = [signal, &raw const ends as usize, 0, super::masks::SET_BYTES, 0, 0];
+    // SAFETY: the default, which ends the process, for a signal that is sent at once.
+    unsafe {
+        let _ = checked(libc::SYS_rt_sigaction, set);
+        let own = system_call(libc::SYS_getpid, [0; 6]) as usize;
+        let thread = system_call(libc::SYS_gettid, [0; 6]) as usize;
+        system_call(libc::SYS_tgkill, [own, thread, signal, 0, 0, 0]);
     }
 }
 
@@ -95,36 +134,33 @@ pub(crate) unsafe fn pass_on_to_guest(signal: c_int) {
 ///
 /// # Safety
 /// To be called by the handler of signals, with what it got.
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    let KernelAction { handler, flags, .. } = exchange(None);
-    match handler {
-        libc::SIG_IGN => {}
-        libc::SIG_DFL => {
-            let ends = KernelAction::default();
-            let set = [signal as usize, &raw const ends as usize, 0, super::masks::SET_BYTES, 0, 0];
-            // SAFETY: the default, which ends the process, for a signal that is sent at once.
-            unsafe {
-                let _ = checked(libc::SYS_rt_sigaction, set);
-                let own = system_call(libc::SYS_getpid, [0; 6]) as usize;
-                let thread = system_call(libc::SYS_gettid, [0; 6]) as usize;
-                system_call(libc::SYS_tgkill, [own, thread, signal as usize, 0, 0, 0]);
-            }
+    let action = now();
+    // SAFETY: the kernel's.
+    let code = unsafe { (*info).si_code };
+    if !crate::hooks::misc::is_handler(action.handler) {
+        return without_handler(action.handler, code);
+    }
+    if code <= 0 && guard::is_quiet() {
+        guard::mask(libc::SIG_BLOCK, super::masks::with_trap(0));
+        // SAFETY: as the caller says.
+        if unsafe { handlers::put_back(signal, info, context) } {
+            return;
         }
-        handler if flags & libc::SA_SIGINFO as u64 != 0 => {
-            // SAFETY: the program gave a function of this kind.
-            unsafe {
-                let handler: unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
-                    std::mem::transmute(handler);
-                handler(signal, info, context);
-            }
-        }
-        handler => {
-            // SAFETY: the program gave a function of this kind.
-            unsafe {
-                let handler: unsafe extern "C" fn(c_int) = std::mem::transmute(handler);
-                handler(signal);
-            }
+        super::masks::let_in();
+    }
+    is_called(&action);
+    // Until our own handler returns.
+    guard::mask(libc::SIG_BLOCK, super::masks::without_trap(action.mask));
+    // SAFETY: the program gave a function of the kind that it said.
+    unsafe {
+        if action.flags & libc::SA_SIGINFO as u64 != 0 {
+            let handler: unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void) =
+                std::mem::transmute(action.handler);
+            handler(signal, info, context);
+        } else {
+            let handler: unsafe extern "C" fn(c_int) = std::mem::transmute(action.handler);
+            handler(signal);
         }
     }
 }
@@ -133,7 +169,6 @@ pub(crate) unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut 
 ///
 /// # Safety
 /// As for that system call.
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Arguments) -> isize {
     let [signal, new, old, bytes, ..] = arguments;
     let result = if bytes != super::masks::SET_BYTES {
@@ -141,9 +176,9 @@ pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Argument
     } else {
         // SAFETY: null or a disposition, as the caller says.
         let asked = unsafe { (new as *const KernelAction).as_ref() }.copied();
-        let asked = asked.map(|a| KernelAction { mask: super::masks::without(a.mask), ..a });
+        let asked = asked.map(|a| KernelAction { mask: super::masks::without_trap(a.mask), ..a });
         if signal as c_int == libc::SIGSYS {
-            let before = exchange(asked);
+            let before = asked.map_or_else(now, exchange);
             // SAFETY: null or room for one, as the caller says.
             if let Some(old) = unsafe { (old as *mut KernelAction).as_mut() } {
                 *old = before;
@@ -155,7 +190,7 @@ pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Argument
             let done = unsafe { checked(libc::SYS_rt_sigaction, [signal, at, old, bytes, 0, 0]) };
             // SAFETY: null or a disposition, which the kernel has written.
             if let (Ok(_), Some(old)) = (&done, unsafe { (old as *mut KernelAction).as_mut() }) {
-                let known = crate::handlers::known(signal as c_int);
+                let known = handlers::known(signal as c_int);
                 let (handler, flags) = known.told(old.handler, old.flags as c_int);
                 old.handler = handler;
                 old.flags = old.flags & !u64::from(u32::MAX) | u64::from(flags as u32);
@@ -166,7 +201,7 @@ pub(crate) unsafe fn kernel_sigaction(arguments: crate::hooks::numbers::Argument
                     interrupts: asked.flags & libc::SA_RESTART as u64 == 0,
                     is_put_back: false,
                 };
-                crate::guard::handled(signal as c_int, now);
+                guard::handled(signal as c_int, now);
             }
             done
         }

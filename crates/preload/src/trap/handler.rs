@@ -31,12 +31,12 @@ pub(super) fn install() -> bool {
         if real::sigaction(libc::SIGSYS, &raw const new, &raw mut old) != 0 {
             return false;
         }
-        chained::exchange(Some(KernelAction {
+        chained::exchange(KernelAction {
             handler: old.sa_sigaction,
             flags: old.sa_flags as u64,
             restorer: 0,
             mask: (&raw const old.sa_mask).cast::<u64>().read(),
-        }));
+        });
         let mut ours = KernelAction::default();
         let get = [libc::SIGSYS as usize, 0, &raw mut ours as usize, masks::SET_BYTES, 0, 0];
         if checked(libc::SYS_rt_sigaction, get).is_err() || ours.restorer == 0 {
@@ -170,7 +170,7 @@ pub(crate) unsafe fn change_mask(
     unsafe {
         let before = *current;
         if let Some(set) = (set as *const u64).as_ref() {
-            *current = masks::without(match how as c_int {
+            *current = masks::without_trap(match how as c_int {
                 libc::SIG_BLOCK => before | *set,
                 libc::SIG_UNBLOCK => before & !*set,
                 libc::SIG_SETMASK => *set,

@@ -1,7 +1,7 @@
 //! Signal masks: `SIGSYS` stays out of them while calls of the process are trapped.
 
 #[cfg(target_arch = "x86_64")]
-use crate::guard::system_call;
+use crate::guard::mask;
 use crate::table::real;
 use libc::{c_int, sigset_t};
 
@@ -20,10 +20,7 @@ pub(crate) const PR_SET_SYSCALL_USER_DISPATCH: usize = 59;
 /// Takes `SIGSYS` out of this thread's mask.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn let_in() {
-    let set = BIT;
-    let arguments = [libc::SIG_UNBLOCK as usize, &raw const set as usize, 0, SET_BYTES, 0, 0];
-    // SAFETY: the set outlives the call.
-    unsafe { system_call(libc::SYS_rt_sigprocmask, arguments) };
+    mask(libc::SIG_UNBLOCK, BIT);
 }
 
 /// A kernel's set without `SIGSYS`.
@@ -32,8 +29,28 @@ pub(crate) fn without_trap(set: u64) -> u64 {
     set & !BIT
 }
 
-/// A kernel's set without `SIGSYS`, if calls are trapped.
+/// A kernel's set with `SIGSYS`.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn with_trap(set: u64) -> u64 {
+    set | BIT
+}
+
+/// A set of `SIGSYS` where nobody lets it in as long as our code runs, and none elsewhere.
+pub(crate) fn held_up() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if crate::guest::is_here() {
+        return BIT;
+    }
+    0
+}
+
+/// A set that our own code goes back to: without `SIGSYS`, if calls are trapped. In a guest it is blocked as long as our
+/// code runs, which is not trapped.
 pub(crate) fn without(set: u64) -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    if crate::guest::is_here() {
+        return set;
+    }
     if super::is_armed() { set & !BIT } else { set }
 }
 
@@ -163,7 +180,7 @@ pub(crate) unsafe fn wait(
                 None => nested.set = std::ptr::null(),
             }
         }
-        let copy = nested.set.as_ref().map(|set| without(*set));
+        let copy = nested.set.as_ref().map(|set| without_trap(*set));
         if let Some(copy) = &copy {
             nested.set = copy;
             arguments[at] = if number == libc::SYS_pselect6 {

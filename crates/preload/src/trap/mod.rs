@@ -17,11 +17,12 @@
 //! of all masks (`masks.rs`), and its handler stays ours (`chained.rs`).
 
 #[cfg(target_arch = "x86_64")]
+pub(crate) mod chained;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod handler;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod stack;
 
-pub(crate) mod chained;
 pub(crate) mod masks;
 pub(crate) mod threads;
 
@@ -38,7 +39,24 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use towline_instance::mentions;
 use towline_instance::notes::Note;
 
+#[cfg(target_arch = "x86_64")]
 pub(crate) use chained::{sigaction_of_program, signal_of_program};
+
+/// No process is armed here, and all signals are the program's own.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn sigaction_of_program(
+    _: i32,
+    _: *const libc::sigaction,
+    _: *mut libc::sigaction,
+) -> Option<i32> {
+    None
+}
+
+/// As [`sigaction_of_program`].
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) fn signal_of_program(_: i32, _: usize) -> Option<usize> {
+    None
+}
 
 /// What is known of the trap in this process.
 const UNTRIED: u8 = 0;

@@ -2,6 +2,7 @@
 //! of signals have what `sigaltstack` was given).
 
 use crate::guard::{checked, system_call};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const STACK_BYTES: usize = 256 * 1024;
@@ -9,7 +10,8 @@ const PAGE: usize = 4096;
 /// Stacks kept for the next call; more at once are made and given back.
 static KEPT: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
-/// Runs `work` on a stack of our own; `None` when there is no memory for one.
+/// Runs `work` on a stack of our own; `None` when there is no memory for one. To be called in answer to a trapped call: until
+/// its handler has returned no other stack is there for signals, as what is on that one would be overwritten.
 pub(crate) fn on_own<T>(work: impl FnOnce() -> T) -> Option<T> {
     struct Job<W, T> {
         work: Option<W>,
@@ -18,6 +20,9 @@ pub(crate) fn on_own<T>(work: impl FnOnce() -> T) -> Option<T> {
     unsafe extern "C" fn run<W: FnOnce() -> T, T>(job: *mut Job<W, T>) {
         // SAFETY: a job that lives until `on_own` returns.
         let job = unsafe { &mut *job };
+        let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+        // SAFETY: the structure outlives the call; this is another stack than the one that is left.
+        unsafe { system_call(libc::SYS_sigaltstack, [&raw const none as usize, 0, 0, 0, 0, 0]) };
         if let Some(work) = job.work.take() {
             job.done = Some(work());
         }
