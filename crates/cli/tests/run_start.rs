@@ -47,7 +47,9 @@ fn a_run_begins_with_a_remote_program() {
     symlink(format!("{PREFIX}/bin/tool"), world.local("link")).unwrap();
     // One of the same name, behind it in the path.
     fs::create_dir(world.local("bin")).unwrap();
-    program(&world.local("bin/tool"), "#!/bin/sh\necho not this one\n");
+    for name in ["bin/tool", "bin/own-script"] {
+        program(&world.local(name), "#!/bin/sh\necho not this one\n");
+    }
     let local = |name: &str| world.local(name).to_str().unwrap().to_owned();
     let path = format!("{PREFIX}/bin:{}:/usr/bin:/bin", local("bin"));
     let at = format!("{PREFIX}={}", world.url("dir"));
@@ -76,22 +78,32 @@ fn a_run_begins_with_a_remote_program() {
                 text(&output)
             );
         }
-        // However programs of the run start the script.
+        // However programs of the run start the script, also with another one of its name behind it.
         let by_python = "import os, sys, subprocess\n\
             program, name = sys.argv[1], os.path.basename(sys.argv[1])\n\
-            os.environ['PATH'] = os.path.dirname(program) + ':/bin'\n\
+            os.environ['PATH'] = os.path.dirname(program) + ':' + os.path.dirname(program) + '/bin:/bin'\n\
             for spawn, file in (os.posix_spawn, program), (os.posix_spawnp, program), (os.posix_spawnp, name):\n\
             \tchild = spawn(file, [name, 'x'], os.environ)\n\
             \tassert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n\
             assert subprocess.call([name, 'x']) == 7\n\
+            fd = os.open(program, os.O_RDONLY)\n\
+            child = os.fork()\n\
+            if child == 0:\n\
+            \ttry: os.execve(fd, [name, 'x'], os.environ)\n\
+            \texcept FileNotFoundError: os._exit(9)\n\
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9\n\
+            os.set_inheritable(fd, True)\n\
+            child = os.fork()\n\
+            if child == 0: os.execve(fd, [name, 'x'], os.environ)\n\
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n\
             os.execvp(name, [name, 'x'])\n";
         let output = run(&["python3", "-c", by_python, &local("own-script")]);
         assert_eq!(output.status.code(), Some(7), "{}", text(&output));
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "script x\n".repeat(5));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "script x\n".repeat(6));
         let output = run(&[
             "sh",
             "-c",
-            "PATH=${1%/*}:/bin; own-script x; $1 x; exec $1 x",
+            "PATH=${1%/*}:${1%/*}/bin:/bin; own-script x; $1 x; exec $1 x",
             "0",
             &local("own-script"),
         ]);

@@ -137,13 +137,3 @@ pub(crate) unsafe fn with_environment<T>(
         _ => work(given),
     }
 }
-
-/// True when the loader of a new program would look for libraries in remote folders.
-pub(super) unsafe fn has_remote_libraries(environment: Strings) -> bool {
-    // SAFETY: as the program says.
-    let strings = unsafe { list(environment) };
-    // SAFETY: strings of the environment.
-    let search = strings.iter().find_map(|s| unsafe { value_of(*s, b"LD_LIBRARY_PATH") });
-    let Some(search) = search else { return false };
-    inside(|| Ok(mirror::search_path(search).is_some())).unwrap_or(false)
-}

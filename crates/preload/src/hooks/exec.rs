@@ -1,10 +1,8 @@
 //! New programs: they find the library and the run in their environment, and may themselves be
 //! remote.
 
-use super::environment::{
-    Environment, Strings, environ, has_remote_libraries, list, with_environment,
-};
-use super::folders::{candidates, search_path, searches_remote};
+use super::environment::{Environment, Strings, environ, list, with_environment};
+use super::folders::{candidates, search_path};
 use super::reach::{self, Way};
 use crate::descriptors::{self, Own};
 use crate::guard::{finish, inside, system_call};
@@ -182,9 +180,10 @@ unsafe fn execute(
     }
 }
 
-/// Executes a local program that is found by this path, which ends with a zero byte, but was named in another
-/// way: `plain` does it where the kernel can.
+/// Executes a local program that is found by this path, which ends with a zero byte, but was named by the
+/// descriptor `fd`, or from that: `plain` does it where the kernel can.
 unsafe fn execute_local(
+    fd: c_int,
     path: &[u8],
     arguments: Strings,
     environment: Strings,
@@ -193,13 +192,33 @@ unsafe fn execute_local(
     let name = path.as_ptr().cast();
     // SAFETY: as the program says.
     unsafe {
-        match reach::check(name, arguments, environment) {
-            Ok(Way::Plain) => plain(),
-            Ok(Way::Hosted) => host(path, arguments, environment),
-            Ok(Way::Script(line)) => finish(Err(script(&line, name, arguments, environment, 0))),
-            Err(error) => finish(Err(error)),
-        }
+        // The interpreter of a script would not find it any more: as the kernel says.
+        let is_gone = path.starts_with(b"/dev/fd/") && closes(fd);
+        let line = match reach::check(name, arguments, environment) {
+            Ok(Way::Hosted) => return host(path, arguments, environment),
+            Err(error) => return finish(Err(error)),
+            Ok(Way::Script(line)) if !is_gone => line,
+            _ => {
+                let result = plain();
+                if crate::guard::errno() != libc::ENOENT || is_gone {
+                    return result;
+                }
+                match reach::script(name) {
+                    Some(line) => line,
+                    None => return result,
+                }
+            }
+        };
+        finish(Err(script(&line, name, arguments, environment, 0)))
     }
+}
+
+/// True for a descriptor that a new program does not get.
+fn closes(fd: c_int) -> bool {
+    let call = [fd as usize, libc::F_GETFD as usize, 0, 0, 0, 0];
+    // SAFETY: a plain call.
+    let flags = unsafe { system_call(libc::SYS_fcntl, call) };
+    flags > 0 && flags & libc::FD_CLOEXEC as isize != 0
 }
 
 /// Executes what hosts a local program, whose path ends with a zero byte.
@@ -308,7 +327,7 @@ pub(crate) unsafe fn execveat(
                     Some(b'/') => below.to_vec(),
                     _ => [format!("/dev/fd/{at}/").as_bytes(), below].concat(),
                 };
-                execute_local(&full, arguments, environment, plain)
+                execute_local(at, &full, arguments, environment, plain)
             }
             Some(found) => match inside(|| Ok([&found.absolute()?[..], b"\0"].concat())) {
                 Ok(name) => execute_found(&found, name.as_ptr().cast(), arguments, environment, 0),
@@ -337,22 +356,6 @@ pub(crate) unsafe fn execvpe(
     unsafe {
         if start::state().is_none() || !place::is_address(file) {
             return real::execvpe(file, arguments, environment);
-        }
-        let name = CStr::from_ptr(file).to_bytes();
-        let path = search_path();
-        let local = !name.contains(&b'/') && !name.is_empty() && !searches_remote(&path);
-        if local && !has_remote_libraries(environment) {
-            before();
-            match reach::check_found(file, arguments, environment, &path) {
-                Ok(Way::Plain) => {}
-                Ok(_) => return find_and_execute(file, arguments, environment, true),
-                Err(error) => return finish(Err(error)),
-            }
-            let result =
-                with_environment(environment, None, |own| real::execvpe(file, arguments, own));
-            if crate::guard::errno() != libc::ENOENT || !reach::is_script(file, &path) {
-                return result;
-            }
         }
         find_and_execute(file, arguments, environment, true)
     }
@@ -385,10 +388,10 @@ unsafe fn find_and_execute(
             return result;
         }
         let mut error = libc::ENOENT;
-        for full in candidates(name, &search_path()) {
+        for full in candidates(name, &search_path()).filter(|full| may_be_there(full)) {
             execve(full.as_ptr().cast(), arguments, environment);
             match crate::guard::errno() {
-                libc::ENOENT | libc::ENOTDIR | libc::ESTALE => {}
+                libc::ENOENT | libc::ENOTDIR | libc::ESTALE | libc::ENODEV | libc::ETIMEDOUT => {}
                 libc::ENOEXEC if has_shell => {
                     return by_shell(full.as_ptr().cast(), arguments, environment);
                 }
@@ -397,6 +400,18 @@ unsafe fn find_and_execute(
             }
         }
         finish(Err(error))
+    }
+}
+
+/// False for a path, with its zero byte, at which certainly nothing is.
+fn may_be_there(path: &[u8]) -> bool {
+    let at = path.as_ptr().cast();
+    let call = [libc::AT_FDCWD as usize, at as usize, libc::F_OK as usize, 0, 0, 0];
+    // SAFETY: it ends with a zero byte.
+    unsafe {
+        place::find(libc::AT_FDCWD, at).is_some()
+            || system_call(libc::SYS_faccessat, call) != -(libc::ENOENT as isize)
+            || super::led_in(libc::AT_FDCWD, at, true).is_some()
     }
 }
 
@@ -418,14 +433,8 @@ pub(crate) unsafe fn fexecve(fd: c_int, arguments: Strings, environment: Strings
         let Some(open) = descriptors::find(fd) else {
             let plain =
                 || with_environment(environment, None, |own| real::fexecve(fd, arguments, own));
-            let call = [fd as usize, libc::F_GETFD as usize, 0, 0, 0, 0];
-            let flags = system_call(libc::SYS_fcntl, call);
             let name = format!("/dev/fd/{fd}\0");
-            return match reach::check(name.as_ptr().cast(), arguments, environment) {
-                // Its interpreter would not find it any more: as the kernel says.
-                Ok(Way::Script(_)) if flags & libc::FD_CLOEXEC as isize != 0 => plain(),
-                _ => execute_local(name.as_bytes(), arguments, environment, plain),
-            };
+            return execute_local(fd, name.as_bytes(), arguments, environment, plain);
         };
         let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
         let at = At { mount, directory: Some(open), path: Vec::new() };

@@ -135,16 +135,25 @@ pub(crate) unsafe fn check_found(
         if !Near::of(arguments, environment).is_near && !report::is_on() {
             return Ok(Way::Plain);
         }
-        let name = CStr::from_ptr(file).to_bytes();
-        for full in candidates(name, folders) {
-            let call =
-                [libc::AT_FDCWD as usize, full.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
-            if system_call(libc::SYS_faccessat, call) == 0 {
-                return check(full.as_ptr().cast(), arguments, environment);
-            }
+        match found(file, folders) {
+            Some(full) => check(full.as_ptr().cast(), arguments, environment),
+            None => Ok(Way::Plain),
         }
     }
-    Ok(Way::Plain)
+}
+
+/// What a search in these folders comes to first that may be executed: a path that ends with a zero byte.
+///
+/// # Safety
+/// The name is a string.
+pub(crate) unsafe fn found(name: *const c_char, folders: &[u8]) -> Option<Vec<u8>> {
+    // SAFETY: as the caller says.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    candidates(name, folders).find(|full| {
+        let call = [libc::AT_FDCWD as usize, full.as_ptr() as usize, libc::X_OK as usize, 0, 0, 0];
+        // SAFETY: it ends with a zero byte.
+        unsafe { system_call(libc::SYS_faccessat, call) == 0 }
+    })
 }
 
 /// What follows `#!` at the beginning of a local script, which the kernel did not execute as what runs it is not
@@ -160,19 +169,6 @@ pub(crate) unsafe fn script(path: *const c_char) -> Option<Vec<u8>> {
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     let first = inside(|| Ok(look(path))).ok().flatten()?.0;
     first.strip_prefix(b"#!").map(<[u8]>::to_vec)
-}
-
-/// True when a name is that of such a script in one of these folders.
-///
-/// # Safety
-/// The name is a string.
-pub(crate) unsafe fn is_script(name: *const c_char, folders: &[u8]) -> bool {
-    // SAFETY: as the caller says.
-    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-    candidates(name, folders).any(|full| {
-        // SAFETY: it ends with a zero byte.
-        unsafe { script(full.as_ptr().cast()) }.is_some()
-    })
 }
 
 fn tell(obstacle: Obstacle, program: Vec<u8>, is_named: bool) -> Result<(), i32> {

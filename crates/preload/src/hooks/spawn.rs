@@ -173,14 +173,18 @@ pub(crate) unsafe fn posix_spawnp(
             }
             Err(error) => return error,
         }
-        let local = real::posix_spawnp as Spawn;
-        let result = plain(local, pid, file, file_actions, attributes, arguments, environment);
-        let is_script = || match has_folder {
-            true => reach::script(file).is_some(),
-            false => reach::is_script(file, &folders::search_path()),
+        let found = if has_folder { None } else { reach::found(file, &folders::search_path()) };
+        let (local, name) = match &found {
+            Some(found) => (real::posix_spawn as Spawn, found.as_ptr().cast()),
+            None => (real::posix_spawnp as Spawn, file),
         };
-        if result == libc::ENOENT && is_script() {
+        let result = plain(local, pid, name, file_actions, attributes, arguments, environment);
+        if result == libc::ENOENT && reach::script(name).is_some() {
             return by_fork(pid, file, list, attributes, (arguments, environment), exec::search);
+        }
+        if result != 0 && found.is_some() {
+            let local = real::posix_spawnp as Spawn;
+            return plain(local, pid, file, file_actions, attributes, arguments, environment);
         }
         result
     }
