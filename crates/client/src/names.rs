@@ -248,11 +248,13 @@ impl File {
         self.one(Request::ReadLink { base: self.handle, path: check(path)? }, bytes)
     }
 
-    /// The path that leads to this open directory now, from the root of its export and without links; `.`
-    /// for the root.
+    /// The path that leads to this open file now, from the root of its export and without links; `.`
+    /// for the root. Anything but a directory keeps the name that it was opened by, followed by ` (deleted)` when that was
+    /// removed, as in `/proc/self/fd`.
     ///
     /// # Errors
-    /// `ENOTDIR` for anything else, `ENOENT` when it was removed, `EXDEV` when it is no more below that root.
+    /// `ENOTDIR` for files of exports that do not know it (`mem`), `ENOENT` for a directory that was removed, `EXDEV` for
+    /// what is no more below that root.
     pub fn path(&self) -> Result<Vec<u8>, Error> {
         self.one(Request::PathOf { handle: self.handle }, bytes)
     }

@@ -250,9 +250,10 @@ pub trait OpenFile: Send + Sync + std::any::Any {
     /// `lseek(2)` with `SEEK_DATA` 3 or `SEEK_HOLE` 4.
     fn seek(&self, offset: u64, whence: u32) -> Result<u64, Errno>;
 
-    /// The path that leads to this directory now, from the root of its store and without links; `.` for the
-    /// root itself. `ENOTDIR` for anything else, `ENOENT` when it was removed, `EXDEV` when it has left the
-    /// store.
+    /// The path that leads to this open file now, from the root of its store and without links; `.` for the
+    /// root itself. Anything but a directory keeps the name that it was opened by, followed by ` (deleted)` when that was
+    /// removed, as in `/proc/self/fd`; where a store does not know it `ENOTDIR`. `ENOENT` for a directory that was removed, `EXDEV`
+    /// for what has left the store.
     fn path(&self) -> Result<Vec<u8>, Errno>;
 
     /// Names this inode: two open files of a store are the same file when these are equal.

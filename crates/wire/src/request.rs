@@ -433,9 +433,9 @@ messages! {
             /// Bytes.
             size: u64,
         }
-        /// The path that leads to an open directory now, from the root of its export and without links.
+        /// The path that leads to an open file now, from the root of its export and without links.
         43 PathOf {
-            /// Directory.
+            /// Directory, or anything else, which keeps the name that it was opened by.
             handle: u64,
         }
         /// A process of the session, or of its family, has ended: its locks are given back.

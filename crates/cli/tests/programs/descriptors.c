@@ -409,6 +409,41 @@ static void by_their_names(void) {
     SAY(open("/dev/fd/99", O_RDONLY));
 }
 
+/* What `/proc` says of a descriptor. */
+static void name_of(int fd) {
+    char path[64], link[PATH_MAX] = {0};
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (readlink(path, link, sizeof link - 1) < 0) say("%s", strerrorname_np(errno));
+    else say("%s", link);
+    snprintf(path, sizeof path, "/dev/fd/%d", fd);
+    say("really %s", realpath(path, link) ? link : strerrorname_np(errno));
+}
+
+static void names_by_way_of_links(void) {
+    MUST(mkdir("folder", 0755));
+    make("folder/f", "text");
+    MUST(symlink("folder/f", "link"));
+    MUST(symlink("folder", "way"));
+    MUST(symlink("way/../link", "far"));
+    MUST(link("folder/f", "second"));
+    const char *paths[] = {"folder/f", "link", "way/f", "far", "second", "way/new", "way"};
+    int fds[7];
+    for (int i = 0; i < 7; i++) {
+        fds[i] = MUST(open(paths[i], i == 5 ? O_RDWR | O_CREAT : O_RDONLY, 0600));
+        name_of(fds[i]);
+    }
+    name_of(MUST(open("link", O_PATH | O_NOFOLLOW)));
+    name_of(MUST(open("link", O_PATH)));
+    MUST(rename("way/f", "way/g"));
+    name_of(fds[1]);
+    name_of(fds[4]);
+    MUST(unlink("folder/g"));
+    name_of(fds[1]);
+    name_of(fds[4]);
+    MUST(unlink("way/new"));
+    name_of(fds[5]);
+}
+
 static void unnamed_files(void) {
     int fd = SAY(open(".", O_TMPFILE | O_RDWR, 0600));
     SAY(write(fd, "hidden", 6));
@@ -726,6 +761,7 @@ static const struct test tests[] = {
     {"together", passed_together},
     {"readiness", readiness},
     {"names", by_their_names},
+    {"names-and-links", names_by_way_of_links},
     {"unnamed", unnamed_files},
     {"replaced", unlinked_and_replaced},
     {"path", path_descriptors},

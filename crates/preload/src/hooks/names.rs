@@ -2,7 +2,7 @@
 
 use super::pairs::{self, Kind, Name};
 use super::{by_path, copy_out, fifos, files::named_descriptor};
-use crate::descriptors::DELETED;
+use crate::descriptors::{DELETED, Open};
 use crate::guard::{Failed, finish, inside, ours};
 use crate::moved::{Moving, Removing};
 use crate::place::{self, At, Led};
@@ -10,6 +10,7 @@ use crate::table::real;
 use crate::{start, working};
 use libc::{c_char, c_int, c_uint, dev_t, mode_t, size_t, ssize_t};
 use std::ffi::CStr;
+use std::sync::atomic::Ordering;
 
 /// A path of the program; `EFAULT` where there is none.
 unsafe fn text<'a>(path: *const c_char) -> Result<&'a [u8], i32> {
@@ -264,6 +265,21 @@ pub(crate) unsafe fn readlink(path: *const c_char, to: *mut c_char, room: size_t
     unsafe { readlinkat(libc::AT_FDCWD, path, to, room) }
 }
 
+/// What `/proc` says of a descriptor.
+fn name_of(open: Open) -> Result<Vec<u8>, i32> {
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    // It may have been opened, or renamed, by way of a link.
+    if let Ok(path) = crate::remote::with(open, towline_client::File::path) {
+        return Ok(place::absolute(mount, &path));
+    }
+    let mut path = place::absolute(mount, &open.entry.path());
+    // Perhaps somebody else removed it.
+    if !path.ends_with(DELETED) && crate::remote::stat(open)?.links == 0 {
+        path.extend_from_slice(DELETED);
+    }
+    Ok(path)
+}
+
 pub(crate) unsafe fn readlinkat(
     at: c_int,
     path: *const c_char,
@@ -275,23 +291,7 @@ pub(crate) unsafe fn readlinkat(
         if start::state().is_some()
             && let Some(open) = named_descriptor(path)
         {
-            return ours(|| {
-                let mount = open.entry.mount.load(std::sync::atomic::Ordering::Relaxed) as usize;
-                let mode = open.entry.mode.load(std::sync::atomic::Ordering::Relaxed);
-                let found = match mode & libc::S_IFMT {
-                    libc::S_IFDIR => crate::remote::with(open, towline_client::File::path).ok(),
-                    _ => None,
-                };
-                if let Some(path) = found {
-                    return Ok(copy_out(&place::absolute(mount, &path), to.cast(), room) as isize);
-                }
-                let mut path = place::absolute(mount, &open.entry.path());
-                // Perhaps somebody else removed it.
-                if !path.ends_with(DELETED) && crate::remote::stat(open)?.links == 0 {
-                    path.extend_from_slice(DELETED);
-                }
-                Ok(copy_out(&path, to.cast(), room) as isize)
-            });
+            return ours(|| Ok(copy_out(&name_of(open)?, to.cast(), room) as isize));
         }
         if !path.is_null()
             && *path == 0
@@ -410,7 +410,8 @@ unsafe fn give(text: &[u8], to: *mut c_char) -> Result<*mut c_char, i32> {
 pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_char {
     // SAFETY: as the program says.
     unsafe {
-        if place::find(libc::AT_FDCWD, path).is_none() {
+        let named = place::through_descriptor(path, true);
+        if named.is_none() && place::find(libc::AT_FDCWD, path).is_none() {
             let errno = crate::guard::errno();
             let found = real::realpath(path, to);
             if !found.is_null()
@@ -423,7 +424,15 @@ pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_ch
             crate::guard::set_errno(errno);
         }
         let resolved = inside(|| {
-            let mut full = text(path)?.to_vec();
+            let mut full = match &named {
+                // The name leads on, not what is open.
+                Some(At { directory: Some(open), path, .. }) => {
+                    let name = name_of(*open)?;
+                    if path.is_empty() { name } else { [&name[..], b"/", path].concat() }
+                }
+                Some(at) => at.absolute()?,
+                None => text(path)?.to_vec(),
+            };
             if full.is_empty() {
                 return Err(libc::ENOENT);
             }

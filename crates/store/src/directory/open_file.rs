@@ -377,10 +377,10 @@ impl OpenFile for DirectoryFile {
     }
 
     fn path(&self) -> Result<Vec<u8>, Errno> {
-        if self.kind != TYPE_DIRECTORY {
-            return Err(Errno::ENOTDIR);
+        match self.kind {
+            TYPE_DIRECTORY => self.tree.path_from_root(self),
+            _ => self.tree.name_from_root(self),
         }
-        self.tree.path_from_root(self)
     }
 
     fn identity(&self) -> (u64, u64) {

@@ -206,6 +206,11 @@ impl Tree {
         Ok(path)
     }
 
+    /// The path from the root to the name that anything else was opened by, as `/proc` has it.
+    pub(super) fn name_from_root(&self, file: &DirectoryFile) -> Result<Vec<u8>, Errno> {
+        self.below_root(&path_of(&file.fd)?)
+    }
+
     /// The path from the root to where a directory was that has been removed, without its name: what `..` in
     /// it still leads to.
     fn path_above_removed(&self, base: &DirectoryFile) -> Result<Vec<u8>, Errno> {
