@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -175,6 +176,17 @@ static void memory(void) {
     printf("shorter %s\n", syscall(SYS_brk, end + 4096) == (long)end + 4096 ? "good" : "bad");
     printf("still %d, %s\n", end[4095], syscall(SYS_brk, 0) == (long)end + 4096 ? "there" : "moved");
     printf("back %s\n", syscall(SYS_brk, end) == (long)end ? "good" : "bad");
+    long far = 600L << 20;
+    printf("far %s\n", syscall(SYS_brk, end + far) == (long)end + far ? "good" : "bad");
+    end[far - 1] = 7;
+    printf("and back %s\n", syscall(SYS_brk, end) == (long)end ? "good" : "bad");
+    struct rlimit before, limit;
+    getrlimit(RLIMIT_DATA, &before);
+    limit = before;
+    limit.rlim_cur = 64 << 20;
+    setrlimit(RLIMIT_DATA, &limit);
+    printf("limited %s\n", syscall(SYS_brk, end + far) == (long)end ? "good" : "bad");
+    setrlimit(RLIMIT_DATA, &before);
     for (int i = 0; i < 200; i++) free(malloc(i * 10000));
     put("m", "mapped text");
     int fd = open("m", O_RDWR);

@@ -3,21 +3,24 @@
 use crate::guard::checked;
 use std::sync::Mutex;
 
-/// Most bytes; a libc goes on with mappings then.
-const BYTES_MAX: usize = 256 << 20;
+/// Most bytes, as far as there are addresses for them; a libc goes on with mappings then.
+const BYTES_MAX: [usize; 2] = [16 << 30, 256 << 20];
 const PAGE: usize = 4096;
 
 struct Heap {
     start: usize,
     end: usize,
+    /// How far it may grow.
+    limit: usize,
 }
 
 static HEAP: Mutex<Option<Heap>> = Mutex::new(None);
 
-fn map(at: usize, bytes: usize, access: i32, flags: i32) -> Result<usize, i32> {
+/// Addresses without memory.
+fn reserve(at: usize, bytes: usize, flags: i32) -> Result<usize, i32> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let call = [at, bytes, access as usize, flags as usize, usize::MAX, 0];
-    // SAFETY: new memory, or within what was reserved here.
+    let call = [at, bytes, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
+    // SAFETY: new ones, or of those that were reserved here.
     unsafe { checked(libc::SYS_mmap, call) }
 }
 
@@ -27,19 +30,27 @@ pub(super) fn set_end(asked: usize) -> usize {
     let heap = match &mut *heap {
         Some(heap) => heap,
         none => {
-            let Ok(start) = map(0, BYTES_MAX, libc::PROT_NONE, 0) else { return 0 };
-            none.insert(Heap { start, end: start })
+            let mut most = BYTES_MAX.iter();
+            let Some((start, bytes)) =
+                most.find_map(|bytes| Some((reserve(0, *bytes, 0).ok()?, bytes)))
+            else {
+                return 0;
+            };
+            none.insert(Heap { start, end: start, limit: start + bytes })
         }
     };
-    if !(heap.start..=heap.start + BYTES_MAX).contains(&asked) {
+    if !(heap.start..=heap.limit).contains(&asked) {
         return heap.end;
     }
     let up = |address: usize| address.next_multiple_of(PAGE);
     let (now, new) = (up(heap.end), up(asked));
     let done = if new > now {
-        map(now, new - now, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED)
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // Other than a new mapping in its place, this minds the limit of data.
+        // SAFETY: of those that were reserved here, and not in use.
+        unsafe { checked(libc::SYS_mprotect, [now, new - now, access as usize, 0, 0, 0]) }
     } else if new < now {
-        map(new, now - new, libc::PROT_NONE, libc::MAP_FIXED)
+        reserve(new, now - new, libc::MAP_FIXED)
     } else {
         Ok(0)
     };

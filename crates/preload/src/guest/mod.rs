@@ -11,7 +11,7 @@
 //! inherits tell.
 //!
 //! What differs from a program that the kernel executes: `/proc/self/exe` leads to the linker (not for
-//! the guest itself, which is told its own), a `vfork` is a fork, and `brk` ends after 256 MiB (then a
+//! the guest itself, which is told its own), a `vfork` is a fork, and `brk` ends after 16 GiB (then a
 //! libc goes on with mappings).
 
 mod calls;
