@@ -5,14 +5,23 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use towline_mem::SharedMemory;
-use towline_net::{Link, ShmLink};
+use towline_net::Link;
 use towline_wire::extents::{Extent, Extents};
 use towline_wire::{Header, ProtocolError};
 
+/// How much is fetched ahead of a copy: the processor goes on by itself once it has seen some lines.
+const EXPECTED_BYTES: usize = 512;
+
 /// The memories that were handed over on a lane, by their numbers.
 pub(crate) struct Memories {
-    known: Vec<Arc<SharedMemory>>,
+    known: Vec<Arc<Known>>,
     hide: fn(OwnedFd) -> io::Result<OwnedFd>,
+}
+
+/// A memory that was handed over, on a link.
+struct Known {
+    link: Arc<Link>,
+    memory: SharedMemory,
 }
 
 /// Why lent data cannot be had.
@@ -31,8 +40,8 @@ impl From<ProtocolError> for Refusal {
 
 /// Data of one reply.
 pub(crate) struct Borrowed {
-    link: Arc<Link>,
-    memory: Option<Arc<SharedMemory>>,
+    /// Where it stands; `None` when all of it is zeroes.
+    from: Option<Arc<Known>>,
     extents: SmallVec<[Extent; 2]>,
     bytes: usize,
 }
@@ -54,15 +63,17 @@ impl Memories {
     }
 
     /// The memory of this number: the next one is taken from the link.
-    fn find(&mut self, number: u32, link: &ShmLink) -> Result<&Arc<SharedMemory>, Refusal> {
+    fn find(&mut self, number: u32, link: &Arc<Link>) -> Result<&Arc<Known>, Refusal> {
+        let Link::Shm(shared) = &**link else { return Err(wrong("lent over a socket")) };
         let number = number as usize;
         if number == self.known.len() {
-            let (fd, length) =
-                link.take_over().map_err(|_| wrong("memory was lent that was not handed over"))?;
+            let (fd, length) = shared
+                .take_over()
+                .map_err(|_| wrong("memory was lent that was not handed over"))?;
             let memory = (self.hide)(fd)
                 .and_then(|fd| SharedMemory::open(fd, length, false))
                 .map_err(|_| Refusal::Unmapped)?;
-            self.known.push(Arc::new(memory));
+            self.known.push(Arc::new(Known { link: link.clone(), memory }));
         }
         self.known.get(number).ok_or_else(|| wrong("memory was lent that was not handed over"))
     }
@@ -75,7 +86,6 @@ impl Memories {
         link: &Arc<Link>,
         room: usize,
     ) -> Result<Borrowed, Refusal> {
-        let Link::Shm(shared) = &**link else { return Err(wrong("lent over a socket")) };
         let list = usize::try_from(header.offset).ok().and_then(|start| body.get(start..));
         let Extents { memory, extents } =
             Extents::parse(list.ok_or_else(|| wrong("list of extents outside of the reply"))?)?;
@@ -84,17 +94,17 @@ impl Memories {
             return Err(wrong("more was lent than asked for"));
         }
         let end = extents.iter().filter_map(|e| Some(e.offset? + u64::from(e.length))).max();
-        let memory = match end {
+        let from = match end {
             None => None,
             Some(end) => {
-                let memory = self.find(memory, shared)?;
-                if end > memory.len() as u64 {
+                let known = self.find(memory, link)?;
+                if end > known.memory.len() as u64 {
                     return Err(wrong("lent extent is outside of the memory"));
                 }
-                Some(memory.clone())
+                Some(known.clone())
             }
         };
-        Ok(Borrowed { link: link.clone(), memory, extents, bytes: bytes as usize })
+        Ok(Borrowed { from, extents, bytes: bytes as usize })
     }
 }
 
@@ -104,9 +114,19 @@ impl Borrowed {
         self.bytes
     }
 
+    /// Has the processor fetch its first bytes while it does something else. They are in no cache, most likely, and neither is what
+    /// tells where their page is.
+    pub(crate) fn expect(&self) {
+        if let (Some(from), Some(Extent { offset: Some(offset), length })) =
+            (&self.from, self.extents.first())
+        {
+            from.memory.expect_reads(*offset as usize, (*length as usize).min(EXPECTED_BYTES));
+        }
+    }
+
     /// True when it was lent over this link.
     pub(crate) fn is_of(&self, link: &Arc<Link>) -> bool {
-        Arc::ptr_eq(&self.link, link)
+        self.from.as_ref().is_some_and(|from| Arc::ptr_eq(&from.link, link))
     }
 
     /// Copies all of it to the start of `target`. False: the loan ended meanwhile, with the lane,
@@ -118,12 +138,16 @@ impl Borrowed {
         let mut rest = target;
         for extent in &self.extents {
             let (part, behind) = rest.split_at_mut(extent.length as usize);
-            match (extent.offset, &self.memory) {
-                (Some(offset), Some(memory)) => memory.copy_out(offset as usize, part),
+            match (extent.offset, &self.from) {
+                (Some(offset), Some(from)) => from.memory.copy_out(offset as usize, part),
                 _ => part.fill(0),
             }
             rest = behind;
         }
-        matches!(&*self.link, Link::Shm(link) if link.loans_hold())
+        // That there is a hole was true when it was said.
+        self.from.as_ref().is_none_or(|from| match &*from.link {
+            Link::Shm(link) => link.loans_hold(),
+            _ => false,
+        })
     }
 }

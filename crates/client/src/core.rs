@@ -237,6 +237,16 @@ impl State {
         self.closing.is_empty() && !self.slots.iter().any(waits)
     }
 
+    /// The lent data of this request, if it is over, will be copied soon.
+    fn expect(&self, slot: &SlotRef) {
+        let found = &self.slots[usize::from(slot.slot)];
+        if found.sequence == slot.sequence
+            && let Some(borrowed) = &found.outcome.borrowed
+        {
+            borrowed.expect();
+        }
+    }
+
     fn is_over(&self, slots: Option<&[SlotRef]>) -> bool {
         let over = |slot: &SlotRef| {
             let found = &self.slots[usize::from(slot.slot)];

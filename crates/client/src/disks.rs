@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use towline_wire::{Errno, Reply, Request};
 
 /// An open disk.
@@ -16,6 +16,8 @@ pub(crate) struct DiskState {
     pub(crate) name: Vec<u8>,
     pub(crate) info: Mutex<DiskInfo>,
     durability: Mutex<Durability>,
+    /// Why nothing works any more. Looked at before each request, so without a lock.
+    broken: OnceLock<Error>,
 }
 
 /// What was answered and not flushed.
@@ -26,8 +28,6 @@ struct Durability {
     /// Epochs of the server's disk under which changes were answered and not flushed, with the
     /// first and last of these changes. One, but around a restart.
     unflushed: Vec<(u64, Range<u64>)>,
-    /// Why nothing works any more.
-    broken: Option<Error>,
 }
 
 /// How safe a change is that was answered.
@@ -42,16 +42,13 @@ pub(crate) enum Stored {
 
 impl DiskState {
     pub(crate) fn new(number: u32, name: &[u8], info: DiskInfo) -> Self {
-        let durability = Mutex::default();
-        Self { number, name: name.to_vec(), info: Mutex::new(info), durability }
+        let (durability, broken) = (Mutex::default(), OnceLock::new());
+        Self { number, name: name.to_vec(), info: Mutex::new(info), durability, broken }
     }
 
     /// Fails when the disk cannot be used any more.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        match &self.durability.lock().broken {
-            None => Ok(()),
-            Some(error) => Err(error.clone()),
-        }
+        self.broken.get().cloned().map_or(Ok(()), Err)
     }
 
     /// Changes answered so far.
@@ -62,53 +59,51 @@ impl DiskState {
     /// Takes the answer to a change.
     pub(crate) fn stored(&self, outcome: &Outcome, how: Stored) -> Result<(), Error> {
         let Reply::Stored { epoch } = outcome.single()? else { return Err(unexpected()) };
-        self.durability.lock().note(epoch, how, &self.name)
+        self.note(&mut self.durability.lock(), epoch, how)
     }
 
     /// What became of it in a restart: `reply` is the server's to its being opened again.
     fn reopened(&self, reply: Reply<'_>) {
-        let mut durability = self.durability.lock();
+        let durability = self.durability.lock();
         let before = self.info.lock().identity;
         match DiskInfo::of(reply) {
             Ok(info) if info.identity == before => {
                 *self.info.lock() = info;
                 // The error is kept for whoever calls next.
-                let _ = durability.is_under(info.epoch, &self.name);
+                let _ = self.is_under(&durability, info.epoch);
             }
             _ => {
-                durability.broken.get_or_insert(Errno::ESTALE.into());
+                self.broken.get_or_init(|| Errno::ESTALE.into());
             }
         }
     }
-}
 
-impl Durability {
-    fn note(&mut self, epoch: u64, how: Stored, name: &[u8]) -> Result<(), Error> {
+    fn note(&self, durability: &mut Durability, epoch: u64, how: Stored) -> Result<(), Error> {
         match how {
-            Stored::Durable => return self.is_under(epoch, name),
+            Stored::Durable => {}
             Stored::Cached => {
-                self.answered += 1;
-                let now = self.answered;
-                match self.unflushed.iter_mut().find(|(known, _)| *known == epoch) {
+                durability.answered += 1;
+                let now = durability.answered;
+                match durability.unflushed.iter_mut().find(|(known, _)| *known == epoch) {
                     Some((_, changes)) => changes.end = now + 1,
-                    None => self.unflushed.push((epoch, now..now + 1)),
+                    None => durability.unflushed.push((epoch, now..now + 1)),
                 }
             }
             Stored::Flushed(covers) => {
-                self.is_under(epoch, name)?;
-                self.unflushed.retain(|(_, changes)| changes.end > covers + 1);
+                self.is_under(durability, epoch)?;
+                durability.unflushed.retain(|(_, changes)| changes.end > covers + 1);
             }
         }
-        self.is_under(epoch, name)
+        self.is_under(durability, epoch)
     }
 
     /// The server's disk is under this epoch now: what was not flushed under another may be lost.
-    fn is_under(&mut self, epoch: u64, name: &[u8]) -> Result<(), Error> {
-        if self.broken.is_none() && self.unflushed.iter().any(|(known, _)| *known != epoch) {
-            let disk = String::from_utf8_lossy(name).into_owned();
-            self.broken = Some(Error::WritesLost { disk });
+    fn is_under(&self, durability: &Durability, epoch: u64) -> Result<(), Error> {
+        if durability.unflushed.iter().any(|(known, _)| *known != epoch) {
+            let disk = String::from_utf8_lossy(&self.name).into_owned();
+            self.broken.get_or_init(|| Error::WritesLost { disk });
         }
-        self.broken.clone().map_or(Ok(()), Err)
+        self.check()
     }
 }
 

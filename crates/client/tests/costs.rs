@@ -6,8 +6,9 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use towline_client::{Client, Options};
-use towline_server::EngineWish;
+use towline_client::{Client, Options, Transport};
+use towline_net::address::Address;
+use towline_server::{Config, DiskExport, DiskKind, EngineWish, Server};
 
 /// Counts what the thread of the client and what all other threads ask for.
 struct Counting;
@@ -89,5 +90,27 @@ fn small_requests_allocate_little() {
                 assert!(server <= most + more, "{export}, {name}: the server, {server} times");
             }
         }
+    }
+    // Not in a test of its own, which would run at the same time.
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("s");
+    let config = Config {
+        disks: vec![DiskExport::new("disk", DiskKind::Memory(1 << 20))],
+        listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap(), Address::Unix(socket.clone())],
+        cores: 1,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    for transport in common::transports(&server, socket) {
+        let client = Client::connect(&transport, Options::default()).unwrap();
+        let disk = client.disk(b"disk").unwrap();
+        let mut page = [7; 4096];
+        let write = each(|| disk.write_at(&page, 4096).unwrap());
+        let read = each(|| disk.read_at(&mut page, 4096).unwrap());
+        eprintln!("disk over {transport:?}: write {write:?}, read {read:?}");
+        assert_eq!(write, (0, 0), "a write to a disk, over {transport:?}");
+        // Read in place; elsewhere the answer is put together in memory of its own.
+        let most = if matches!(transport, Transport::Shm(_)) { 0 } else { 5 };
+        assert!(read.0 == 0 && read.1 <= most, "a read of a disk, over {transport:?}: {read:?}");
     }
 }

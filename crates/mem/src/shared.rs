@@ -189,6 +189,24 @@ impl SharedMemory {
         }
     }
 
+    /// Asks the processor to fetch a range, as it will be read soon; otherwise as [`SharedMemory::expect_writes`].
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub fn expect_reads(&self, offset: usize, length: usize) {
+        let start = self.address(offset, length);
+        for at in (0..length).step_by(LINE) {
+            let line = start.wrapping_add(at);
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: a hint, which never faults and changes nothing, whatever the address.
+            unsafe {
+                std::arch::x86_64::_mm_prefetch(line.cast(), std::arch::x86_64::_MM_HINT_T0);
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = line;
+        }
+    }
+
     /// Copies from one place of the memory to another that does not overlap it.
     ///
     /// # Panics

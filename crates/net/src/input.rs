@@ -47,6 +47,9 @@ pub trait Sink {
         Ok(())
     }
 
+    /// A message that [`Sink::message`] will get after the one that it gets next. For who can use that time to fetch memory.
+    fn upcoming(&mut self, _header: &Header, _body: &[u8]) {}
+
     /// True when no further message is wanted for now: [`Input::receive`] keeps those that it
     /// already has for its next call.
     fn is_full(&self) -> bool {
@@ -179,6 +182,13 @@ impl Input {
                 sink.message(&header, body, &[]).map_err(invalid)?;
             } else {
                 Counters::add(&counters.messages_received, 1);
+                let behind = &bytes[end..];
+                if let Some(head) = behind.first_chunk::<HEADER_BYTES>()
+                    && let Ok(next) = Header::parse(head)
+                    && let Some(body) = behind[HEADER_BYTES..].get(..next.body_bytes as usize)
+                {
+                    sink.upcoming(&next, body);
+                }
                 sink.message(&header, body, &bytes[body_end..end]).map_err(invalid)?;
             }
             bytes = &bytes[end..];

@@ -15,7 +15,7 @@ use crate::nbd::{self, Nbd};
 use crate::pools::Pools;
 use crate::priority::Queue;
 use crate::serving::Serving;
-use crate::stats::CoreStatistics;
+use crate::stats::{CoreStatistics, Stages};
 use crate::waiting::Waiting;
 use foldhash::fast::RandomState;
 use parking_lot::{Mutex, RwLock};
@@ -172,6 +172,9 @@ pub(crate) struct Core {
     pub(crate) disk_sizes: Vec<(u64, u64)>,
     /// Memory in which messages are put together.
     pub(crate) message: Vec<u8>,
+    /// Finished requests, by the tags of their operations, that the statistics do not have yet: all of a turn are told together,
+    /// before their answers leave. To lock the statistics for each would have it wait until all that it wrote is in the cache.
+    pub(crate) recorded: Vec<(u8, Stages)>,
     /// Lanes with something to send after this turn.
     pub(crate) dirty: Vec<usize>,
     /// The lane that something was sent to last.
@@ -235,6 +238,7 @@ impl Core {
             waiting: Waiting::default(),
             disk_sizes: Vec::new(),
             message: Vec::new(),
+            recorded: Vec::new(),
             dirty: Vec::new(),
             answered: None,
             closing: Vec::new(),
@@ -554,6 +558,8 @@ impl Core {
     }
 
     pub(crate) fn flush_dirty(&mut self) {
+        self.statistics.record_all(&self.recorded);
+        self.recorded.clear();
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
             self.flush(index);

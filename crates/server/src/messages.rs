@@ -3,6 +3,7 @@
 use crate::lane::Lane;
 use std::sync::Arc;
 use towline_mem::{Aggregate, Segment};
+use towline_session::slots::Slots;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES, LISTING_BYTES_MAX};
 use towline_wire::{Header, Kind};
 
@@ -17,15 +18,16 @@ fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
 /// Replies without data up to this length are copied.
 const COPIED_BYTES_MAX: usize = 1024;
 
-/// Queues a reply on a lane; returns header and results, for the slot's memory, if they are to be remembered.
+/// Queues a reply on a lane. The slot is free then; with `remember` it keeps header and results.
 pub(crate) fn send_reply(
     mut lane: Option<&mut Lane>,
+    slots: &mut Slots,
     mut header: Header,
     mut results: Vec<u8>,
     mut data: Aggregate,
     is_read: bool,
     remember: bool,
-) -> Option<Arc<Vec<u8>>> {
+) {
     let mut fragments = Vec::new();
     let mut offset = 0;
     while !fits_reply(&data, is_read) {
@@ -45,26 +47,24 @@ pub(crate) fn send_reply(
     results.resize(length + HEADER_BYTES, 0);
     results.copy_within(..length, HEADER_BYTES);
     results[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+    slots.answer(header.slot, remember.then_some(&results));
     if let Some(lane) = lane.as_deref_mut()
         && data.is_empty()
         && fragments.is_empty()
         && results.len() <= COPIED_BYTES_MAX
     {
-        lane.out.push_short(&results);
-        return remember.then(|| Arc::new(results));
+        return lane.out.push_short(&results);
     }
-    let bytes = Arc::new(results);
-    let Some(lane) = lane else { return remember.then_some(bytes) };
+    let Some(lane) = lane else { return };
     for (head, mut fragment) in fragments {
         let head = head.to_bytes().to_vec();
         let length = head.len() as u64;
         fragment.prepend(Segment::Host(Arc::new(head)), 0, length);
         lane.out.push(fragment, header.slot, header.sequence);
     }
-    let mut message = Aggregate::from_shared(bytes.clone());
+    let mut message = Aggregate::from_vec(results);
     if !data.is_empty() {
         message.concatenate(data);
     }
     lane.out.push(message, header.slot, header.sequence);
-    remember.then_some(bytes)
 }

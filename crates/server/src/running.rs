@@ -200,7 +200,7 @@ impl Core {
     fn reply(&mut self, session: u64, slot: u16, running: &mut Running, now: Instant) {
         running.stages.server = nanoseconds(now - running.arrived);
         let Running { compound, sequence, borrows, stages, meter, .. } = running;
-        self.statistics.record(compound.first_tag(), *stages);
+        self.recorded.push((compound.first_tag(), *stages));
         let is_undecided = compound.is_undecided();
         let (mut results, mut data, modifies, is_read) = compound.take_reply();
         self.closing.extend(compound.take_closed());
@@ -226,8 +226,8 @@ impl Core {
         {
             data = Aggregate::new();
         }
-        let kept = send_reply(lane, header, results, data, is_read, remember);
-        served.session.slots.answer(slot, kept);
+        let slots = &mut served.session.slots;
+        send_reply(lane, slots, header, results, data, is_read, remember);
         self.dirty.extend(index);
     }
 

@@ -80,8 +80,7 @@ impl Serving<'_> {
                     self.core.disk_grants.push(served.is_low, (session, header.slot));
                 }
             }
-            Arrival::Replay(reply) => {
-                let mut reply = (*reply).clone();
+            Arrival::Replay(mut reply) => {
                 self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
                 reply[1] |= reply_flag::REPLAYED;
                 if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
@@ -264,6 +263,16 @@ impl Sink for Serving<'_> {
 
     fn expects_bulk(&self) -> bool {
         self.core.lanes[self.index].as_ref().is_some_and(|lane| lane.granted > 0)
+    }
+
+    fn upcoming(&mut self, header: &Header, body: &[u8]) {
+        if header.kind == Kind::Request
+            && header.payload_bytes > 0
+            && body.first().is_some_and(|tag| Request::is_disk_tag(*tag))
+            && let Some(session) = self.session()
+        {
+            self.core.expect_disk_request(session, body);
+        }
     }
 
     fn announced(&mut self, header: &Header) -> Result<(), ProtocolError> {

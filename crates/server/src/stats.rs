@@ -80,6 +80,19 @@ impl Histograms {
         Self { server: new(), storage: new(), disk: new(), data: new(), control: new() }
     }
 
+    fn record(&mut self, stages: &Stages) {
+        self.server.saturating_record(stages.server);
+        self.storage.saturating_record(stages.storage);
+        if stages.disk > 0 {
+            self.disk.saturating_record(stages.disk);
+        }
+        if stages.data > 0 {
+            self.data.saturating_record(stages.data);
+        }
+        let control = stages.server.saturating_sub(stages.storage).saturating_sub(stages.data);
+        self.control.saturating_record(control);
+    }
+
     fn all(&self) -> [(&'static str, &Histogram<u64>); 5] {
         [
             ("T_server", &self.server),
@@ -143,21 +156,22 @@ impl CoreStatistics {
 
     /// Records a finished request whose first operation has this tag.
     pub(crate) fn record(&self, tag: u8, stages: Stages) {
-        Counters::add(&self.requests, 1);
-        if let Some(count) = self.by_operation.get(usize::from(tag)) {
-            Counters::add(count, 1);
+        self.record_all(&[(tag, stages)]);
+    }
+
+    /// The same for several.
+    pub(crate) fn record_all(&self, finished: &[(u8, Stages)]) {
+        if finished.is_empty() {
+            return;
         }
+        Counters::add(&self.requests, finished.len() as u64);
         let mut histograms = self.histograms.lock();
-        histograms.server.saturating_record(stages.server);
-        histograms.storage.saturating_record(stages.storage);
-        if stages.disk > 0 {
-            histograms.disk.saturating_record(stages.disk);
+        for (tag, stages) in finished {
+            if let Some(count) = self.by_operation.get(usize::from(*tag)) {
+                Counters::add(count, 1);
+            }
+            histograms.record(stages);
         }
-        if stages.data > 0 {
-            histograms.data.saturating_record(stages.data);
-        }
-        let control = stages.server.saturating_sub(stages.storage).saturating_sub(stages.data);
-        histograms.control.saturating_record(control);
     }
 }
 

@@ -1,23 +1,24 @@
 //! Slots: which request each one carries, and the reply remembered for when it is asked again.
 
-use std::sync::Arc;
 use towline_wire::limits::{REPLAY_BYTES_MAX, SLOTS_MAX};
 use towline_wire::{Header, ProtocolError};
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 enum State {
     #[default]
     Free,
     /// Being executed.
     Running,
-    /// Answered; the reply's bytes where they have to be remembered.
-    Answered(Option<Arc<Vec<u8>>>),
+    /// Answered.
+    Answered,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Slot {
     sequence: u32,
     state: State,
+    /// The last reply, where it has to be remembered; else empty. One memory for all of them.
+    reply: Vec<u8>,
 }
 
 impl Slot {
@@ -38,7 +39,7 @@ pub enum Arrival {
     /// It is new (or harmless to repeat): execute it.
     Execute,
     /// It was executed: send this reply again.
-    Replay(Arc<Vec<u8>>),
+    Replay(Vec<u8>),
     /// It is being executed: its reply will come.
     Running,
 }
@@ -58,25 +59,32 @@ impl Slots {
     pub fn arrive(&mut self, header: &Header) -> Result<Arrival, ProtocolError> {
         let slot = &mut self.0[usize::from(header.slot)];
         if header.sequence == slot.sequence {
-            match &slot.state {
+            match slot.state {
                 State::Running => return Ok(Arrival::Running),
-                State::Answered(Some(reply)) => return Ok(Arrival::Replay(reply.clone())),
-                State::Answered(None) | State::Free => {}
+                State::Answered if !slot.reply.is_empty() => {
+                    return Ok(Arrival::Replay(slot.reply.clone()));
+                }
+                State::Answered | State::Free => {}
             }
         } else if header.sequence != slot.sequence.wrapping_add(1) && !slot.is_new() {
             return Err(ProtocolError { what: "sequence number out of order", at: 4 });
         } else if matches!(slot.state, State::Running) {
             return Err(ProtocolError { what: "slot is busy with another request", at: 2 });
         }
-        *slot = Slot { sequence: header.sequence, state: State::Running };
+        (slot.sequence, slot.state) = (header.sequence, State::Running);
+        slot.reply.clear();
         Ok(Arrival::Execute)
     }
 
     /// Notes that a slot's request was answered, with the reply if repeating the request would
     /// yield another one.
-    pub fn answer(&mut self, slot: u16, reply: Option<Arc<Vec<u8>>>) {
-        let kept = reply.filter(|reply| reply.len() <= REPLAY_BYTES_MAX);
-        self.0[usize::from(slot)].state = State::Answered(kept);
+    pub fn answer(&mut self, slot: u16, reply: Option<&[u8]>) {
+        let slot = &mut self.0[usize::from(slot)];
+        slot.state = State::Answered;
+        slot.reply.clear();
+        slot.reply.extend_from_slice(
+            reply.filter(|reply| reply.len() <= REPLAY_BYTES_MAX).unwrap_or_default(),
+        );
     }
 
     /// True while the slot's request with this sequence number is being executed.
@@ -101,9 +109,8 @@ mod tests {
         let mut slots = Slots::default();
         assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Execute));
         assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Running));
-        let reply = Arc::new(b"reply".to_vec());
-        slots.answer(3, Some(reply.clone()));
-        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Replay(reply)));
+        slots.answer(3, Some(b"reply"));
+        assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Replay(b"reply".to_vec())));
         assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
         slots.answer(3, None);
         assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
@@ -114,7 +121,7 @@ mod tests {
         let mut slots = Slots::default();
         assert!(slots.arrive(&request(1)).is_ok());
         assert!(slots.arrive(&request(2)).is_err(), "the slot is busy");
-        slots.answer(3, Some(Arc::default()));
+        slots.answer(3, Some(b""));
         assert!(slots.arrive(&request(3)).is_err());
         assert!(slots.arrive(&request(2)).is_ok());
     }

@@ -62,6 +62,11 @@ impl Core {
         let mut state = self.state.lock();
         loop {
             for (index, slot) in slots.clone().enumerate() {
+                if state.is_over(Some(std::slice::from_ref(slot)))
+                    && let Some(next) = slots.clone().nth(index + 1)
+                {
+                    state.expect(next);
+                }
                 if let Some(finished) = self.take(&mut state, slot, &mut outcome) {
                     self.hand_over(&state);
                     return (index, finished.map(|buffer| (outcome, buffer)));

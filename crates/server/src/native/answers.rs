@@ -189,7 +189,8 @@ impl Core {
         remember: bool,
     ) {
         let Some(served) = self.sessions.get_mut(&session) else { return };
-        let mut message = Vec::with_capacity(96);
+        let mut message = std::mem::take(&mut self.message);
+        message.clear();
         message.resize(HEADER_BYTES, 0);
         reply.encode(&mut message);
         let mut header = Header::new(MessageKind::Reply, slot, sequence);
@@ -202,13 +203,14 @@ impl Core {
             lane.out.push_short(&message);
             self.dirty.extend(index);
         }
-        served.session.slots.answer(slot, remember.then(|| Arc::new(message)));
+        served.session.slots.answer(slot, remember.then_some(&message));
+        self.message = message;
     }
 
-    fn record_disk(&self, operation: u8, arrived: Instant, times: Option<Times>, data: u64) {
+    fn record_disk(&mut self, operation: u8, arrived: Instant, times: Option<Times>, data: u64) {
         let disk = times.map_or(0, |times| times.disk);
         let stages = Stages { server: elapsed_ns(arrived), storage: disk, disk, data };
-        self.statistics.record(operation, stages);
+        self.recorded.push((operation, stages));
     }
 }
 

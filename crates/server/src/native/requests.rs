@@ -27,6 +27,9 @@ use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError, Reply, Req
 /// Reads up to this length of what is in memory are answered by copying, at once.
 const READ_NOW_BYTES_MAX: u32 = 32 * 1024;
 
+/// How much is fetched of where the next request writes: the processor goes on by itself once it has seen some lines.
+const EXPECTED_BYTES: u64 = 256;
+
 type Work = Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>;
 
 /// What becomes of a request.
@@ -80,10 +83,26 @@ impl Core {
             Err(errno) => Reply::Failed { errno: errno.0 },
         };
         let server = elapsed_ns(arrived.at);
-        self.statistics.record(request.tag(), Stages { server, ..Stages::default() });
+        self.recorded.push((request.tag(), Stages { server, ..Stages::default() }));
         let Header { slot, sequence, .. } = *arrived.header;
         self.answer_disk(arrived.session, slot, sequence, server, &reply, request.modifies());
         Ok(())
+    }
+
+    /// A request for a disk will be taken after the one that is about to be. Where it writes is fetched meanwhile: it is in no
+    /// cache, most likely, and neither is what tells where its page is.
+    pub(crate) fn expect_disk_request(&self, session: u64, body: &[u8]) {
+        let Ok(Request::DiskWrite { disk, offset, length, .. }) = parse_disk_request(body) else {
+            return;
+        };
+        let Some(served) = self.sessions.get(&session) else { return };
+        let Some(Open { disk, .. }) = served.disks.open.get(&disk) else { return };
+        let length = u64::from(length).min(EXPECTED_BYTES);
+        if within(disk, offset, length, Errno::EINVAL).is_ok()
+            && let Some((memory, at)) = disk.store.landing(offset, length)
+        {
+            memory.expect_writes(at, length as usize);
+        }
     }
 
     fn begin_disk_request(
@@ -114,7 +133,17 @@ impl Core {
             _ => {}
         }
         let number = request.disk().unwrap_or(u32::MAX);
-        let disk = served.disks.open.get(&number).ok_or(Errno::EBADF)?.disk.clone();
+        let disk = &served.disks.open.get(&number).ok_or(Errno::EBADF)?.disk;
+        // Small writes into memory: the disk is not cloned for them, since that waits until what they wrote is in the cache.
+        if let Request::DiskWrite { flags, offset, length, .. } = *request {
+            may_change(&mut self.disk_sizes, disk, offset, length.into())?;
+            if flags & disk_flag::CHECKSUMS == 0
+                && let Some(stored) = write_now(disk, arrived, offset, flags)
+            {
+                return stored.map(Begun::Answer);
+            }
+        }
+        let disk = disk.clone();
         match *request {
             Request::DiskInfo { .. } => {
                 disk.store.refresh().map_err(|error| Errno::of(&error))?;
@@ -130,7 +159,6 @@ impl Core {
                 self.read_disk(arrived, &disk, reading)
             }
             Request::DiskWrite { flags, offset, length, checksums, .. } => {
-                self.may_change(&disk, offset, length.into())?;
                 if flags & disk_flag::CHECKSUMS == 0 {
                     return self.write_disk(arrived, &disk, offset, flags, None);
                 }
@@ -141,6 +169,9 @@ impl Core {
                 {
                     return Err(Errno::EBADMSG);
                 }
+                if let Some(stored) = write_now(&disk, arrived, offset, flags) {
+                    return stored.map(Begun::Answer);
+                }
                 self.write_disk(arrived, &disk, offset, flags, Some(checking))
             }
             Request::DiskFlush { .. } => self.ask_disk(arrived, &disk, Kind::Change, {
@@ -148,7 +179,7 @@ impl Core {
                 Box::new(move || disk.flush().map(|()| Vec::new()))
             }),
             Request::DiskZero { flags, offset, length, .. } => {
-                self.may_change(&disk, offset, length)?;
+                may_change(&mut self.disk_sizes, &disk, offset, length)?;
                 disk.changes.note(offset, length);
                 let how = ZeroHow {
                     allocate: flags & disk_flag::ALLOCATE != 0,
@@ -158,7 +189,7 @@ impl Core {
                 self.ask_disk(arrived, &disk, Kind::Change, work)
             }
             Request::DiskTrim { flags, offset, length, .. } => {
-                self.may_change(&disk, offset, length)?;
+                may_change(&mut self.disk_sizes, &disk, offset, length)?;
                 disk.changes.note(offset, length);
                 let work = changing(&disk, flags, move |disk| disk.store.trim(offset, length));
                 self.ask_disk(arrived, &disk, Kind::Change, work)
@@ -192,26 +223,6 @@ impl Core {
             }
             _ => Err(Errno::ENOSYS),
         }
-    }
-
-    /// Checks a change. The size is looked at anew, once for all requests that came together: a
-    /// write beyond the end of a file that became shorter would make it long again.
-    fn may_change(&mut self, disk: &Disk, offset: u64, length: u64) -> Result<(), Errno> {
-        if disk.read_only || disk.has_failed() {
-            return Err(Errno::EROFS);
-        }
-        within(disk, offset, length, Errno::ENOSPC)?;
-        let known = self.disk_sizes.iter().find(|(identity, _)| *identity == disk.identity);
-        let size = match known {
-            Some((_, size)) => *size,
-            None => {
-                // A device that is gone has no size any more.
-                let size = disk.store.refresh().unwrap_or(0);
-                self.disk_sizes.push((disk.identity, size));
-                size
-            }
-        };
-        if offset + length > size { Err(Errno::EIO) } else { Ok(()) }
     }
 
     /// Notes a request that will be answered later.
@@ -267,7 +278,7 @@ impl Core {
                 let storage = elapsed_ns(before);
                 let stages =
                     Stages { server: elapsed_ns(arrived.at), storage, ..Stages::default() };
-                self.statistics.record(arrived.body[0], stages);
+                self.recorded.push((arrived.body[0], stages));
                 let Header { slot, sequence, .. } = *arrived.header;
                 if let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) {
                     lane.out.push(Aggregate::from_vec(message), slot, sequence);
@@ -325,7 +336,7 @@ impl Core {
             message[..HEADER_BYTES].copy_from_slice(&reply.to_bytes());
             lane.out.push_short(&message);
             let stages = Stages { server, ..Stages::default() };
-            self.statistics.record(arrived.body[0], stages);
+            self.recorded.push((arrived.body[0], stages));
         }
         self.message = message;
         shown
@@ -383,20 +394,6 @@ impl Core {
         let durable = flags & disk_flag::DURABLE != 0;
         let (inline, length) =
             (arrived.payload, arrived.payload.len() as u64 + arrived.header.offset);
-        let epoch = disk.epoch();
-        disk.changes.note(offset, length);
-        if length == 0 {
-            return Ok(Begun::Answer(Reply::Stored { epoch }));
-        }
-        if !inline.is_empty()
-            && let Now::Done(result) = disk.store.write_now(offset, inline, durable)
-        {
-            let result = if durable { disk.note_durable_write(result) } else { result };
-            return match result {
-                Ok(()) => Ok(Begun::Answer(Reply::Stored { epoch })),
-                Err(error) => Err(Errno::of(&error)),
-            };
-        }
         let Some(owner) = self.session_owner(arrived.session) else { return Ok(Begun::Goes) };
         let ticket = Ticket::Native(arrived.tag(owner));
         let range = offset..offset + length;
@@ -424,6 +421,56 @@ impl Arrived<'_> {
         let Header { slot, sequence, .. } = *self.header;
         Tag { session: self.session, slot, sequence, owner }
     }
+}
+
+/// Checks a change. The size is looked at anew, once for all requests that came together (`sizes`): a
+/// write beyond the end of a file that became shorter would make it long again.
+fn may_change(
+    sizes: &mut Vec<(u64, u64)>,
+    disk: &Disk,
+    offset: u64,
+    length: u64,
+) -> Result<(), Errno> {
+    if disk.read_only || disk.has_failed() {
+        return Err(Errno::EROFS);
+    }
+    within(disk, offset, length, Errno::ENOSPC)?;
+    let known = sizes.iter().find(|(identity, _)| *identity == disk.identity);
+    let size = match known {
+        Some((_, size)) => *size,
+        None => {
+            // A device that is gone has no size any more.
+            let size = disk.store.refresh().unwrap_or(0);
+            sizes.push((disk.identity, size));
+            size
+        }
+    };
+    if offset + length > size { Err(Errno::EIO) } else { Ok(()) }
+}
+
+/// Writes what came with its request, if that does not wait; `None`: it would. The range was checked.
+fn write_now(
+    disk: &Disk,
+    arrived: &Arrived<'_>,
+    offset: u64,
+    flags: u32,
+) -> Option<Result<Reply<'static>, Errno>> {
+    let durable = flags & disk_flag::DURABLE != 0;
+    let inline = arrived.payload;
+    let length = inline.len() as u64 + arrived.header.offset;
+    let epoch = disk.epoch();
+    disk.changes.note(offset, length);
+    if length > 0 {
+        if inline.is_empty() {
+            return None;
+        }
+        let Now::Done(result) = disk.store.write_now(offset, inline, durable) else { return None };
+        let result = if durable { disk.note_durable_write(result) } else { result };
+        if let Err(error) = result {
+            return Some(Err(Errno::of(&error)));
+        }
+    }
+    Some(Ok(Reply::Stored { epoch }))
 }
 
 /// A change that is perhaps to be made durable.

@@ -179,7 +179,7 @@ impl Server {
         }
         let session = self.sessions.get_mut(&id).expect("its client has joined it");
         match session.slots.arrive(&message.header).unwrap() {
-            Arrival::Replay(reply) => Some(reply.to_vec()),
+            Arrival::Replay(reply) => Some(reply),
             Arrival::Running => panic!("nothing runs while nothing waits"),
             Arrival::Execute => {
                 let offered = message.header.offset;
@@ -219,7 +219,7 @@ impl Server {
         self.undecided += u64::from(compound.is_undecided());
         let (results, data, modifies, _) = compound.take_reply();
         let kept = modifies && data.is_empty();
-        session.slots.answer(slot, kept.then(|| Arc::new(results.clone())));
+        session.slots.answer(slot, kept.then_some(&results));
         Some(results)
     }
 }
