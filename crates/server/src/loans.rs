@@ -91,11 +91,15 @@ impl Loans {
         memory: &Arc<SharedMemory>,
         mut extents: Extents,
     ) -> bool {
-        let number = memory.lending().and_then(|lending| self.number(memory, lending));
-        let Some(number) = number.filter(|_| extents.extents.len() <= LENT_EXTENTS_MAX) else {
+        if extents.extents.len() > LENT_EXTENTS_MAX {
             return false;
-        };
-        extents.memory = number;
+        }
+        // For holes alone the client takes over no memory.
+        if extents.extents.iter().any(|extent| extent.offset.is_some()) {
+            let number = memory.lending().and_then(|lending| self.number(memory, lending));
+            let Some(number) = number else { return false };
+            extents.memory = number;
+        }
         self.tell(header, reply_flag::LENT | reply_flag::LIVE, message, head, &extents);
         true
     }

@@ -310,6 +310,22 @@ fn memory_disks_are_read_in_place_over_shared_memory() {
     }
 }
 
+/// A hole needs no memory to be taken over, and the memory of the next disk is the first one then.
+#[test]
+fn a_hole_of_one_disk_is_read_in_place_before_data_of_another() {
+    let export = |name| DiskExport::new(name, DiskKind::Memory(SIZE as u64));
+    let disks = start(TempDir::new().unwrap(), vec![export("empty"), export("full")]);
+    for client in clients(&disks) {
+        let (empty, full) = (client.disk(b"empty").unwrap(), client.disk(b"full").unwrap());
+        full.write_at(&[7; 4096], 0).unwrap();
+        let mut found = [1; 4096];
+        empty.read_at(&mut found, 0).unwrap();
+        assert_eq!(found, [0; 4096]);
+        full.read_at(&mut found, 0).unwrap();
+        assert_eq!(found, [7; 4096]);
+    }
+}
+
 /// All who have a disk open use what it grew by, and fail beyond what it shrank to, whoever did it.
 #[test]
 fn a_disk_that_changes_its_size_does_so_for_all_its_users() {
