@@ -24,8 +24,6 @@ pub struct Disk {
     pub read_only: bool,
     /// How its reads are delivered.
     pub delivery: Delivery,
-    /// How much each client may ask of it.
-    pub limit: RateLimit,
     /// What clients are told in place of what the back end says.
     pub shape: Shape,
     /// What changed since the server began to serve it.
@@ -33,7 +31,7 @@ pub struct Disk {
     /// Names its bytes: another number stands for other bytes, also after a restart.
     pub identity: u64,
     state: Arc<State>,
-    meters: Meters,
+    meters: Arc<Meters>,
     failures: Option<Arc<dyn Failures>>,
 }
 
@@ -87,12 +85,11 @@ impl Disk {
             store,
             read_only,
             delivery: Delivery::default(),
-            limit: RateLimit::default(),
             shape: Shape::default(),
             changes: Arc::default(),
             identity,
             state: Arc::new(State { epoch: AtomicU64::new(epoch), ..State::default() }),
-            meters: Meters::default(),
+            meters: Arc::default(),
             failures: None,
         }
     }
@@ -106,27 +103,22 @@ impl Disk {
         Self { failures: Some(failures), ..self }
     }
 
-    /// The same, in place of another export that may still be in use: if their bytes are the same, so
-    /// is what is known of them.
+    /// The same, in place of another export that may still be in use: its limits hold for the clients of both, and if their
+    /// bytes are the same, so is what is known of them.
     #[must_use]
     pub fn in_place_of(self, other: &Self) -> Self {
-        if !Arc::ptr_eq(&self.store, &other.store) && self.identity != other.identity {
-            return self;
+        let this = Self { meters: other.meters.clone(), ..self };
+        if !Arc::ptr_eq(&this.store, &other.store) && this.identity != other.identity {
+            return this;
         }
         let (changes, state) = (other.changes.clone(), other.state.clone());
-        Self { changes, state, identity: other.identity, ..self }
+        Self { changes, state, identity: other.identity, ..this }
     }
 
     /// The same, with its reads delivered in this way.
     #[must_use]
     pub fn delivered(self, delivery: Delivery) -> Self {
         Self { delivery, ..self }
-    }
-
-    /// The same, with so much for each client.
-    #[must_use]
-    pub fn limited(self, limit: RateLimit) -> Self {
-        Self { limit, ..self }
     }
 
     /// The same, with these blocks and this depth.
@@ -138,10 +130,21 @@ impl Disk {
         Ok(Self { shape, ..self })
     }
 
-    /// What measures this client, if clients are limited; keep it while the client is connected.
+    /// From now on each client may ask this much of it, and of what it is in place of.
+    pub fn set_limit(&self, limit: RateLimit) {
+        self.meters.set(limit);
+    }
+
+    /// True when clients are limited at present.
     #[must_use]
-    pub fn meter(&self, client: ClientKey) -> Option<Arc<Meter>> {
-        (!self.limit.is_none()).then(|| self.meters.of(client, self.limit))
+    pub fn is_limited(&self) -> bool {
+        self.meters.are_limited()
+    }
+
+    /// What measures this client; keep it while the client is connected.
+    #[must_use]
+    pub fn meter(&self, client: ClientKey) -> Arc<Meter> {
+        self.meters.of(client)
     }
 
     /// What it is like, as clients see it.

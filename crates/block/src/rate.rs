@@ -3,6 +3,7 @@
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,10 @@ impl RateLimit {
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
+
+    fn rates(self) -> [u64; 2] {
+        [self.operations, self.bytes]
+    }
 }
 
 /// Who is one client, however many connections it has.
@@ -37,55 +42,119 @@ pub enum ClientKey {
 /// How far a client may run ahead of its rate: what it did not use before, and no more.
 const AHEAD: Duration = Duration::from_millis(100);
 
+/// A limit that may become another one while clients are connected; it holds for them at once.
+#[derive(Debug, Default)]
+struct Current {
+    operations: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Current {
+    fn get(&self) -> RateLimit {
+        // The two need not be of one moment: both will be soon.
+        let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        RateLimit { operations: read(&self.operations), bytes: read(&self.bytes) }
+    }
+}
+
+/// What a client was given and has not used up yet, at the rate that it may have.
+#[derive(Debug)]
+struct Owed {
+    at: Instant,
+    /// Requests, and bytes.
+    counts: [f64; 2],
+}
+
+impl Owed {
+    /// Forgets what was used up until now.
+    fn settle(&mut self, now: Instant, rates: [u64; 2]) {
+        let seconds = now.saturating_duration_since(self.at).as_secs_f64();
+        self.at = self.at.max(now);
+        for (count, rate) in self.counts.iter_mut().zip(rates) {
+            *count = if rate > 0 { (*count - seconds * rate as f64).max(0.0) } else { 0.0 };
+        }
+    }
+}
+
 /// Measures one client. A request is charged when it is taken; the next one waits until what was
 /// charged has been used up at the rate allowed.
 #[derive(Debug)]
 pub struct Meter {
-    limit: RateLimit,
-    /// When all that was charged is used up: by requests, and by bytes.
-    used_up: Mutex<[Instant; 2]>,
+    limit: Arc<Current>,
+    owed: Mutex<Owed>,
 }
 
 impl Meter {
-    /// A client that has used nothing yet.
+    /// True when its client is limited at present.
     #[must_use]
-    pub fn new(limit: RateLimit, now: Instant) -> Self {
-        Self { limit, used_up: Mutex::new([now, now]) }
+    pub fn is_limited(&self) -> bool {
+        !self.limit.get().is_none()
     }
 
-    /// When the next request may be taken; `None`: at once.
+    /// When the next request may be taken, as the limit is now; `None`: at once.
     #[must_use]
     pub fn waits(&self, now: Instant) -> Option<Instant> {
-        let last = self.used_up.lock().into_iter().max()?;
-        last.checked_sub(AHEAD).filter(|until| *until > now)
+        let rates = self.limit.get().rates();
+        let mut owed = self.owed.lock();
+        owed.settle(now, rates);
+        let waits = owed.counts.iter().zip(rates).filter(|(_, rate)| *rate > 0);
+        let longest = waits.map(|(count, rate)| count / rate as f64).fold(0.0, f64::max);
+        let until = (owed.at + Duration::from_secs_f64(longest)).checked_sub(AHEAD)?;
+        (until > now).then_some(until)
     }
 
     /// So many requests were taken, which move so many bytes.
     pub fn charge(&self, now: Instant, operations: u64, bytes: u64) {
-        let mut used_up = self.used_up.lock();
-        let costs = [(operations, self.limit.operations), (bytes, self.limit.bytes)];
-        for (at, (count, rate)) in used_up.iter_mut().zip(costs) {
-            if rate > 0 {
-                *at = (*at).max(now) + Duration::from_secs_f64(count as f64 / rate as f64);
-            }
-        }
+        let mut owed = self.owed.lock();
+        owed.settle(now, self.limit.get().rates());
+        owed.counts[0] += operations as f64;
+        owed.counts[1] += bytes as f64;
     }
 }
 
-/// The connected clients of a disk, or of an export of files.
+/// The connected clients of a disk, or of an export of files, and how much each of them may ask for.
 #[derive(Debug, Default)]
-pub struct Meters(Mutex<HashMap<ClientKey, Weak<Meter>>>);
+pub struct Meters {
+    limit: Arc<Current>,
+    clients: Mutex<HashMap<ClientKey, Weak<Meter>>>,
+}
 
 impl Meters {
+    /// From now on each client may ask for so much. Requests that wait look again when somebody tells them.
+    pub fn set(&self, limit: RateLimit) {
+        if self.limit.get() == limit {
+            return;
+        }
+        let (clients, now) = (self.clients.lock(), Instant::now());
+        let settle = || {
+            let rates = self.limit.get().rates();
+            for meter in clients.values().filter_map(Weak::upgrade) {
+                meter.owed.lock().settle(now, rates);
+            }
+        };
+        settle();
+        self.limit.operations.store(limit.operations, Ordering::Relaxed);
+        self.limit.bytes.store(limit.bytes, Ordering::Relaxed);
+        // What is not limited any more owes nothing.
+        settle();
+    }
+
+    /// True when clients are limited at present.
+    #[must_use]
+    pub fn are_limited(&self) -> bool {
+        !self.limit.get().is_none()
+    }
+
     /// The meter of a client, the same for all its connections.
-    pub fn of(&self, client: ClientKey, limit: RateLimit) -> Arc<Meter> {
-        let mut all = self.0.lock();
-        if let Some(found) = all.get(&client).and_then(Weak::upgrade) {
+    pub fn of(&self, client: ClientKey) -> Arc<Meter> {
+        let mut clients = self.clients.lock();
+        if let Some(found) = clients.get(&client).and_then(Weak::upgrade) {
             return found;
         }
-        all.retain(|_, meter| meter.strong_count() > 0);
-        let meter = Arc::new(Meter::new(limit, Instant::now()));
-        all.insert(client, Arc::downgrade(&meter));
+        clients.retain(|_, meter| meter.strong_count() > 0);
+        let owed = Mutex::new(Owed { at: Instant::now(), counts: [0.0; 2] });
+        let meter = Arc::new(Meter { limit: self.limit.clone(), owed });
+        clients.insert(client, Arc::downgrade(&meter));
         meter
     }
 }
@@ -96,10 +165,17 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
+    fn meter(limit: RateLimit) -> (Meters, Arc<Meter>) {
+        let meters = Meters::default();
+        meters.set(limit);
+        let meter = meters.of(ClientKey::Process(1));
+        (meters, meter)
+    }
+
     /// Requests of `bytes` each that are taken within `time`, by a clock that jumps.
     fn taken(limit: RateLimit, bytes: u64, time: Duration) -> u64 {
+        let meter = meter(limit).1;
         let start = Instant::now();
-        let meter = Meter::new(limit, start);
         let (mut now, mut count) = (start, 0);
         while now < start + time {
             match meter.waits(now) {
@@ -133,9 +209,8 @@ mod tests {
 
     #[test]
     fn who_was_idle_is_not_far_ahead() {
-        let start = Instant::now();
-        let meter = Meter::new(RateLimit { operations: 100, bytes: 0 }, start);
-        let later = start + Duration::from_secs(60);
+        let meter = meter(RateLimit { operations: 100, bytes: 0 }).1;
+        let later = Instant::now() + Duration::from_secs(60);
         let mut count = 0;
         while meter.waits(later).is_none() {
             meter.charge(later, 1, 0);
@@ -145,14 +220,35 @@ mod tests {
     }
 
     #[test]
+    fn another_limit_holds_at_once_also_for_what_waits() {
+        let limit = |bytes| RateLimit { operations: 0, bytes };
+        let (meters, meter) = meter(limit(1000));
+        let now = Instant::now() + Duration::from_secs(1);
+        meter.charge(now, 1, 100_000);
+        let left =
+            |meter: &Meter| meter.waits(now).map(|until| (until - now).as_secs_f64().round());
+        assert_eq!(left(&meter), Some(100.0));
+        meters.set(limit(10_000));
+        assert_eq!(left(&meter), Some(10.0));
+        meters.set(limit(100));
+        assert_eq!(left(&meter), Some(1000.0));
+        assert!(meter.is_limited());
+        meters.set(limit(0));
+        assert_eq!((left(&meter), meter.is_limited()), (None, false));
+        meter.charge(now, 1, 100_000);
+        meters.set(limit(100));
+        assert_eq!(left(&meter), None, "what it got without a limit is its own");
+    }
+
+    #[test]
     fn a_client_has_one_meter_while_it_is_connected() {
-        let (meters, limit) = (Meters::default(), RateLimit { operations: 1, bytes: 0 });
+        let meters = Meters::default();
         let (one, other) = (ClientKey::Process(1), ClientKey::Process(2));
-        let first = meters.of(one, limit);
-        assert!(Arc::ptr_eq(&first, &meters.of(one, limit)));
-        assert!(!Arc::ptr_eq(&first, &meters.of(other, limit)));
+        let first = meters.of(one);
+        assert!(Arc::ptr_eq(&first, &meters.of(one)));
+        assert!(!Arc::ptr_eq(&first, &meters.of(other)));
         drop(first);
-        meters.of(other, limit);
-        assert_eq!(meters.0.lock().len(), 1, "those that are gone are forgotten");
+        meters.of(other);
+        assert_eq!(meters.clients.lock().len(), 1, "those that are gone are forgotten");
     }
 }

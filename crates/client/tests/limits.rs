@@ -19,7 +19,8 @@ const MIB: usize = 1 << 20;
 
 /// A server with the exports `dir` and `mem`, both limited, and `free`.
 struct World {
-    _server: Server,
+    server: Server,
+    exports: Vec<Export>,
     transports: Vec<Transport>,
     /// What `dir` shows.
     data: PathBuf,
@@ -45,7 +46,7 @@ fn limited(operations: u64, bytes: u64) -> World {
     };
     let server = Server::start(&config).unwrap();
     let transports = transports(&server, socket);
-    World { _server: server, transports, data, _directory: directory }
+    World { server, exports: config.exports, transports, data, _directory: directory }
 }
 
 fn connect(transport: &Transport) -> Client {
@@ -204,6 +205,45 @@ fn a_lock_that_waits_is_given_up() {
         match waits.wait() {
             Err(Error::Errno(errno)) => assert_eq!(errno, Errno::EINTR),
             other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// What waits would do so for a week, and what is to wait is overtaken.
+#[test]
+fn another_limit_holds_at_once_for_those_who_are_connected() {
+    for place in 0..limited(0, 0).transports.len() {
+        let world = limited(0, 0);
+        let limit = |bytes| {
+            let mut exports = world.exports.clone();
+            for export in &mut exports[..2] {
+                export.limit = RateLimit { operations: 0, bytes };
+            }
+            world.server.replace(&exports, &[]).unwrap();
+        };
+        let client = connect(&world.transports[place]);
+        let open = |export: &[u8]| client.attach(export).unwrap().open(b"file", CREATE, 0o600);
+        let free = open(b"free").unwrap();
+        for export in [&b"dir"[..], b"mem"] {
+            let slow = open(export).unwrap();
+            slow.write_at(&pattern(MIB, 1), 0).unwrap();
+            for _ in 0..2 {
+                limit(1);
+                // Taken at once, and then owed.
+                slow.write_at(&pattern(MIB, 2), 0).unwrap();
+                let mut group = Group::new();
+                group.add(slow.start_read_at(vec![0; 4096], 0).unwrap(), 1);
+                group.add(free.start_read_at(vec![0; 4096], 0).unwrap(), 2);
+                assert_eq!(
+                    group.wait_any().map(|(tag, done)| (tag, done.is_ok())),
+                    Some((2, true))
+                );
+                limit(0);
+                let (tag, read) = group.wait_any().unwrap();
+                let (length, bytes) = read.unwrap();
+                assert_eq!((tag, length), (1, 4096));
+                assert!(bytes == pattern(MIB, 2)[..4096]);
+            }
         }
     }
 }

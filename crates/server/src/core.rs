@@ -458,6 +458,10 @@ impl Core {
                     self.drive(session, waiter.slot, running, Instant::now());
                 }
             }
+            Mail::LimitsChanged => {
+                self.waiting.limits_changed();
+                self.nbd.limits_changed();
+            }
             Mail::Broken => self.broken = true,
             Mail::Shutdown => self.begin_shutdown(),
         }

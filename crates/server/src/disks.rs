@@ -72,7 +72,7 @@ impl Disks {
                     if let Some(failures) = &self.failures {
                         disk = disk.remembered(failures.clone());
                     }
-                    let disk = disk.delivered(export.delivery).limited(export.limit);
+                    let disk = disk.delivered(export.delivery);
                     let disk = disk.shaped(export.shape).map_err(|e| wrong(e.to_string()))?;
                     Arc::new(match old {
                         Some((_, old)) => disk.in_place_of(old),
@@ -105,7 +105,10 @@ impl Disks {
 
     /// Makes these the disks; those whose flush had failed may be changed again.
     pub(crate) fn replace(&self, NextDisks(next): NextDisks) {
-        next.iter().for_each(|(_, disk)| disk.forgive());
+        for (export, disk) in &next {
+            disk.forgive();
+            disk.set_limit(export.limit);
+        }
         *self.active.write() = next;
     }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use towline_block::{ClientKey, Meter, Meters, RateLimit};
+use towline_block::{ClientKey, Meter, Meters};
 use towline_session::Exports as Find;
 use towline_session::files::Terms;
 use towline_session::state::State;
@@ -28,10 +28,9 @@ struct Active {
     account: u32,
 }
 
-/// What measures the clients of an export that limits them.
+/// What measures the clients of an export.
 struct Account {
     name: String,
-    limit: RateLimit,
     meters: Meters,
 }
 
@@ -45,7 +44,7 @@ pub(crate) struct Exports {
     moved: RwLock<Vec<Vec<u8>>>,
     /// Of all exports that there were; the first has number 1.
     accounts: RwLock<Vec<Account>>,
-    /// There are such: looked at with each request.
+    /// Some of them limits its clients: looked at with each request.
     limited: AtomicBool,
     statistics: Arc<Statistics>,
 }
@@ -128,26 +127,26 @@ impl Exports {
                 memory.set_limit(*limit);
             }
         }
+        // Those of exports that are gone stay as they were.
+        let limited = self.accounts.read().iter().any(|account| account.meters.are_limited());
+        self.limited.store(limited, Ordering::Relaxed);
         *self.active.write() = next;
     }
 
-    /// The number under which the clients of an export are measured.
+    /// The number under which the clients of an export are measured, also those who have files open of another one that had its name
+    /// before. Its limit holds from now on.
     fn account(&self, export: &Export) -> u32 {
-        if export.limit.is_none() {
-            return 0;
-        }
-        self.limited.store(true, Ordering::Relaxed);
         let mut accounts = self.accounts.write();
-        let same = |known: &Account| known.name == export.name && known.limit == export.limit;
+        let same = |known: &Account| known.name == export.name;
         let place = accounts.iter().position(same).unwrap_or_else(|| {
-            let (name, limit) = (export.name.clone(), export.limit);
-            accounts.push(Account { name, limit, meters: Meters::default() });
+            accounts.push(Account { name: export.name.clone(), meters: Meters::default() });
             accounts.len() - 1
         });
+        accounts[place].meters.set(export.limit);
         place as u32 + 1
     }
 
-    /// True when some export may limit its clients.
+    /// True when some export limits its clients.
     pub(crate) fn are_limited(&self) -> bool {
         self.limited.load(Ordering::Relaxed)
     }
@@ -156,7 +155,7 @@ impl Exports {
     pub(crate) fn meter(&self, account: u32, client: ClientKey) -> Option<Arc<Meter>> {
         let accounts = self.accounts.read();
         let account = accounts.get((account as usize).checked_sub(1)?)?;
-        Some(account.meters.of(client, account.limit))
+        Some(account.meters.of(client))
     }
 
     /// The memory that is exported under this name.

@@ -33,6 +33,8 @@ pub(crate) enum Mail {
     Granted(Waiter),
     /// This request for a lock need not wait for clients from before a restart any longer.
     AskAgain(Waiter),
+    /// Clients may ask for more than before, or for less.
+    LimitsChanged,
     /// Work for this core panicked where it stands for no request of its own: nothing more is known of it.
     Broken,
     /// Tell clients, finish what runs, end.

@@ -297,7 +297,7 @@ impl Server {
 
     /// Makes these the exports and disks. Those that stay the same keep their contents, open files and
     /// connections, and disks may be changed again if a flush had failed. Who has opened one that goes,
-    /// or changes, keeps it as it was.
+    /// or changes, keeps it as it was, but for limits, which hold at once for all who have opened one of that name.
     ///
     /// # Errors
     /// One of them cannot be served; then nothing changed.
@@ -306,6 +306,10 @@ impl Server {
         let disks = self.shared.disks.prepare(disks)?;
         self.shared.exports.replace(exports);
         self.shared.disks.replace(disks);
+        // Requests may wait for limits that there are no more.
+        for mailbox in &self.shared.mailboxes {
+            mailbox.send(Mail::LimitsChanged);
+        }
         if let Some(state) = &self.shared.state {
             self.shared.exports.note(state);
         }

@@ -85,6 +85,12 @@ impl Waiting {
         self.throttled.iter().map(|throttled| throttled.until).min()
     }
 
+    /// Limits have changed: who waits looks again.
+    pub(crate) fn limits_changed(&mut self) {
+        let now = Instant::now();
+        self.throttled.iter_mut().for_each(|throttled| throttled.until = now);
+    }
+
     /// Takes out what waits of a session, in its order.
     fn take_all(&mut self, session: u64) -> Vec<Kept> {
         let (throttled, others): (VecDeque<_>, _) = std::mem::take(&mut self.throttled)
@@ -254,13 +260,17 @@ impl Core {
             request => served.session.files.lock().find(request.handles()[0]).ok()?.terms,
         };
         let account = terms.account;
-        if let Some((_, meter)) = served.meters.iter().find(|(known, _)| *known == account) {
-            return Some(meter.clone());
-        }
-        let lane = self.lanes.get(arrived.lane)?.as_ref()?;
-        let meter = exports.meter(account, client_of(&lane.link)?)?;
-        served.meters.push((account, meter.clone()));
-        Some(meter)
+        let known = served.meters.iter().find(|(known, _)| *known == account);
+        let meter = match known {
+            Some((_, meter)) => meter.clone(),
+            None => {
+                let lane = self.lanes.get(arrived.lane)?.as_ref()?;
+                let meter = exports.meter(account, client_of(&lane.link)?)?;
+                served.meters.push((account, meter.clone()));
+                meter
+            }
+        };
+        Some(meter).filter(|meter| meter.is_limited())
     }
 
     /// Begins what has waited long enough.

@@ -88,6 +88,35 @@ fn others_are_not_held_up() {
     }
 }
 
+/// What waits would do so for a week, and what is to wait is overtaken.
+#[test]
+fn another_limit_holds_at_once_for_those_who_are_connected() {
+    for place in 0..limited(0, 0).transports.len() {
+        let disks = limited(0, 0);
+        let client = Client::connect(&disks.transports[place], Options::default()).unwrap();
+        let (slow, free) = (client.disk(b"slow").unwrap(), client.disk(b"free").unwrap());
+        let limit = |bytes| {
+            let mut slow = DiskExport::new("slow", DiskKind::Memory(8 * MIB as u64));
+            slow.limit = RateLimit { operations: 0, bytes };
+            let free = DiskExport::new("free", DiskKind::Memory(8 * MIB as u64));
+            disks.server.as_ref().unwrap().replace(&[], &[slow, free]).unwrap();
+        };
+        slow.write_at(&pattern(MIB, 1), 0).unwrap();
+        for _ in 0..2 {
+            limit(1);
+            // Taken at once, and then owed.
+            slow.write_at(&pattern(MIB, 2), 0).unwrap();
+            let mut group = Group::new();
+            group.add(slow.start_read_at(vec![0; 4096], 0).unwrap(), 1);
+            group.add(free.start_read_at(vec![0; 4096], 0).unwrap(), 2);
+            assert_eq!(group.wait_any().map(|(tag, done)| (tag, done.is_ok())), Some((2, true)));
+            limit(0);
+            let (tag, read) = group.wait_any().unwrap();
+            assert!(tag == 1 && read.unwrap() == pattern(MIB, 2)[..4096]);
+        }
+    }
+}
+
 #[test]
 fn what_waits_survives_lost_lanes() {
     let disks = limited(100, 0);

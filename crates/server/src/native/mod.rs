@@ -45,7 +45,7 @@ pub(crate) struct SessionDisks {
 /// An open disk.
 struct Open {
     disk: Arc<Disk>,
-    /// What measures the client, if it is limited.
+    /// What measures the client, if it is known.
     meter: Option<Arc<Meter>>,
 }
 
@@ -110,7 +110,7 @@ struct Granted {
 impl SessionDisks {
     /// What measures the client at this disk, if it is limited.
     pub(crate) fn meter(&self, disk: u32) -> Option<Arc<Meter>> {
-        self.open.get(&disk)?.meter.clone()
+        self.open.get(&disk)?.meter.as_ref().filter(|meter| meter.is_limited()).cloned()
     }
 
     fn put(&mut self, slot: u16, under: Under) {

@@ -122,7 +122,7 @@ impl Core {
                 let reply = description(&disk);
                 let lane = self.lanes.get(arrived.lane).and_then(Option::as_ref);
                 let client = lane.and_then(|lane| client_of(&lane.link));
-                let meter = client.and_then(|client| disk.meter(client));
+                let meter = client.map(|client| disk.meter(client));
                 served.disks.open.insert(number, Open { disk, meter });
                 return Ok(Begun::Answer(reply));
             }
@@ -311,7 +311,7 @@ impl Core {
     fn show(&mut self, arrived: &Arrived<'_>, disk: &Disk, reading: &Reading) -> bool {
         let Reading { offset, length, checksums, .. } = *reading;
         let borrows = arrived.header.flags & request_flag::BORROWS != 0;
-        if !borrows || checksums || length == 0 || !disk.limit.is_none() {
+        if !borrows || checksums || length == 0 || disk.is_limited() {
             return false;
         }
         let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) else { return false };

@@ -62,7 +62,7 @@ pub(super) struct NbdLane {
     pub(super) paused: bool,
     /// Requests that may be under way at once.
     pub(super) depth: usize,
-    /// What it may ask for, if that is limited, and that it waits until it may.
+    /// What measures its client, and that it waits until it may ask for more.
     pub(super) meter: Option<Arc<Meter>>,
     pub(super) is_throttled: bool,
     /// In the list of those that wait for memory.

@@ -9,7 +9,7 @@ use crate::stats::{CoreStatistics, NBD_TAGS, Stages};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_block::{Disk, Engine, How, OwnerKey, Status};
+use towline_block::{Disk, Engine, How, Meter, OwnerKey, Status};
 use towline_nbd::constants::{EXTENTS_MAX, command_flag as flag};
 use towline_nbd::reply::Replying;
 use towline_nbd::{Command, Context, Error, Form, Handler, Refusal, Request};
@@ -179,14 +179,19 @@ impl Serving<'_> {
             && self.disk.store.landing(request.offset, request.length).is_some()
     }
 
+    /// What measures the client, if it is limited.
+    fn limiting(&self) -> Option<&Meter> {
+        self.lane.meter.as_deref().filter(|meter| meter.is_limited())
+    }
+
     /// Until when the client has to wait, which asked for more than it may.
     pub(super) fn waits(&self) -> Option<Instant> {
-        self.lane.meter.as_ref()?.waits(Instant::now())
+        self.limiting()?.waits(Instant::now())
     }
 
     /// A request was taken that moves so many bytes.
     fn charge(&self, bytes: u64) {
-        if let Some(meter) = &self.lane.meter {
+        if let Some(meter) = self.limiting() {
             meter.charge(Instant::now(), 1, bytes);
         }
     }

@@ -73,6 +73,32 @@ fn bytes_are_limited_both_ways() {
     no_faster(start, 4.0, 10.0);
 }
 
+/// What waits would do so for a week.
+#[test]
+fn another_limit_holds_at_once_for_those_who_are_connected() {
+    let world = World::with(DiskKind::Memory(8 * MIB), |config| config.cores = 1);
+    let limit = |bytes| {
+        let mut disk = world.disks[0].clone();
+        disk.limit = RateLimit { operations: 0, bytes };
+        world.server.replace(&[], &[disk]).unwrap();
+    };
+    let mut client = world.client(Form::Simple);
+    client.read(0, MIB).unwrap();
+    for _ in 0..2 {
+        limit(1);
+        // Taken at once, and then owed.
+        client.read(0, MIB).unwrap();
+        let taken = world.counter("requests");
+        client.request(READ, 0, 2, 0, 512);
+        // Its core has had turns since.
+        let other = world.client(Form::Simple);
+        drop(other);
+        assert_eq!(world.counter("requests"), taken);
+        limit(0);
+        take(&mut client);
+    }
+}
+
 #[test]
 fn others_are_not_held_up_by_a_client_that_asks_for_too_much() {
     let world = World::with(DiskKind::Memory(8 * MIB), |config| {
