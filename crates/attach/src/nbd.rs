@@ -10,7 +10,7 @@ mod lane;
 mod netlink;
 mod source;
 
-pub use calls::Caller;
+pub use calls::{CallError, Caller};
 pub use kernel::{Kernel, KernelOptions, owner};
 pub use lane::Lane;
 pub use source::{Connection, Extent, Source};

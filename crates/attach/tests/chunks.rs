@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tempfile::TempDir;
-use towline_attach::nbd::{Caller, Source};
+use towline_attach::nbd::{CallError, Caller, Source};
 
 const SIZE: u64 = 1 << 20;
 /// What a read of so many bytes at an offset is answered with, which has this cookie.
@@ -161,9 +161,13 @@ fn chunks_come_in_any_order_and_errors_in_the_middle() {
     assert!(bytes[..2048].iter().all(|b| *b == 0) && bytes[2048..].iter().all(|b| *b == 1));
     let bytes = caller.read(page(), 4096).unwrap();
     assert!(bytes[..2048].iter().all(|b| *b == 1) && bytes[2048..].iter().all(|b| *b == 0));
-    assert_eq!(caller.read(page(), 8192), Err(28));
-    assert_eq!(caller.read(page(), 12288), Err(5));
-    assert_eq!(caller.read(page(), 16384), Err(5), "what is left out is not there");
+    assert_eq!(caller.read(page(), 8192), Err(CallError::Server(28)));
+    assert_eq!(caller.read(page(), 12288), Err(CallError::Server(5)));
+    assert_eq!(
+        caller.read(page(), 16384),
+        Err(CallError::Server(5)),
+        "what is left out is not there"
+    );
     // All of that on one connection, which goes on.
     let many = caller.read(vec![7; SIZE as usize / 2], SIZE / 2).unwrap();
     assert!(many.iter().all(|byte| *byte == 0));

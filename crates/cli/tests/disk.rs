@@ -435,7 +435,10 @@ fn a_server_that_is_killed_in_the_middle_of_a_copy() {
     drop(input);
     let mut said = String::new();
     child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(!child.0.wait().unwrap().success() && said.contains("img?socket"), "{said}");
+    assert!(!child.0.wait().unwrap().success(), "{said}");
+    for part in ["img?socket", "ing at ", "lost the connection to the server of the target"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
 }
 
 #[test]

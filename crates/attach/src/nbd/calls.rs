@@ -23,7 +23,17 @@ struct Call {
     offset: u64,
     length: u32,
     buffer: Vec<u8>,
-    answer: Sender<Finished>,
+    answer: Sender<Result<Vec<u8>, CallError>>,
+}
+
+/// Why a call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums)] // whoever calls tells each
+pub enum CallError {
+    /// What the server says, as a number of Linux.
+    Server(i32),
+    /// The connection was lost, and there was no new one in time.
+    Lost,
 }
 
 /// A disk of an NBD server. A thread serves its connection, see [`Lane`].
@@ -110,8 +120,8 @@ impl Caller {
     /// Fills a buffer and gives it back.
     ///
     /// # Errors
-    /// What the server says, as a number of Linux; `EIO` when it stays away.
-    pub fn read(&self, mut buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, i32> {
+    /// What the server says, or that it stays away.
+    pub fn read(&self, mut buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, CallError> {
         let most = self.transfer_bytes();
         if buffer.len() <= most {
             return self.call(Operation::Read, offset, buffer.len() as u32, buffer);
@@ -129,7 +139,7 @@ impl Caller {
     ///
     /// # Errors
     /// As [`Caller::read`].
-    pub fn write(&self, buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, i32> {
+    pub fn write(&self, buffer: Vec<u8>, offset: u64) -> Result<Vec<u8>, CallError> {
         let most = self.transfer_bytes();
         if buffer.len() <= most {
             let operation = Operation::Write { durable: false };
@@ -147,7 +157,7 @@ impl Caller {
     ///
     /// # Errors
     /// As [`Caller::read`].
-    pub fn zero(&self, offset: u64, length: u64) -> Result<(), i32> {
+    pub fn zero(&self, offset: u64, length: u64) -> Result<(), CallError> {
         let most = if self.geometry.zero { ZERO_BYTES_MAX } else { self.transfer_bytes() as u64 };
         let end = offset + length;
         let mut at = offset;
@@ -169,7 +179,7 @@ impl Caller {
     ///
     /// # Errors
     /// As [`Caller::read`].
-    pub fn flush(&self) -> Result<(), i32> {
+    pub fn flush(&self) -> Result<(), CallError> {
         match self.geometry.flush {
             true => self.call(Operation::Flush, 0, 0, Vec::new()).map(drop),
             false => Ok(()),
@@ -186,7 +196,7 @@ impl Caller {
         offset: u64,
         length: u32,
         buffer: Vec<u8>,
-    ) -> Result<Vec<u8>, i32> {
+    ) -> Result<Vec<u8>, CallError> {
         let (free, freed) = &*self.room;
         let mut count = free.lock().unwrap_or_else(PoisonError::into_inner);
         while *count == 0 {
@@ -202,8 +212,7 @@ impl Caller {
         let finished = if sent { answered.recv().ok() } else { None };
         *free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         freed.notify_one();
-        let Finished { result, buffer, .. } = finished.ok_or(libc::EIO)?;
-        result.map(|()| buffer)
+        finished.unwrap_or(Err(CallError::Lost))
     }
 }
 
@@ -225,7 +234,7 @@ fn ring(bell: &OwnedFd) {
 
 /// Serves the calls until nobody can make one, or the connection is lost and stays so.
 fn serve(mut lane: Lane, reconnects: bool, queue: &Receiver<Call>, bell: &OwnedFd) {
-    let mut waiting: HashMap<u16, Sender<Finished>> = HashMap::new();
+    let mut waiting: HashMap<u16, Sender<Result<Vec<u8>, CallError>>> = HashMap::new();
     loop {
         // Quiet before looking: a call that comes after that rings anew.
         let _ = rustix::io::read(bell, &mut [0; 8]);
@@ -242,10 +251,14 @@ fn serve(mut lane: Lane, reconnects: bool, queue: &Receiver<Call>, bell: &OwnedF
             }
         }
         lane.turn();
-        while let Some(finished) = lane.finished() {
-            if let Some(answer) = waiting.remove(&finished.tag) {
+        while let Some(Finished { tag, result, buffer }) = lane.finished() {
+            if let Some(answer) = waiting.remove(&tag) {
+                let failed = |errno| match lane.is_connected() {
+                    true => CallError::Server(errno),
+                    false => CallError::Lost,
+                };
                 // Whoever asked waits for it.
-                let _ = answer.send(finished);
+                let _ = answer.send(result.map(|()| buffer).map_err(failed));
             }
         }
         if !reconnects && !lane.is_connected() {

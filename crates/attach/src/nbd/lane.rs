@@ -166,7 +166,10 @@ impl Lane {
         let Some(socket) = self.socket.take() else { return };
         // Also ends polls of it, which would keep it open.
         let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        log::warn!("{}: {why}; connecting again", self.source);
+        match self.is_patient() {
+            true => log::warn!("{}: {why}; connecting again", self.source),
+            false => log::info!("{}: {why}", self.source),
+        }
         self.unread = 0..0;
         self.reading = Reading::Header;
         self.blocked = false;
@@ -218,6 +221,11 @@ impl Lane {
             pending.header = header(&pending.request, generation);
             (pending.filled, pending.failed) = (0, None);
         }
+    }
+
+    /// There may be another connection once this one is lost.
+    fn is_patient(&self) -> bool {
+        self.patience.is_none_or(|patience| !patience.is_zero())
     }
 
     fn is_given_up(&self) -> bool {

@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use towline_attach::nbd::{Caller, Source};
+use towline_attach::nbd::{CallError, Caller, Source};
 use towline_client::{Disk, Errno, ExtentKind, Url, ZeroHow, extent_flag};
 use towline_store::BlockStore;
 use towline_store::block::{CacheMode, FileDisk};
@@ -59,6 +59,8 @@ impl Content {
 /// A disk, with blocking calls for any thread.
 pub(super) struct End {
     name: String,
+    /// It is written to, and not only read.
+    is_target: bool,
     kind: Kind,
 }
 
@@ -99,7 +101,7 @@ impl End {
         } else {
             Kind::Local(local(text, writes)?, Mutex::default())
         };
-        let end = Self { name: text.to_owned(), kind };
+        let end = Self { name: text.to_owned(), is_target: writes, kind };
         if writes && end.is_read_only() {
             return Err(Failure::from(Errno::EROFS).about(text));
         }
@@ -113,7 +115,8 @@ impl End {
             Ok(())
         };
         make().map_err(|error| Failure::from(error).about(text))?;
-        Ok(Self { name: text.to_owned(), kind: Kind::Local(local(text, true)?, Mutex::default()) })
+        let kind = Kind::Local(local(text, true)?, Mutex::default());
+        Ok(Self { name: text.to_owned(), is_target: true, kind })
     }
 
     /// As it was named.
@@ -156,6 +159,23 @@ impl End {
         result.map_err(|failure| failure.about(format_args!("{}: {what} at {offset}", self.name)))
     }
 
+    /// Why a call to an NBD server failed.
+    fn nbd(&self, error: CallError) -> Failure {
+        match (error, self.is_target) {
+            (CallError::Server(errno), _) => {
+                Failure::from(io::Error::from_raw_os_error(errno)).with("so its server says")
+            }
+            // Whether it still has what it had not flushed, nothing tells.
+            (CallError::Lost, true) => Failure::new(
+                "lost the connection to the server of the target; see whether it still runs",
+            ),
+            (CallError::Lost, false) => Failure::new(format!(
+                "the server of the source went away and was not back within {} s",
+                PATIENCE.as_secs()
+            )),
+        }
+    }
+
     /// Fills all of `target`; after a failure that may be empty.
     pub(super) fn read(&self, target: &mut Vec<u8>, offset: u64) -> Outcome<()> {
         let result = match &self.kind {
@@ -163,7 +183,7 @@ impl End {
             Kind::Nbd(callers) => at(callers, offset)
                 .read(std::mem::take(target), offset)
                 .map(|read| *target = read)
-                .map_err(errno),
+                .map_err(|e| self.nbd(e)),
             Kind::Local(file, _) => file.read(offset, target).map_err(Failure::from),
         };
         self.at("reading", offset, result)
@@ -174,7 +194,7 @@ impl End {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.write_at(data, offset).map_err(Failure::from),
             Kind::Nbd(callers) => {
-                at(callers, offset).write(data.to_vec(), offset).map(drop).map_err(errno)
+                at(callers, offset).write(data.to_vec(), offset).map(drop).map_err(|e| self.nbd(e))
             }
             Kind::Local(file, writing) => {
                 let _one_at_a_time = writing.lock();
@@ -189,7 +209,7 @@ impl End {
         let Kind::Nbd(callers) = &self.kind else { return self.write(data, offset) };
         let written =
             at(callers, offset).write(std::mem::take(data), offset).map(|back| *data = back);
-        self.at("writing", offset, written.map_err(errno))
+        self.at("writing", offset, written.map_err(|e| self.nbd(e)))
     }
 
     /// Makes a range zeroes, if possible without space.
@@ -198,7 +218,7 @@ impl End {
             Kind::Remote(disk) => {
                 disk.zero(offset, length, ZeroHow::default()).map_err(Failure::from)
             }
-            Kind::Nbd(callers) => at(callers, offset).zero(offset, length).map_err(errno),
+            Kind::Nbd(callers) => at(callers, offset).zero(offset, length).map_err(|e| self.nbd(e)),
             Kind::Local(file, _) => {
                 let how = towline_store::ZeroHow::default();
                 file.zero(offset, length, how).map_err(Failure::from)
@@ -212,7 +232,7 @@ impl End {
         let result = match &self.kind {
             Kind::Remote(disk) => disk.flush().map_err(Failure::from),
             // Where there are several, the server says that a flush on one covers all.
-            Kind::Nbd(callers) => callers[0].flush().map_err(errno),
+            Kind::Nbd(callers) => callers[0].flush().map_err(|e| self.nbd(e)),
             Kind::Local(file, _) => file.flush().map_err(Failure::from),
         };
         result.map_err(|failure| failure.about(format_args!("{}: flushing", self.name)))
@@ -350,7 +370,8 @@ impl End {
                 let file = FileDisk::open(Path::new(&self.name), CacheMode::ReadDirect, true);
                 let mut probe = [0; 1];
                 let file = file.ok().filter(|file| file.read(0, &mut probe).is_ok())?;
-                Some(Self { name: self.name.clone(), kind: Kind::Local(file, Mutex::default()) })
+                let kind = Kind::Local(file, Mutex::default());
+                Some(Self { name: self.name.clone(), is_target: false, kind })
             }
             _ => None,
         }
@@ -407,8 +428,4 @@ pub(super) fn size(text: &str) -> Result<(Option<char>, u64), String> {
     let sign = text.chars().next().filter(|sign| ['+', '-'].contains(sign));
     let number = if sign.is_some() { &text[1..] } else { text };
     Ok((sign, parse_bytes(number)?))
-}
-
-fn errno(number: i32) -> Failure {
-    Failure::from(io::Error::from_raw_os_error(number))
 }
