@@ -35,6 +35,10 @@ Exit status: 0 attached, 1 not, 2 wrong usage.";
 /// Longest read-ahead, bytes: beyond that it is a mistake.
 const READ_AHEAD_MAX: u64 = 1 << 30;
 
+/// What says what is to be attached, and how: a device that is attached stays as it is.
+const NEW: [&str; 9] =
+    ["url", "ublk", "nbd", "number", "queues", "depth", "read_ahead", "dead_after", "timeout"];
+
 /// Arguments of `attach`.
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -56,33 +60,33 @@ pub(crate) struct Args {
     /// processor, at most 4. One where the server does not allow more.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=128))]
     queues: Option<u16>,
-    /// Requests under way in each queue (ublk).
-    #[arg(long, value_name = "N", default_value_t = 64,
+    /// Requests under way in each queue (ublk); default: 64.
+    #[arg(long, value_name = "N", conflicts_with = "nbd",
         value_parser = clap::value_parser!(u16).range(1..=4096))]
-    depth: u16,
+    depth: Option<u16>,
     /// Bytes that the kernel reads ahead of who reads the device in order, like `blockdev --setra` (which counts
     /// sectors); 0 for nothing. Default: by the time that the server takes to answer, 512K to 8M.
-    #[arg(long, value_name = "SIZE", value_parser = read_ahead_bytes, requires = "url")]
+    #[arg(long, value_name = "SIZE", value_parser = read_ahead_bytes)]
     read_ahead: Option<u64>,
     /// Seconds that requests wait for a server that went away before they fail; default: for ever.
     #[arg(long, value_name = "SECONDS")]
     dead_after: Option<u64>,
-    /// Seconds until the kernel asks again on another connection (NBD).
-    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+    /// Seconds until the kernel asks again on another connection (NBD); default: 30.
+    #[arg(long, value_name = "SECONDS", conflicts_with = "ublk",
         value_parser = clap::value_parser!(u64).range(1..))]
-    timeout: u64,
+    timeout: Option<u64>,
     /// Stay in the foreground, for a service manager; print the device when it can be used.
     #[arg(long)]
     foreground: bool,
     /// List what is attached.
-    #[arg(long, conflicts_with_all = ["url", "resume"])]
+    #[arg(long, conflicts_with_all = NEW, conflicts_with_all = ["foreground", "resume"])]
     list: bool,
     /// With --list: as JSON.
     #[arg(long, requires = "list")]
     json: bool,
     /// Go on with devices whose process is gone: all, or this one.
     #[arg(long, value_name = "DEVICE", num_args = 0..=1, default_missing_value = "",
-        conflicts_with = "url")]
+        conflicts_with_all = NEW)]
     resume: Option<String>,
     /// The process in the background.
     #[arg(long, hide = true, requires = "foreground")]
@@ -107,6 +111,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         resume(args, device, &report);
     } else if let Some(url) = &args.url {
         let attached = kind(args).and_then(|kind| {
+            fits(args, kind)?;
             if args.foreground { serve::attach(args, url, kind) } else { start(args, url, kind) }
         });
         report.check(url, attached);
@@ -134,6 +139,19 @@ fn failure(error: &towline_attach::Error) -> Failure {
     Failure::new(error.to_string())
 }
 
+/// Refuses what this way has no use for, where the kernel left no other.
+fn fits(args: &Args, kind: Kind) -> Outcome<()> {
+    match kind {
+        Kind::Nbd if args.depth.is_some() => {
+            Err(Failure::new("--depth is for ublk, which this kernel does not have loaded"))
+        }
+        Kind::Ublk if args.timeout.is_some() => {
+            Err(Failure::new("--timeout is for --nbd: with ublk the kernel waits for our process"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Starts the process in the background and waits until its device can be used.
 fn start(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     let mut flags = vec![url.to_owned()];
@@ -146,10 +164,10 @@ fn start(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     };
     flag("number", args.number.map(|n| n.to_string()));
     flag("queues", args.queues.map(|n| n.to_string()));
-    flag("depth", Some(args.depth.to_string()));
+    flag("depth", args.depth.map(|n| n.to_string()));
     flag("read-ahead", args.read_ahead.map(|n| n.to_string()));
     flag("dead-after", args.dead_after.map(|n| n.to_string()));
-    flag("timeout", Some(args.timeout.to_string()));
+    flag("timeout", args.timeout.map(|n| n.to_string()));
     in_background(&flags)
 }
 
@@ -243,4 +261,53 @@ fn list(json: bool) -> std::io::Result<()> {
         writeln!(out, "{device:<14} {size:>8} {state:<8} {:>7} {}", record.process, record.url)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Args, NEW};
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parsed(line: &str) -> Option<Args> {
+        Cli::try_parse_from(format!("attach {line}").split(' ')).ok().map(|cli| cli.args)
+    }
+
+    #[test]
+    fn what_would_be_ignored_is_refused() {
+        let flags = [
+            "--ublk",
+            "--nbd",
+            "--number=1",
+            "--queues=1",
+            "--depth=1",
+            "--read-ahead=1M",
+            "--dead-after=1",
+            "--timeout=1",
+        ];
+        assert_eq!(flags.len() + 1, NEW.len(), "and the URL");
+        for flag in flags {
+            assert!(parsed(&format!("{flag} nbd://host/vm1")).is_some(), "{flag}");
+            for line in ["--list", "--list --json", "--resume", "--resume=ublkb0"] {
+                assert!(parsed(line).is_some(), "{line}");
+                assert!(parsed(&format!("{line} {flag}")).is_none(), "{line} {flag}");
+            }
+        }
+        for line in [
+            "--list nbd://host/vm1",
+            "--resume=ublkb0 nbd://host/vm1",
+            "--list --foreground",
+            "--list --resume",
+            "--nbd --depth=1 nbd://host/vm1",
+            "--ublk --timeout=1 nbd://host/vm1",
+            "--ublk --nbd nbd://host/vm1",
+        ] {
+            assert!(parsed(line).is_none(), "{line}");
+        }
+    }
 }

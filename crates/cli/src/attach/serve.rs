@@ -13,6 +13,10 @@ use towline_attach::{Claim, Error, Found, Geometry, Kind, Origin, Record, read_a
 /// Longest read or write of a ublk device: each request under way may need as much memory.
 const TRANSFER_BYTES_MAX: u32 = 512 * 1024;
 const PAGE_BYTES: u32 = 4096;
+/// Requests under way in each queue of ublk, unless told.
+const DEPTH: u16 = 64;
+/// Seconds until the kernel asks again on another connection, unless told.
+const TIMEOUT_SECONDS: u64 = 30;
 /// Connections, unless told.
 const QUEUES_MAX: usize = 4;
 
@@ -37,7 +41,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
     match kind {
         Kind::Nbd => {
             let source = nbd(&origin)?;
-            let timeout = Duration::from_secs(args.timeout);
+            let timeout = Duration::from_secs(args.timeout.unwrap_or(TIMEOUT_SECONDS));
             let options =
                 KernelOptions { number: args.number, connections: queues, timeout, patience };
             let (kernel, round_trip) =
@@ -55,7 +59,7 @@ pub(super) fn attach(args: &Args, url: &str, kind: Kind) -> Outcome<()> {
                 let options = Options {
                     number: args.number,
                     queues: if geometry.connections { queues } else { 1 },
-                    depth: args.depth,
+                    depth: args.depth.unwrap_or(DEPTH),
                     transfer_maximum: transfer_maximum(&geometry)?,
                 };
                 let device = Device::create(&mut control, &geometry, &options)?;

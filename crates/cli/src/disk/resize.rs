@@ -10,7 +10,7 @@ use towline_client::{Disk, Errno, Url};
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Allow it to become shorter: what is behind the new end is lost.
-    #[arg(long)]
+    #[arg(long, requires = "size")]
     shrink: bool,
     /// A disk of a Towline server.
     pub(super) disk: String,
