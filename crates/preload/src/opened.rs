@@ -41,6 +41,8 @@ pub(crate) struct Opened {
     pub(crate) data: Option<Vec<u8>>,
     /// A directory's first entries, and whether they are all.
     pub(crate) listing: Option<(Vec<DirEntry>, bool)>,
+    /// The last read got all up to here, which is where the file ended when it was opened.
+    pub(crate) end: Option<u64>,
 }
 
 /// This process uses memory of its parent: it begins anew and leaves what is there as it is.
@@ -102,6 +104,9 @@ pub(crate) fn read(
     offset: u64,
 ) -> Option<(usize, bool)> {
     let done = with_opened(mount, handle, |opened| {
+        if opened.end.take() == Some(offset) {
+            return Some((0, true));
+        }
         let data = opened.data.as_ref()?;
         let is_all = data.len() < FIRST_BYTES;
         let rest = usize::try_from(offset).ok().and_then(|offset| data.get(offset..))?;
@@ -117,6 +122,15 @@ pub(crate) fn read(
         UNREAD.store(0, Ordering::Relaxed);
     }
     done
+}
+
+/// A read of less than was asked for found the end of a file: most programs ask once more.
+fn found_end(mount: usize, handle: u64, end: u64) {
+    let note = |opened: &mut Opened| {
+        opened.end = (opened.attr.size == end).then_some(end);
+        Some(())
+    };
+    let _ = with_opened(mount, handle, note);
 }
 
 /// The first entries of a directory that was just opened, once.
@@ -142,6 +156,12 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
     let rest = remote::with(open, |file| file.read_at(&mut target[done..], offset + done as u64));
     match rest {
         Err(_) if done > 0 => Ok(done),
-        rest => rest.map(|more| done + more),
+        Ok(more) => {
+            if more > 0 && done + more < target.len() {
+                found_end(mount, handle, offset + (done + more) as u64);
+            }
+            Ok(done + more)
+        }
+        Err(error) => Err(error),
     }
 }

@@ -68,7 +68,8 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     })?;
     // What the opening itself changed is no change of what it told.
     let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
-    opened::keep(at, Opened { mount: at.mount, handle, when, changes, attr, data, listing });
+    let mount = at.mount;
+    opened::keep(at, Opened { mount, handle, when, changes, attr, data, listing, end: None });
     let path = place::tidy(&at.below());
     let new =
         New { mount: at.mount, handle, inode: attr.inode, mode: attr.mode, flags, path: &path };
