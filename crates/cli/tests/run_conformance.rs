@@ -71,6 +71,11 @@ fn what_is_closed_is_closed_on_the_server() {
 }
 
 #[test]
+fn names_of_programs_behave() {
+    same(Libc::Shared, "named.c", &[]);
+}
+
+#[test]
 fn handlers_of_sigsys_behave() {
     same(Libc::Shared, "sigsys.c", &[]);
 }

@@ -64,6 +64,13 @@ fn handlers_of_sigsys_behave() {
 }
 
 #[test]
+fn names_of_programs_behave() {
+    for libc in [Libc::Static, Libc::Musl, Libc::StaticMusl] {
+        same_as_guest(libc, "named.c");
+    }
+}
+
+#[test]
 fn mappings_and_moved_directories_behave() {
     same_as_guest(Libc::Static, "moved.c");
     same_as_guest(Libc::Static, "mapped.c");

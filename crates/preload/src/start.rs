@@ -3,7 +3,7 @@
 use crate::{descriptors, guard, remote, report, trap, working};
 use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use towline_client::Url;
 use towline_instance::{Config, MOUNTS_MAX, Mount, Root, State, VARIABLE};
 
@@ -75,32 +75,48 @@ const _: () = assert!(NAME.count_bytes() == VARIABLE.len());
 
 /// Where it says what the program that was executed has blocked; it does not learn of it.
 pub(crate) const BLOCKED: &CStr = c"TOWLINE_BLOCKED";
+/// Where it says what the kernel would call the program; it does not learn of it either.
+pub(crate) const CALLED: &CStr = c"TOWLINE_CALLED";
 
-/// What it says, for what this process executes.
-pub(crate) fn blocked_by_now(blocked: u64) -> String {
-    format!("{}:{blocked:x}", crate::process::id())
+/// What such a variable says to what this process executes.
+pub(crate) fn told(what: &[u8]) -> Vec<u8> {
+    [format!("{}:", crate::process::id()).as_bytes(), what].concat()
+}
+
+/// What one says to this process; it is taken out.
+fn taken(variable: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: nothing else runs yet that could change the environment, whose strings stay.
+    let text = unsafe {
+        let value = libc::getenv(variable.as_ptr());
+        if value.is_null() {
+            return None;
+        }
+        libc::unsetenv(variable.as_ptr());
+        CStr::from_ptr(value)
+    };
+    // An ancestor's, where a program between did not have this library.
+    text.to_bytes().strip_prefix(&told(b"")[..])
 }
 
 /// Lets in what was held up when this program was executed.
 fn let_in() {
-    // SAFETY: nothing else runs yet that could change the environment.
-    let value = unsafe { libc::getenv(BLOCKED.as_ptr()) };
-    if value.is_null() {
-        return;
-    }
-    // SAFETY: a string of the environment, which stays when it is taken out.
-    let text = unsafe {
-        libc::unsetenv(BLOCKED.as_ptr());
-        CStr::from_ptr(value)
-    };
-    // An ancestor's, where a program between did not have this library.
-    let blocked = text.to_str().ok().and_then(|text| {
-        let (process, blocked) = text.split_once(':')?;
-        (process.parse() == Ok(crate::process::id()))
-            .then(|| u64::from_str_radix(blocked, 16).ok())?
-    });
-    if let Some(blocked) = blocked {
+    let blocked = taken(BLOCKED).and_then(|text| std::str::from_utf8(text).ok());
+    if let Some(blocked) = blocked.and_then(|text| u64::from_str_radix(text, 16).ok()) {
         guard::mask(libc::SIG_SETMASK, trap::masks::without(blocked));
+    }
+}
+
+/// True when this program was told what it is called.
+static IS_CALLED: AtomicBool = AtomicBool::new(false);
+
+/// Gives the process the name of its program, unless that was told, which goes before.
+pub(crate) fn call(name: &[u8], is_told: bool) {
+    if is_told || !IS_CALLED.load(Ordering::Relaxed) {
+        IS_CALLED.store(is_told, Ordering::Relaxed);
+        let name = [name, b"\0"].concat();
+        let call = [libc::PR_SET_NAME as usize, name.as_ptr() as usize, 0, 0, 0, 0];
+        // SAFETY: the text outlives the call, which takes its first 15 bytes.
+        unsafe { guard::system_call(libc::SYS_prctl, call) };
     }
 }
 
@@ -213,6 +229,9 @@ pub(crate) extern "C" fn start(
         Ok(())
     });
     let_in();
+    if let Some(name) = taken(CALLED) {
+        call(name, true);
+    }
 }
 
 extern "C" fn finish() {

@@ -224,9 +224,7 @@ unsafe fn prepare(given: &first::Given, path: &'static [u8]) -> Result<(Thread, 
         let stack = first::stack(given, path, &program, linker.as_ref())?;
         let name = path.strip_suffix(b"\0").unwrap_or(path);
         let name = name.rsplit(|b| *b == b'/').next().unwrap_or_default();
-        let name = [&name[..name.len().min(15)], b"\0"].concat();
-        let call = [libc::PR_SET_NAME as usize, name.as_ptr() as usize, 0, 0, 0, 0];
-        checked(libc::SYS_prctl, call)?;
+        start::call(name, false);
         let blocked = guard::mask(libc::SIG_SETMASK, u64::MAX);
         install()?;
         let thread = Thread::new(0, true)?;

@@ -108,7 +108,8 @@ impl Environment {
     /// Signals wait while a trapped call is answered; the new program is told which of them it is to let in.
     fn tell_blocked(&mut self) {
         if let Some(blocked) = waits::blocked_outside() {
-            self.set(start::BLOCKED.to_bytes(), start::blocked_by_now(blocked).as_bytes());
+            let text = format!("{blocked:x}");
+            self.set(start::BLOCKED.to_bytes(), &start::told(text.as_bytes()));
         }
     }
 
@@ -123,6 +124,24 @@ impl Environment {
     pub(crate) fn as_ptr(&self) -> Strings {
         self.strings.as_ptr()
     }
+}
+
+/// Runs `work` with an environment that tells the new program to be called as what was executed by this path, where the
+/// kernel is to execute something else for it.
+pub(super) unsafe fn with_name<T>(
+    given: Strings,
+    path: &[u8],
+    work: impl FnOnce(Strings) -> T,
+) -> T {
+    let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    // SAFETY: as the program says.
+    let mut new = Environment { strings: unsafe { list(given) }, own: Vec::new() };
+    // By a descriptor it has no name.
+    if !path.starts_with(b"/dev/fd/") {
+        new.set(start::CALLED.to_bytes(), &start::told(name));
+    }
+    new.strings.push(std::ptr::null());
+    work(new.as_ptr())
 }
 
 /// Runs `work` with the environment that a new program gets.

@@ -1,8 +1,8 @@
 //! New programs: they find the library and the run in their environment, and may themselves be
 //! remote.
 
-use super::environment::{Environment, Strings, environ, list, with_environment};
-use super::folders::{candidates, search_path};
+use super::environment::{Environment, Strings, environ, list, with_environment, with_name};
+use super::folders::{candidates, may_be_there, search_path};
 use super::reach::{self, Way};
 use crate::descriptors::{self, Own};
 use crate::guard::{finish, inside, system_call};
@@ -41,10 +41,13 @@ unsafe fn execute_remote(
         if file.attr().mode & libc::S_IFMT != libc::S_IFREG {
             return Err(libc::EACCES);
         }
-        file.read_at(&mut first, 0).map_err(crate::remote::number)
+        let count = file.read_at(&mut first, 0).map_err(crate::remote::number)?;
+        // Links may have led there.
+        let path = if first.starts_with(b"#!") { None } else { file.path().ok() };
+        Ok((count, path.map(|path| At { mount: at.mount, directory: None, path })))
     });
-    let first = match read {
-        Ok(count) => &first[..count],
+    let (first, found) = match read {
+        Ok((count, found)) => (&first[..count], found),
         Err(libc::EISDIR) => return libc::EACCES,
         Err(error) => return error,
     };
@@ -57,16 +60,24 @@ unsafe fn execute_remote(
         if let Some(line) = first.strip_prefix(b"#!") {
             return script(line, name, arguments, environment, depth);
         }
-        match inside(|| mirror::copy(at)) {
-            Ok(copy) if way == Way::Hosted => {
+        let copy = match inside(|| mirror::copy(found.as_ref().unwrap_or(at))) {
+            Ok(copy) => copy,
+            Err(error) => return error,
+        };
+        let execute = |environment| {
+            if way == Way::Hosted {
                 host(&copy, arguments, environment);
-                crate::guard::errno()
+                return crate::guard::errno();
             }
-            Ok(copy) => with_environment(environment, Some(&copy), |own| {
+            with_environment(environment, Some(&copy), |own| {
                 let call = [copy.as_ptr() as usize, arguments as usize, own as usize, 0, 0, 0];
                 -system_call(libc::SYS_execve, call) as i32
-            }),
-            Err(error) => error,
+            })
+        };
+        // What runs a script is called as that is.
+        match depth {
+            0 => with_name(environment, CStr::from_ptr(name).to_bytes(), execute),
+            _ => execute(environment),
         }
     }
 }
@@ -104,7 +115,15 @@ unsafe fn script(
     all.extend(rest.drain(..).skip(1));
     all.push(std::ptr::null());
     // SAFETY: strings that end with zero bytes, in a list that ends with null.
-    unsafe { execute(interpreter.as_ptr().cast(), all.as_ptr(), environment, depth + 1) };
+    unsafe {
+        let execute = |environment| {
+            execute(interpreter.as_ptr().cast(), all.as_ptr(), environment, depth + 1)
+        };
+        match depth {
+            0 => with_name(environment, CStr::from_ptr(name).to_bytes(), execute),
+            _ => execute(environment),
+        };
+    }
     crate::guard::errno()
 }
 
@@ -400,18 +419,6 @@ unsafe fn find_and_execute(
             }
         }
         finish(Err(error))
-    }
-}
-
-/// False for a path, with its zero byte, at which certainly nothing is.
-fn may_be_there(path: &[u8]) -> bool {
-    let at = path.as_ptr().cast();
-    let call = [libc::AT_FDCWD as usize, at as usize, libc::F_OK as usize, 0, 0, 0];
-    // SAFETY: it ends with a zero byte.
-    unsafe {
-        place::find(libc::AT_FDCWD, at).is_some()
-            || system_call(libc::SYS_faccessat, call) != -(libc::ENOENT as isize)
-            || super::led_in(libc::AT_FDCWD, at, true).is_some()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Folders in which programs are looked for.
 
+use crate::guard::system_call;
 use crate::place;
 use std::ffi::CStr;
 
@@ -30,5 +31,17 @@ pub(super) unsafe fn search_path() -> Vec<u8> {
         } else {
             CStr::from_ptr(path).to_bytes().to_vec()
         }
+    }
+}
+
+/// False for a path, with its zero byte, at which certainly nothing is.
+pub(super) fn may_be_there(path: &[u8]) -> bool {
+    let at = path.as_ptr().cast();
+    let call = [libc::AT_FDCWD as usize, at as usize, libc::F_OK as usize, 0, 0, 0];
+    // SAFETY: it ends with a zero byte.
+    unsafe {
+        place::find(libc::AT_FDCWD, at).is_some()
+            || system_call(libc::SYS_faccessat, call) != -(libc::ENOENT as isize)
+            || super::led_in(libc::AT_FDCWD, at, true).is_some()
     }
 }
