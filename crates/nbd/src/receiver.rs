@@ -1,8 +1,9 @@
 //! The second phase: cuts what arrives into requests, and says where payload goes.
 
 use crate::check::{Checked, check, range};
+use crate::constants::command;
 use crate::request::header_bytes;
-use crate::{Agreement, Command, Context, Error, ProtocolError, Refusal, Request};
+use crate::{Agreement, Command, Context, Error, Form, ProtocolError, Refusal, Request};
 
 /// Longest list of contexts in a BLOCK_STATUS request, with its range.
 const STATUS_PAYLOAD_MAX: usize = 8 + 4096;
@@ -11,6 +12,9 @@ const STATUS_PAYLOAD_MAX: usize = 8 + 4096;
 pub trait Handler {
     /// True when no further request can be taken now: receive again later.
     fn is_full(&self) -> bool;
+
+    /// A request that is dealt with after the next one; nothing of it was checked. For who can use that time to fetch memory.
+    fn upcoming(&mut self, _request: &Request) {}
 
     /// A request without payload that is to be done. For BLOCK_STATUS `contexts` are the ones to
     /// report.
@@ -122,6 +126,9 @@ impl Receiver {
                         break;
                     }
                     let request = Request::parse(header, self.agreed.form)?;
+                    if let Some(next) = behind(&request, payload, self.agreed.form) {
+                        handler.upcoming(&next);
+                    }
                     used += bytes + self.request(request, payload, handler)?;
                 }
                 State::Payload(missing) => {
@@ -214,6 +221,14 @@ impl Receiver {
         }
         handler.command(Command::BlockStatus, &request, &contexts);
     }
+}
+
+/// The request behind this one, if all of it has come and that is a request.
+fn behind(request: &Request, payload: &[u8], form: Form) -> Option<Request> {
+    let own =
+        if request.kind == command::WRITE { usize::try_from(request.length).ok()? } else { 0 };
+    let header = payload.get(own..)?.get(..header_bytes(form))?;
+    Request::parse(header, form).ok()
 }
 
 #[cfg(test)]

@@ -58,6 +58,33 @@ fn hostile_ranges_are_refused_and_the_session_goes_on() {
     }
 }
 
+/// What is behind a request is looked at before it is checked, to fetch the memory that it is about.
+#[test]
+fn hostile_ranges_behind_another_request_are_refused() {
+    let disks = disks();
+    let mut raw = opened_as(&disks, b"memory");
+    let size = SIZE as u64;
+    let cases = [
+        (5, u64::MAX - 5, Errno::EINVAL),
+        (5, u64::MAX, Errno::EINVAL),
+        (5, size - 8, Errno::ENOSPC),
+        (5, size, Errno::ENOSPC),
+        (5, u64::MAX / 2, Errno::ENOSPC),
+        (6, 0, Errno::EBADF),
+    ];
+    for (number, (disk, offset, expected)) in cases.into_iter().enumerate() {
+        let write = |slot, disk, offset| {
+            let write = Request::DiskWrite { disk, flags: 0, offset, length: 16, checksums: b"" };
+            let body = towline_wire::request::encode_compound(&[write]);
+            message(Header::new(Kind::Request, slot, number as u32 + 2), &body, &[7; 16])
+        };
+        raw.send(&[write(0, 5, 0), write(1, disk, offset)].concat());
+        let (_, body) = raw.receive().unwrap();
+        assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Stored { .. }]));
+        assert_eq!(errno(&mut raw), expected, "{offset}");
+    }
+}
+
 #[test]
 fn what_is_no_legal_request_ends_the_connection() {
     let disks = disks();

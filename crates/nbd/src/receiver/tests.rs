@@ -20,6 +20,8 @@ struct Log {
     filling: Option<(u64, u64, Vec<u8>, usize)>,
     /// So many requests more are taken.
     room: Option<usize>,
+    /// Cookies of requests that were announced.
+    upcoming: Vec<u64>,
 }
 
 /// Long writes here are refused by the handler.
@@ -28,6 +30,10 @@ const REFUSED: u64 = 8192;
 impl Handler for Log {
     fn is_full(&self) -> bool {
         self.room == Some(0)
+    }
+
+    fn upcoming(&mut self, request: &Request) {
+        self.upcoming.push(request.cookie);
     }
 
     fn command(&mut self, command: Command, request: &Request, contexts: &[Context]) {
@@ -245,6 +251,20 @@ fn nothing_behind_a_disconnect_is_looked_at_and_a_full_handler_is_spared() {
     log.room = None;
     let received = receiver.receive(&stream[56..], &mut log).unwrap();
     assert!(received.disconnect && log.told.len() == 3);
+}
+
+#[test]
+fn the_next_request_is_announced_where_all_of_its_header_is_there() {
+    let form = Form::Simple;
+    let read = |cookie| request(form, 0, command::READ, cookie, 0, 512);
+    let write = [&request(form, 0, command::WRITE, 2, 0, 512)[..], &[9; 512]].concat();
+    let stream = [read(1), write, read(3), read(4)].concat();
+    for (cut, expected) in [(0, &[2, 3, 4][..]), (1, &[2, 3]), (28, &[2, 3]), (29, &[2])] {
+        let (mut receiver, mut log) =
+            (Receiver::new(agreement(form)), Log { now: 512, ..Log::default() });
+        receiver.receive(&stream[..stream.len() - cut], &mut log).unwrap();
+        assert_eq!(log.upcoming, expected, "{cut} bytes are missing");
+    }
 }
 
 proptest! {

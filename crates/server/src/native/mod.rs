@@ -21,6 +21,9 @@ use towline_wire::Errno;
 use towline_wire::disk::Checking;
 use towline_wire::limits::SLOTS_MAX;
 
+/// How much is fetched of where the next request writes: the processor goes on by itself once it has seen some lines.
+pub(crate) const EXPECTED_BYTES: u64 = 256;
+
 /// A request of a client, as the engine hands it back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tag {

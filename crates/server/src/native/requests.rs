@@ -1,6 +1,6 @@
 //! What a core does with each request for a disk.
 
-use super::{Kind, Open, Reading, SessionDisks, Tag, Under, Writing};
+use super::{EXPECTED_BYTES, Kind, Open, Reading, SessionDisks, Tag, Under, Writing};
 use crate::core::{Core, Ticket, elapsed_ns};
 use crate::extents::{allocation, written};
 use crate::grants::Served;
@@ -26,9 +26,6 @@ use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError, Reply, Req
 
 /// Reads up to this length of what is in memory are answered by copying, at once.
 const READ_NOW_BYTES_MAX: u32 = 32 * 1024;
-
-/// How much is fetched of where the next request writes: the processor goes on by itself once it has seen some lines.
-const EXPECTED_BYTES: u64 = 256;
 
 type Work = Box<dyn FnOnce() -> io::Result<Vec<Vec<Status>>> + Send>;
 

@@ -5,12 +5,13 @@ use super::lane::{Filling, NbdLane, UNSENT_BYTES_MAX};
 use super::lanes::PLACED_BYTES_MIN;
 use crate::core::Ticket;
 use crate::extents::{allocation, written};
+use crate::native::EXPECTED_BYTES;
 use crate::stats::{CoreStatistics, NBD_TAGS, Stages};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 use towline_block::{Disk, Engine, How, Meter, OwnerKey, Status};
-use towline_nbd::constants::{EXTENTS_MAX, command_flag as flag};
+use towline_nbd::constants::{EXTENTS_MAX, command as number, command_flag as flag};
 use towline_nbd::reply::Replying;
 use towline_nbd::{Command, Context, Error, Form, Handler, Refusal, Request};
 use towline_net::Target;
@@ -212,6 +213,19 @@ impl Handler for Serving<'_> {
         self.lane.unsent() > UNSENT_BYTES_MAX
             || self.engine.requests_of(self.lane.owner) >= self.lane.depth
             || self.waits().is_some()
+    }
+
+    fn upcoming(&mut self, request: &Request) {
+        if request.kind != number::WRITE {
+            return;
+        }
+        let length = request.length.min(EXPECTED_BYTES);
+        let size = self.disk.store.geometry().size;
+        if request.offset.checked_add(length).is_some_and(|end| end <= size)
+            && let Some((memory, at)) = self.disk.store.landing(request.offset, length)
+        {
+            memory.expect_writes(at, length as usize);
+        }
     }
 
     fn command(&mut self, command: Command, request: &Request, contexts: &[Context]) {

@@ -17,6 +17,23 @@ fn option(number: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// What is behind a request is looked at before it is checked, to fetch the memory that it is about.
+#[test]
+fn hostile_ranges_behind_another_request_are_refused() {
+    let world = World::with(DiskKind::Memory(MIB), |_| {});
+    for form in [Form::Simple, Form::Extended] {
+        let mut client = world.client(form);
+        for offset in [u64::MAX, u64::MAX - 5, MIB, MIB - 1, u64::MAX / 2] {
+            let flush = client.request_bytes(FLUSH, 0, 1, 0, 0, &[]);
+            let read = client.request_bytes(READ, 0, 2, offset, 512, &[]);
+            let write = client.request_bytes(WRITE, 0, 3, offset, 16, &[7; 16]);
+            client.send(&[flush, read, write].concat());
+            let told: Vec<u32> = (0..3).map(|_| client.outcome().unwrap()).collect();
+            assert!(told.contains(&0) && told.iter().filter(|error| **error == 0).count() == 1);
+        }
+    }
+}
+
 /// Takes all that comes until the server hangs up; false when it does not for a minute.
 fn is_hung_up(socket: &mut UnixStream) -> bool {
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
