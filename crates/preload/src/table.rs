@@ -155,6 +155,7 @@ hooks! {
     [dup3] (from: c_int, to: c_int, flags: c_int) -> c_int => files::dup3;
     [fcntl fcntl64 __fcntl] (fd: c_int, command: c_int, argument: c_ulong) -> c_int => files::fcntl;
     [dladdr] (address: *const c_void, info: *mut Dl_info) -> c_int => libraries::dladdr;
+    [dl_iterate_phdr] (visit: *const c_void, data: *mut c_void) -> c_int => libraries::dl_iterate_phdr;
     [dladdr1] (address: *const c_void, info: *mut Dl_info, more: *mut *mut c_void, flags: c_int) -> c_int => libraries::dladdr1;
     [inotify_add_watch] (fd: c_int, path: *const c_char, mask: u32) -> c_int => watches::inotify_add_watch;
     [fanotify_mark] (fd: c_int, flags: c_uint, mask: u64, at: c_int, path: *const c_char) -> c_int => watches::fanotify_mark;

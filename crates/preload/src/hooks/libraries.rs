@@ -3,7 +3,7 @@
 use crate::guard::inside;
 use crate::table::real;
 use crate::{mirror, place};
-use libc::{Dl_info, c_char, c_int, c_void};
+use libc::{Dl_info, c_char, c_int, c_void, dl_phdr_info, size_t};
 use std::ffi::CStr;
 use std::sync::Mutex;
 
@@ -83,30 +83,67 @@ pub(crate) unsafe fn dladdr1(
 /// # Safety
 /// `info` is filled in when something was found.
 unsafe fn with_own_name(found: c_int, info: *mut Dl_info) -> c_int {
-    /// Programs may keep the names as long as they like: one for each library.
-    static NAMES: Mutex<Vec<(usize, Vec<u8>)>> = Mutex::new(Vec::new());
-    if found != 0 && !crate::start::mounts().is_empty() {
+    if found != 0 {
         // SAFETY: as the caller says.
-        let name = unsafe { &mut (*info).dli_fname };
-        if !name.is_null() {
-            // SAFETY: the loader's name of the library.
-            let copy = unsafe { CStr::from_ptr(*name) }.to_bytes();
-            let own = inside(|| {
-                let original = mirror::original(copy).ok_or(libc::ENOENT)?;
-                let mut names = NAMES.lock().map_err(|_| libc::EIO)?;
-                if let Some((at, _)) = names.iter().find(|(_, known)| *known == original) {
-                    return Ok(*at);
-                }
-                let text = [&original[..], b"\0"].concat().leak().as_ptr() as usize;
-                names.push((text, original));
-                Ok(text)
-            });
-            if let Ok(own) = own {
-                *name = own as *const c_char;
-            }
-        }
+        unsafe { (*info).dli_fname = own_name((*info).dli_fname) };
     }
     found
+}
+
+type Visit = unsafe extern "C" fn(*mut dl_phdr_info, size_t, *mut c_void) -> c_int;
+
+/// All libraries, remote ones by their own names.
+pub(crate) unsafe fn dl_iterate_phdr(visit: *const c_void, data: *mut c_void) -> c_int {
+    unsafe extern "C" fn renamed(
+        info: *mut dl_phdr_info,
+        size: size_t,
+        chosen: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader's own variable for this call, and what is below.
+        unsafe {
+            let (visit, data) = *chosen.cast::<(Visit, *mut c_void)>();
+            (*info).dlpi_name = own_name((*info).dlpi_name);
+            visit(info, size, data)
+        }
+    }
+    if crate::start::mounts().is_empty() || visit.is_null() {
+        // SAFETY: as the program says.
+        return unsafe { real::dl_iterate_phdr(visit, data) };
+    }
+    // SAFETY: what the program gives is such a function.
+    let visit: Visit = unsafe { std::mem::transmute(visit) };
+    let mut chosen = (visit, data);
+    // SAFETY: the pair outlives the call.
+    unsafe { real::dl_iterate_phdr(renamed as *const c_void, (&raw mut chosen).cast()) }
+}
+
+/// The name of a remote library by the loader's name of its copy; that name for any other.
+///
+/// # Safety
+/// `name` is null or a string.
+unsafe fn own_name(name: *const c_char) -> *const c_char {
+    /// Programs may keep the names as long as they like: one for each library.
+    static NAMES: Mutex<Vec<(usize, Vec<u8>)>> = Mutex::new(Vec::new());
+    if name.is_null() || crate::start::mounts().is_empty() {
+        return name;
+    }
+    // SAFETY: as the caller says.
+    let copy = unsafe { CStr::from_ptr(name) }.to_bytes();
+    // No memory is taken for all the others, of which some ask for each exception.
+    if !copy.starts_with(crate::start::directory()) {
+        return name;
+    }
+    let own = inside(|| {
+        let original = mirror::original(copy).ok_or(libc::ENOENT)?;
+        let mut names = NAMES.lock().map_err(|_| libc::EIO)?;
+        if let Some((at, _)) = names.iter().find(|(_, known)| *known == original) {
+            return Ok(*at);
+        }
+        let text = [&original[..], b"\0"].concat().leak().as_ptr() as usize;
+        names.push((text, original));
+        Ok(text)
+    });
+    own.map_or(name, |own| own as *const c_char)
 }
 
 /// The loader's search path.
