@@ -35,6 +35,9 @@ pub enum Flushed {
 /// is no such message, and the link has to break.
 pub type Telling = Box<dyn Fn(Errno) -> Option<Vec<u8>> + Send>;
 
+/// A link that fails so is to be tried again.
+const WAITS: [io::ErrorKind; 2] = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
+
 /// How a peer learns that bytes of a message could not be read.
 enum Failure {
     /// By a message for this slot.
@@ -193,14 +196,18 @@ impl SendQueue {
             _ => unreachable!("leaves_by_reference takes only these"),
         };
         if link.sends_files() {
-            let sent = link.send_file(file, offset, length as usize, counters)?;
-            if sent > 0 {
-                return Ok(sent as u64);
+            match link.send_file(file, offset, length as usize, counters) {
+                Ok(0) => {
+                    // The file shrank after its length was promised: zeros stand for what is missing, and
+                    // a message right behind them says that they do.
+                    self.replace_front(vec![0; length as usize], Some(Errno::EIO))?;
+                    return Ok(0);
+                }
+                Ok(sent) => return Ok(sent as u64),
+                Err(error) if WAITS.contains(&error.kind()) => return Err(error),
+                // Of the file, of a machine that forbids the call, or of the link, which then fails again below.
+                Err(_) => {}
             }
-            // The file shrank after its length was promised: zeros stand for what is missing, and
-            // a message right behind them says that they do.
-            self.replace_front(vec![0; length as usize], Some(Errno::EIO))?;
-            return Ok(0);
         }
         // No way but copying: through a buffer, a part at a time.
         let mut bytes = vec![0; length.min(256 * 1024) as usize];
@@ -309,8 +316,30 @@ fn leaves_by_reference(segment: &Segment, length: u64, link: &Link) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LinkKind;
     use crate::local::local_pair;
     use std::sync::atomic::Ordering;
+
+    /// A file that cannot be sent, nor read, is told of; the link goes on.
+    #[test]
+    fn a_file_that_cannot_be_read_does_not_end_the_link() {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let near = Link::Socket(near.into(), LinkKind::Unix);
+        let unreadable = std::fs::File::open("/").unwrap();
+        let mut message = Aggregate::from_vec(b"header".to_vec());
+        message.append(Segment::File(Arc::new(unreadable.into())), 0, 5);
+        let (counters, mut queue) = (Counters::default(), SendQueue::default());
+        queue.push(message, 3, 7);
+        queue.push_short(b"next");
+        assert!(matches!(queue.flush(&near, &counters).unwrap(), Flushed::All));
+        drop(near);
+        let mut got = Vec::new();
+        std::io::Read::read_to_end(&mut &far, &mut got).unwrap();
+        let mut told = Header::new(Kind::Data, 3, 7);
+        told.word_a = Errno::EISDIR.0.into();
+        assert_eq!(got, [&b"header\0\0\0\0\0"[..], &told.to_bytes()[..], b"next"].concat());
+    }
 
     /// Long and short messages leave in the order in which they came, however little the link takes at once.
     #[test]

@@ -121,7 +121,7 @@ impl DirectoryFile {
                 Ok(_) if ends_within_page(offset + bytes.len() as u64) => break,
                 Ok(_) | Err(Code::INTR) => {}
                 Err(Code::AGAIN) => return Ok(ReadOutcome::WouldBlock),
-                Err(Code::OPNOTSUPP) => {
+                Err(Code::OPNOTSUPP | Code::PERM) => {
                     self.tree.residency.cannot_tell(self.device());
                     return self.read_waiting(offset, length).map(ReadOutcome::Ready);
                 }
@@ -186,7 +186,7 @@ impl DirectoryFile {
             Ok(0) => Ok(Probe::End),
             Ok(_) => Ok(Probe::Here),
             Err(Code::AGAIN | Code::INTR) => Ok(Probe::Away),
-            Err(Code::OPNOTSUPP) => {
+            Err(Code::OPNOTSUPP | Code::PERM) => {
                 self.tree.residency.cannot_tell(self.device());
                 Ok(Probe::Unknown)
             }

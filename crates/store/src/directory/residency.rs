@@ -1,6 +1,6 @@
 //! Which file system cannot tell what a read would wait for.
 //!
-//! `preadv2(RWF_NOWAIT)` answers `EOPNOTSUPP` there, tmpfs among them. A file system decides that
+//! `preadv2(RWF_NOWAIT)` answers `EOPNOTSUPP` there, tmpfs among them; or `EPERM` where a container forbids it. A file system decides that
 //! for all its files, so what one file has shown spares the next one, opened for a single read,
 //! a system call in vain.
 

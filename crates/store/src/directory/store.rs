@@ -48,6 +48,15 @@ impl DirectoryStore {
         let root = Arc::new(rustix::fs::open(path, PARENT, Mode::empty())?);
         // Better to learn now than from each request that it is missing or forbidden.
         match rustix::fs::openat2(&root, c".", PARENT, Mode::empty(), ResolveFlags::BENEATH) {
+            Err(error @ rustix::io::Errno::PERM) => {
+                return Err(std::io::Error::new(
+                    std::io::ErrorKind::PermissionDenied,
+                    format!(
+                        "openat2(2): {error}; it keeps paths inside of an export, and a container's filter of \
+                         system calls may forbid it"
+                    ),
+                ));
+            }
             Err(rustix::io::Errno::NOSYS) => {
                 return Err(std::io::Error::new(
                     std::io::ErrorKind::Unsupported,
