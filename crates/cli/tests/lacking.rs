@@ -68,6 +68,24 @@ fn a_run_without_room_says_where() {
     }
 }
 
+/// A state with holes on a full disk, where to touch it would end the server.
+#[test]
+fn a_state_without_room_is_kept_and_told() {
+    let script = "mount -t tmpfs -o size=2m none /mnt && cd /mnt || exit
+serve() { timeout 60 \"$0\" serve --mem m=1M --state \"$1\" --listen unix:///mnt/socket; }
+await() { for i in $(seq 600); do [ -S socket ] && break; sleep 0.1; done; }
+serve a & await
+\"$0\" mkdir 'towline+unix:///m/d?socket=/mnt/socket'
+kill $(cat /proc/$!/task/$!/children); wait; rm -f socket
+mkdir b; cp --sparse=always a/* b; rm -r a; head -c 3M /dev/zero >fill
+serve b; echo \"status $?\"; rm fill
+serve b & await
+kill $(cat /proc/$!/task/$!/children); wait; ls b";
+    let Some((_, said)) = apart(script, &[]) else { return };
+    assert!(said.contains("the disk has no room") && said.contains("status 1"), "{said}");
+    assert!(!said.contains("damaged"), "{said}");
+}
+
 /// The folder for runs may be on a disk, whose file systems have shorter files than those in memory.
 #[test]
 fn programs_map_files_where_the_folder_for_runs_is_on_a_disk() {

@@ -110,6 +110,13 @@ fn open_file(path: &Path) -> Result<(OwnedFd, Length), String> {
 fn put_away(path: &Path, aside: &Path, why: &Unusable) -> Result<(), String> {
     match why {
         Unusable::Empty => return Ok(()),
+        Unusable::NoRoom => {
+            return Err(format!(
+                "{}: the disk has no room for what it has to hold; free some, or remove it if no \
+                 client has to go on",
+                path.display()
+            ));
+        }
         Unusable::OtherBoot => {
             log::warn!(
                 "{}: from before this machine started again: what was not on the disk is missing \

@@ -56,6 +56,8 @@ pub enum Unusable {
     Empty,
     /// It was written before the machine started again.
     OtherBoot,
+    /// It has holes, as a sparse copy, and the disk has no room for what is to be written there.
+    NoRoom,
     /// It is not what this version writes.
     Damaged(&'static str),
 }
@@ -189,6 +191,9 @@ impl State {
         }
         if found != wanted {
             return Err(Unusable::OtherBoot);
+        }
+        if memory.allocate(0, AREAS_AT).is_err() {
+            return Err(Unusable::NoRoom);
         }
         let state = Self::new(memory, epoch);
         state.load();
