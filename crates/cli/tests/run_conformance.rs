@@ -204,6 +204,35 @@ fn a_file_is_read_to_its_end_by_one_read() {
 }
 
 #[test]
+fn a_directory_whose_names_are_known_is_not_asked_for_again() {
+    let world = World::new();
+    fs::create_dir(world.local("served/d")).unwrap();
+    (0..10).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
+    let stats = || {
+        let output =
+            Command::new(TOWLINE).args(["stats", "--json", &world.url("")]).output().unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        told["operations"]["Stat"].as_u64().unwrap_or(0)
+    };
+    let look = "i=0; while [ $i -lt 40 ]; do [ -d $AT/d ] || exit 1; i=$((i + 1)); done";
+    let asked = |first: &str| {
+        let before = stats();
+        let output = under_run(&world, &format!("{first}; {look}; exit 0"));
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        stats() - before
+    };
+    assert!(asked(":") >= 40, "who only looks at it waits for a change");
+    // Where the machine is busy, what is known may be too old when it is used.
+    let names = "for n in $AT/d/*; do [ -e $n ] || exit 1; done";
+    assert!((0..50).any(|_| asked(names) < 20));
+    // What the run itself changes is seen at once.
+    let script = format!(
+        "{names}; stat -c %h $AT/d; [ -d $AT/d ] && mkdir $AT/d/in && [ -d $AT/d/in ] && stat -c %h $AT/d"
+    );
+    assert_eq!(String::from_utf8_lossy(&under_run(&world, &script).stdout), "2\n3\n");
+}
+
+#[test]
 fn background_programs_keep_their_files() {
     let world = World::new();
     fs::write(world.local("served/f"), "one\ntwo\n").unwrap();

@@ -62,6 +62,8 @@ struct Listed {
     /// Where the listing goes on.
     next: u64,
     used: u32,
+    /// What the directory itself was told to be meanwhile, and whether a link at its path was followed.
+    own: Option<(bool, Attr)>,
 }
 
 impl Listed {
@@ -179,7 +181,8 @@ fn note(known: &mut Vec<Directory>, key: Key, before: u64, entries: &[DirEntry],
     earn(-1);
     let names = entries.iter().map(|entry| (entry.name.clone(), entry.attr)).collect();
     let next = entries.last().map_or(0, |entry| entry.cookie);
-    let listed = Listed { when: Instant::now(), changes: before, complete, names, next, used: 0 };
+    let listed =
+        Listed { when: Instant::now(), changes: before, complete, names, next, used: 0, own: None };
     known.retain(|directory| !directory.is(&key));
     known.push(Directory { key, also: None, listed: Some(listed), asked: 0, last: Vec::new() });
     let count = |directory: &Directory| directory.listed.as_ref().map_or(0, |l| l.names.len());
@@ -202,8 +205,33 @@ fn list(at: &At, key: Key, name: &[u8]) -> Option<Answer> {
     Some(look(&mut known, &key, name))
 }
 
+/// Runs `work` with what is listed of the directory that a path names.
+fn with_listed<T>(at: &At, work: impl FnOnce(&mut Listed) -> Option<T>) -> Option<T> {
+    if plain(&at.path).len() != at.path.len() {
+        // A slash at the end follows a link that the name alone would not.
+        return None;
+    }
+    let key = key_of(at, &at.path)?;
+    let mut known = lock(&KNOWN)?;
+    let directory = known.iter_mut().find(|directory| directory.is(&key))?;
+    work(directory.listed.as_mut().filter(|listed| listed.is_valid())?)
+}
+
 /// Attributes of a path, asked for or known.
 pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
+    // As old as what is told of the names in it: programs look whether those can still be right.
+    let own = with_listed(at, |listed| listed.own.filter(|(followed, _)| *followed == follow));
+    if let Some((_, attr)) = own {
+        return Ok(attr);
+    }
+    let attr = stat_name(at, follow)?;
+    if attr.is_directory() {
+        let _ = with_listed(at, |listed| listed.own.replace((follow, attr)));
+    }
+    Ok(attr)
+}
+
+fn stat_name(at: &At, follow: bool) -> Result<Attr, i32> {
     let usable = |attr: &Attr| !(follow && attr.is_symlink());
     if let Some((directory, name)) = split(&at.path)
         && let Some(key) = key_of(at, directory)
