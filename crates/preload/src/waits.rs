@@ -14,7 +14,16 @@ use std::cell::Cell;
 /// The kernel's own number for it, which no program sees.
 pub(crate) const RESTART: i32 = 512;
 
+/// Something is to be opened that waits for another process, where handlers may run ([`open_now`]).
+/// Another number that no program sees.
+pub(crate) const OPEN: i32 = 513;
+
+/// A path with a zero byte at its end. No memory is taken for it: a handler may jump out of a call that waits.
+pub(crate) type Path = [u8; 512];
+
 thread_local! {
+    /// What a trapped call is to open, and how.
+    static TO_OPEN: Cell<Option<(Path, c_int)>> = const { Cell::new(None) };
     /// While a trapped call is answered: the mask that the program had.
     static TRAPPED: Cell<Option<u64>> = const { Cell::new(None) };
 }
@@ -77,6 +86,26 @@ pub(crate) fn answering(blocked: u64, work: impl FnOnce() -> isize) -> isize {
     let result = work();
     let _ = TRAPPED.try_with(|trapped| trapped.set(None));
     result
+}
+
+/// Has something opened when the trapped call that is answered has left the stack that it runs on; gives [`OPEN`].
+pub(crate) fn open_later(path: Path, flags: c_int) -> i32 {
+    let _ = TO_OPEN.try_with(|to_open| to_open.set(Some((path, flags))));
+    OPEN
+}
+
+/// Opens it, by `make`, which makes a system call in which handlers may run.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn open_now(make: impl FnOnce(libc::c_long, [usize; 6]) -> isize) -> isize {
+    let Some((path, flags)) = TO_OPEN.try_with(Cell::take).ok().flatten() else {
+        return -(libc::EIO as isize);
+    };
+    let at = libc::AT_FDCWD as usize;
+    let fd = make(libc::SYS_openat, [at, path.as_ptr() as usize, flags as usize, 0, 0, 0]);
+    if fd >= 0 {
+        crate::descriptors::forget(fd as c_int);
+    }
+    fd
 }
 
 /// What the program has blocked, where a call is answered for which more is blocked.

@@ -169,6 +169,46 @@ static void signals(void) {
     signal(SIGALRM, SIG_DFL);
 }
 
+/* To open a pipe with a name waits for somebody, and a handler ends that, or not. */
+static void waits(void) {
+    struct itimerval often = {.it_value = {.tv_usec = 5000}, .it_interval = {.tv_usec = 5000}}, never = {0};
+    printf("pipe %d\n", mkfifo("pipe", 0600));
+    handle(SIGALRM, SA_ONSTACK);
+    stack_t new = {.ss_sp = stack = malloc(65536), .ss_size = 65536}, old;
+    sigaltstack(&new, NULL);
+    setitimer(ITIMER_REAL, &often, NULL);
+    int fd = open("pipe", O_RDONLY);
+    printf("open %d %s, on its stack %d\n", fd, strerror(errno), was_on);
+    setitimer(ITIMER_REAL, &never, NULL);
+    sigaltstack(NULL, &old);
+    printf("the stack is %s\n", old.ss_sp == stack && old.ss_flags == 0 ? "there" : "gone");
+    handle(SIGALRM, SA_RESTART);
+    fflush(stdout);
+    came = 0;
+    pid_t parent = getpid(), child = fork();
+    if (child == 0) {
+        for (int i = 0; i < 5; i++) {
+            usleep(5000);
+            kill(parent, SIGALRM);
+        }
+        _exit(write(open("pipe", O_WRONLY), "text", 4) == 4 ? 6 : 1);
+    }
+    char text[8] = "";
+    fd = open("pipe", O_RDONLY);
+    ssize_t length = read(fd, text, sizeof text);
+    printf("read %zd %s, some came %d\n", length, text, came > 0);
+    int status;
+    waitpid(child, &status, 0);
+    printf("exits %d\n", WEXITSTATUS(status));
+    close(fd);
+    unlink("pipe");
+    new.ss_flags = SS_DISABLE;
+    sigaltstack(&new, NULL);
+    free(stack);
+    stack = NULL;
+    signal(SIGALRM, SIG_DFL);
+}
+
 static void memory(void) {
     char *end = (char *)syscall(SYS_brk, 0);
     printf("brk %s\n", syscall(SYS_brk, end + (1 << 20)) == (long)end + (1 << 20) ? "good" : "bad");
@@ -326,6 +366,7 @@ int main(int count, char **arguments) {
     }
     threads();
     signals();
+    waits();
     memory();
     programs(arguments[0]);
     spawns(arguments[0]);

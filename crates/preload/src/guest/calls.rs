@@ -152,7 +152,7 @@ unsafe fn change_stack(context: &mut ucontext_t, arguments: Arguments) -> isize 
             // Now, and from another stack: the kernel does not change the one that is in use, which may
             // be the spare one, also not on the way back.
             let change = [&raw const *current as usize, 0, 0, 0, 0, 0];
-            stack::on_own(|| system_call(libc::SYS_sigaltstack, change));
+            stack::switched(|| system_call(libc::SYS_sigaltstack, change));
         }
         result
     }
@@ -276,6 +276,12 @@ unsafe fn ours(context: &mut ucontext_t, number: c_long, arguments: Arguments) -
         unsafe { switch::pass(context) };
         return None;
     };
+    if result == -(waits::OPEN as isize) {
+        return Some(waits::open_now(|number, arguments| {
+            // SAFETY: the path outlives the call.
+            unsafe { switch::unmasked(number, &arguments, blocked) }
+        }));
+    }
     if result == -(waits::RESTART as isize) {
         // When the handlers have run.
         return begin_anew(context);

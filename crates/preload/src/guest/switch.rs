@@ -63,6 +63,7 @@ unsafe extern "C" {
     ) -> !;
     fn towline_guest_leave() -> !;
     fn towline_guest_wait(number: i64, arguments: *const usize) -> isize;
+    fn towline_guest_unmasked(number: i64, arguments: *const usize, mask: *const u64) -> isize;
 }
 
 global_asm!(
@@ -170,6 +171,50 @@ global_asm!(
     "wrfsbase rcx",
     "pop rbx",
     "ret",
+    // (number, arguments, mask): a call in which those may run that this mask lets in.
+    ".hidden towline_guest_unmasked",
+    ".globl towline_guest_unmasked",
+    "towline_guest_unmasked:",
+    "push rbx",
+    "push r12",
+    "mov rbx, rsi",
+    "mov r12, rdi",
+    "mov rax, gs:[8]",
+    "wrfsbase rax",
+    "mov rax, gs:[16]",
+    "mov byte ptr [rax], 1",
+    "mov eax, 14",
+    "mov edi, 2",
+    "mov rsi, rdx",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
+    "mov rax, r12",
+    "mov rdi, [rbx]",
+    "mov rsi, [rbx + 8]",
+    "mov rdx, [rbx + 16]",
+    "mov r10, [rbx + 24]",
+    "mov r8, [rbx + 32]",
+    "mov r9, [rbx + 40]",
+    "syscall",
+    "mov r12, rax",
+    // All signals wait again.
+    "push -1",
+    "mov eax, 14",
+    "mov edi, 2",
+    "mov rsi, rsp",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "syscall",
+    "pop rax",
+    "mov rcx, gs:[16]",
+    "mov byte ptr [rcx], 0",
+    "mov rcx, gs:[0]",
+    "wrfsbase rcx",
+    "mov rax, r12",
+    "pop r12",
+    "pop rbx",
+    "ret",
     ".hidden towline_guest_code_end",
     ".globl towline_guest_code_end",
     "towline_guest_code_end:",
@@ -218,6 +263,15 @@ pub(super) unsafe fn pass(context: &mut ucontext_t) {
 pub(super) unsafe fn wait(number: i64, arguments: &[usize; 6]) -> isize {
     // SAFETY: as the caller says.
     unsafe { towline_guest_wait(number, arguments.as_ptr()) }
+}
+
+/// Makes a call in which handlers of the guest may run, with this signal mask.
+///
+/// # Safety
+/// As for that system call; all signals are blocked.
+pub(super) unsafe fn unmasked(number: i64, arguments: &[usize; 6], mask: u64) -> isize {
+    // SAFETY: as the caller says.
+    unsafe { towline_guest_unmasked(number, arguments.as_ptr(), &raw const mask) }
 }
 
 impl Thread {

@@ -5,13 +5,11 @@ use super::by_path;
 use crate::guard::{self, checked, finish};
 use crate::place::At;
 use crate::table::real;
-use crate::{common, descriptors, start};
+use crate::waits::Path;
+use crate::{common, descriptors, start, waits};
 use libc::{c_char, c_int};
 use std::cell::Cell;
 use towline_instance::SOCKETS;
-
-/// A path with a zero byte at its end. No memory is taken for it: a handler may jump out of a call that waits.
-type Path = [u8; 512];
 
 /// Where the kernel's pipe is for a node.
 fn stand_in(mount: usize, inode: u64) -> Result<Path, i32> {
@@ -80,6 +78,9 @@ pub(super) unsafe fn open(at: c_int, path: *const c_char, flags: c_int) -> c_int
     };
     // Not inside of our own code: it may wait for long.
     let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW);
+    if waits::is_trapped() {
+        return finish(Err(waits::open_later(pipe, flags)));
+    }
     // SAFETY: the path ends with a zero byte.
     let fd = unsafe { real::openat(libc::AT_FDCWD, pipe.as_ptr().cast(), flags, 0) };
     descriptors::forget(fd);

@@ -146,14 +146,19 @@ unsafe fn answer_any(number: c_long, arguments: Arguments) -> isize {
 /// A call of ours, on a stack of ours. Handlers of signals wait meanwhile: one of them could be given
 /// the stack for signals that we left.
 unsafe fn ours(number: c_long, arguments: Arguments) -> isize {
-    waits::trapped(|| {
+    let result = waits::trapped(|| {
         // SAFETY: as the program says.
         let done = stack::on_own(|| match unsafe { numbers::carry_out(number, arguments) } {
             -1 => -(errno() as isize),
             result => result as isize,
         });
         done.unwrap_or(-(libc::ENOMEM as isize))
-    })
+    });
+    if result == -(waits::OPEN as isize) {
+        // SAFETY: the path outlives the call.
+        return waits::open_now(|number, arguments| unsafe { system_call(number, arguments) });
+    }
+    result
 }
 
 /// `rt_sigprocmask`: on the mask that the program gets back.

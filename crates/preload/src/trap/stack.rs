@@ -10,19 +10,34 @@ const PAGE: usize = 4096;
 /// Stacks kept for the next call; more at once are made and given back.
 static KEPT: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
-/// Runs `work` on a stack of our own; `None` when there is no memory for one. To be called in answer to a trapped call: until
-/// its handler has returned no other stack is there for signals, as what is on that one would be overwritten.
+/// Runs `work` on a stack of our own; `None` when there is no memory for one. To be called in answer to a trapped call: no
+/// other stack is there for signals meanwhile, as what is on that one would be overwritten.
 pub(crate) fn on_own<T>(work: impl FnOnce() -> T) -> Option<T> {
+    let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
+    let mut before = none;
+    let done = switched(|| {
+        let call = [&raw const none as usize, &raw mut before as usize, 0, 0, 0, 0];
+        // SAFETY: the structures outlive the call; this is another stack than the one that is left.
+        unsafe { system_call(libc::SYS_sigaltstack, call) };
+        work()
+    });
+    if before.ss_flags & libc::SS_DISABLE == 0 {
+        // A handler may jump out of the trapped call.
+        // SAFETY: the structure outlives the call; it is what was there.
+        unsafe { system_call(libc::SYS_sigaltstack, [&raw const before as usize, 0, 0, 0, 0, 0]) };
+    }
+    done
+}
+
+/// [`on_own`], for work that changes which stack is there for signals.
+pub(crate) fn switched<T>(work: impl FnOnce() -> T) -> Option<T> {
     struct Job<W, T> {
         work: Option<W>,
         done: Option<T>,
     }
     unsafe extern "C" fn run<W: FnOnce() -> T, T>(job: *mut Job<W, T>) {
-        // SAFETY: a job that lives until `on_own` returns.
+        // SAFETY: a job that lives until `switched` returns.
         let job = unsafe { &mut *job };
-        let none = libc::stack_t { ss_sp: null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
-        // SAFETY: the structure outlives the call; this is another stack than the one that is left.
-        unsafe { system_call(libc::SYS_sigaltstack, [&raw const none as usize, 0, 0, 0, 0, 0]) };
         if let Some(work) = job.work.take() {
             job.done = Some(work());
         }
