@@ -120,18 +120,19 @@ mod tests {
 
     #[test]
     fn messages_are_understood_and_nonsense_is_not() {
+        let page = towline_mem::page_bytes() as u64;
         let begin = Message::Begin {
-            at: 0x7000,
-            length: 0x3000,
-            offset: 0x1000,
+            at: 7 * page,
+            length: 3 * page,
+            offset: page,
             entry: 5,
             is_shared: true,
         };
         let all = [
             Message::Hello { token: 9 },
             begin,
-            Message::End { at: 0x1000, length: 0x1000 },
-            Message::Resized { from: 0x1000, old: 0x1000, to: 0x5000, new: 0x2000 },
+            Message::End { at: page, length: page },
+            Message::Resized { from: page, old: page, to: 5 * page, new: 2 * page },
             Message::Fork { token: u64::MAX },
         ];
         for message in all {
@@ -139,12 +140,12 @@ mod tests {
             assert_eq!(Message::parse(&message.to_bytes()[1..]), None);
         }
         let bad = [
-            Message::End { at: 1, length: 0x1000 },
-            Message::End { at: 0u64.wrapping_sub(0x1000), length: 0x2000 },
+            Message::End { at: 1, length: page },
+            Message::End { at: 0u64.wrapping_sub(page), length: 2 * page },
             Message::Begin {
-                at: 0x1000,
-                length: 0x1000,
-                offset: i64::MAX as u64 & !0xfff,
+                at: page,
+                length: page,
+                offset: i64::MAX as u64 / page * page,
                 entry: 0,
                 is_shared: false,
             },

@@ -3,18 +3,16 @@
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use towline_mem::{Segment, SharedMemory, page_bytes};
+use towline_mem::{Segment, SharedMemory};
 use towline_wire::Errno;
 
 /// Bytes of a block, the unit of addresses in the arena.
 pub(super) const BLOCK_BYTES: u64 = 64 * 1024;
-/// Bytes of a page, the unit in which memory is taken and charged.
-pub(super) const PAGE_BYTES: u64 = 4096;
-/// Pages of a block, as many as a mask of pages has bits.
-pub(super) const BLOCK_PAGES: u64 = BLOCK_BYTES / PAGE_BYTES;
+/// Most pages of a block, as many as a mask of pages has bits.
+const BLOCK_PAGES_MAX: u64 = u16::BITS as u64;
 
-/// Addresses for each byte of the limit: a file of one page has a block of sixteen.
-const ADDRESS_RATIO: u64 = BLOCK_PAGES;
+/// Addresses for each byte of the limit: a file of one page has a block of up to sixteen.
+const ADDRESS_RATIO: u64 = BLOCK_PAGES_MAX;
 /// Blocks beyond the ratio: for copies made while readers still hold the original.
 const SPARE_BLOCKS: u64 = 4096;
 /// Most blocks that clients may read in place at once, a part of the spare ones.
@@ -27,8 +25,20 @@ const WARM_BLOCKS_MAX: u64 = 256;
 /// that are in it, but 1.5 GB/s for those that are not, as most are that only the network reads.
 const SYSCALL_BYTES_MIN: usize = 16 * 1024;
 
-const _: () = assert!(BLOCK_PAGES == u16::BITS as u64);
 const _: () = assert!(ADDRESS_BYTES_MAX / BLOCK_BYTES <= u32::MAX as u64);
+
+/// Bytes of a page, the unit in which memory is taken and charged. From 4 to 64 KiB, a whole part of a block.
+#[inline]
+pub(super) fn page_bytes() -> u64 {
+    // Known beforehand where that can be: it divides in each read and write.
+    if cfg!(target_arch = "x86_64") { 4096 } else { towline_mem::page_bytes() as u64 }
+}
+
+/// Pages of a block.
+#[inline]
+pub(super) fn block_pages() -> u64 {
+    BLOCK_BYTES / page_bytes()
+}
 
 /// Hands out blocks and counts what is used against the limit.
 ///
@@ -144,8 +154,8 @@ impl Arena {
         if count == 0 {
             return 0;
         }
-        let fitting = |used: u64| (self.limit().saturating_sub(used) / PAGE_BYTES).min(count);
-        let add = |used: u64| Some(used + fitting(used) * PAGE_BYTES);
+        let fitting = |used: u64| (self.limit().saturating_sub(used) / page_bytes()).min(count);
+        let add = |used: u64| Some(used + fitting(used) * page_bytes());
         let result = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         result.map_or(0, fitting)
     }
@@ -229,13 +239,8 @@ impl Block {
 
     /// Gives the pages of the mask, a run at `offset`, back; not if somebody else holds the block.
     pub(super) fn punch(this: &mut Arc<Self>, offset: usize, length: usize, pages: u16) {
-        // Where the kernel's pages are larger it may fill a part of one with zeros, which the network may
-        // still send.
-        let own = page_bytes();
-        let are_whole = offset.is_multiple_of(own) && length.is_multiple_of(own);
         // The pages are no longer part of any file, so that failing wastes memory only.
         if let Some(block) = Arc::get_mut(this)
-            && (are_whole || !*block.lent.get_mut())
             && block.arena.memory.punch(block.start() + offset, length).is_ok()
         {
             block.present &= !pages;

@@ -1,6 +1,6 @@
 //! The bytes of one file: which pages it has and which blocks they stand in.
 
-use super::arena::{Arena, BLOCK_BYTES, BLOCK_PAGES, Block, PAGE_BYTES};
+use super::arena::{Arena, BLOCK_BYTES, Block, block_pages, page_bytes};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use towline_mem::{Aggregate, Segment, zeros};
@@ -9,9 +9,7 @@ use towline_wire::Errno;
 /// A read of this length or more may be sent without copying; shorter ones are always copied.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
 
-const PAGE: usize = PAGE_BYTES as usize;
-
-/// The pages of one block of a file, as masks of sixteen bits.
+/// The pages of one block of a file, as masks of at most sixteen bits.
 #[derive(Clone, Default)]
 struct Slot {
     /// Where the pages of `data` stand; present exactly when there are any.
@@ -44,14 +42,14 @@ pub(super) struct Snapshot {
 
 /// Mask of the pages `first..end`.
 fn mask(first: u64, end: u64) -> u16 {
-    debug_assert!(end <= BLOCK_PAGES, "a block has {BLOCK_PAGES} pages");
+    debug_assert!(end <= block_pages(), "a block has {} pages", block_pages());
     let below = |page: u64| ((1u32 << page) - 1) as u16;
     if first >= end { 0 } else { below(end) & !below(first) }
 }
 
 /// Mask of the pages that a byte range of the block touches.
 fn mask_of(start: usize, end: usize) -> u16 {
-    mask(start as u64 / PAGE_BYTES, (end as u64).div_ceil(PAGE_BYTES))
+    mask(start as u64 / page_bytes(), (end as u64).div_ceil(page_bytes()))
 }
 
 /// The runs of ones in a mask, as byte ranges `(start, end)` of the block.
@@ -63,7 +61,8 @@ fn runs(mut mask: u16) -> impl Iterator<Item = (usize, usize)> {
         let first = mask.trailing_zeros();
         let end = first + (mask >> first).trailing_ones();
         mask &= !(self::mask(u64::from(first), u64::from(end)));
-        Some((first as usize * PAGE, end as usize * PAGE))
+        let page = page_bytes() as usize;
+        Some((first as usize * page, end as usize * page))
     })
 }
 
@@ -77,7 +76,7 @@ fn parts(start: u64, end: u64) -> impl Iterator<Item = (u64, u64, u64)> {
 
 impl Slot {
     fn bytes_charged(&self) -> u64 {
-        u64::from(self.charged.count_ones()) * PAGE_BYTES
+        u64::from(self.charged.count_ones()) * page_bytes()
     }
 
     /// Makes sure that the block may be written; in a new one, the pages of `keep` are as before.
@@ -98,7 +97,7 @@ impl Slot {
 
     /// Writes zeros over `from..to` where there are pages of `data`.
     fn zero(&mut self, arena: &Arc<Arena>, from: u64, to: u64, keep: u16) -> Result<(), Errno> {
-        let touched = self.data & mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+        let touched = self.data & mask(from / page_bytes(), to.div_ceil(page_bytes()));
         if touched == 0 || from == to {
             return Ok(());
         }
@@ -164,7 +163,7 @@ impl Data {
                     self.pages += pages;
                     rest = behind;
                 }
-                Err(_) => self.arena.release(count_new(slot, from, granted) * PAGE_BYTES),
+                Err(_) => self.arena.release(count_new(slot, from, granted) * page_bytes()),
             }
             if slot.charged == 0 {
                 self.slots.remove(&index);
@@ -183,7 +182,7 @@ impl Data {
         self.clear(size, next * BLOCK_BYTES, false)?;
         let cut = self.slots.split_off(&next);
         let bytes: u64 = cut.values().map(Slot::bytes_charged).sum();
-        self.pages -= bytes / PAGE_BYTES;
+        self.pages -= bytes / page_bytes();
         self.arena.release(bytes);
         Ok(Cut(cut))
     }
@@ -197,9 +196,9 @@ impl Data {
         for (index, slot) in self.slots.range_mut(start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)) {
             let base = index * BLOCK_BYTES;
             let (from, to) = (start.max(base) - base, end.min(base + BLOCK_BYTES) - base);
-            let whole = mask(from.div_ceil(PAGE_BYTES), to / PAGE_BYTES);
-            let head_end = to.min(from.next_multiple_of(PAGE_BYTES));
-            let tail_start = from.max(to / PAGE_BYTES * PAGE_BYTES).max(head_end);
+            let whole = mask(from.div_ceil(page_bytes()), to / page_bytes());
+            let head_end = to.min(from.next_multiple_of(page_bytes()));
+            let tail_start = from.max(to / page_bytes() * page_bytes()).max(head_end);
             slot.zero(&self.arena, from, head_end, !whole)?;
             slot.zero(&self.arena, tail_start, to, !whole)?;
             let gone = slot.data & whole;
@@ -215,7 +214,7 @@ impl Data {
                 let pages = u64::from((slot.charged & whole).count_ones());
                 slot.charged &= !whole;
                 self.pages -= pages;
-                self.arena.release(pages * PAGE_BYTES);
+                self.arena.release(pages * page_bytes());
                 if slot.charged == 0 {
                     empty.push(*index);
                 }
@@ -229,21 +228,21 @@ impl Data {
 
     /// Charges all pages of a range, so that writing there cannot fail; or none, with `ENOSPC`.
     pub(super) fn reserve(&mut self, start: u64, end: u64) -> Result<(), Errno> {
-        let wanted = end.div_ceil(PAGE_BYTES) - start / PAGE_BYTES;
+        let wanted = end.div_ceil(page_bytes()) - start / page_bytes();
         let within = self.slots.range(start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES));
         let had: u64 = within
             .map(|(index, slot)| {
                 let base = index * BLOCK_BYTES;
                 let from = start.max(base) - base;
                 let to = end.min(base + BLOCK_BYTES) - base;
-                let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+                let pages = mask(from / page_bytes(), to.div_ceil(page_bytes()));
                 u64::from((slot.charged & pages).count_ones())
             })
             .sum();
         let missing = wanted - had;
-        self.arena.charge(missing.checked_mul(PAGE_BYTES).ok_or(Errno::ENOSPC)?)?;
+        self.arena.charge(missing.checked_mul(page_bytes()).ok_or(Errno::ENOSPC)?)?;
         for (index, from, to) in parts(start, end) {
-            let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+            let pages = mask(from / page_bytes(), to.div_ceil(page_bytes()));
             self.slots.entry(index).or_default().charged |= pages;
         }
         self.pages += missing;
@@ -254,9 +253,9 @@ impl Data {
     pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
         let first = offset / BLOCK_BYTES;
         self.slots.range(first..).find_map(|(index, slot)| {
-            let page = if *index == first { offset % BLOCK_BYTES / PAGE_BYTES } else { 0 };
-            let pages = slot.data & mask(page, BLOCK_PAGES);
-            let start = index * BLOCK_BYTES + u64::from(pages.trailing_zeros()) * PAGE_BYTES;
+            let page = if *index == first { offset % BLOCK_BYTES / page_bytes() } else { 0 };
+            let pages = slot.data & mask(page, block_pages());
+            let start = index * BLOCK_BYTES + u64::from(pages.trailing_zeros()) * page_bytes();
             (pages != 0).then(|| start.max(offset))
         })
     }
@@ -269,10 +268,10 @@ impl Data {
                 break;
             }
             let base = index * BLOCK_BYTES;
-            let page = offset.saturating_sub(base) / PAGE_BYTES;
-            let holes = !slot.data & mask(page, BLOCK_PAGES);
+            let page = offset.saturating_sub(base) / page_bytes();
+            let holes = !slot.data & mask(page, block_pages());
             if holes != 0 {
-                return offset.max(base + u64::from(holes.trailing_zeros()) * PAGE_BYTES);
+                return offset.max(base + u64::from(holes.trailing_zeros()) * page_bytes());
             }
             expected += 1;
         }
@@ -329,10 +328,10 @@ impl Data {
     fn share(&mut self, index: u64, source: &Slot) -> bool {
         let old = self.slots.get(&index).map_or(0, |slot| u64::from(slot.charged.count_ones()));
         let new = u64::from(source.data.count_ones());
-        if new > old && self.arena.charge((new - old) * PAGE_BYTES).is_err() {
+        if new > old && self.arena.charge((new - old) * page_bytes()).is_err() {
             return false;
         }
-        self.arena.release(old.saturating_sub(new) * PAGE_BYTES);
+        self.arena.release(old.saturating_sub(new) * page_bytes());
         self.pages = self.pages + new - old;
         let shared = Slot { charged: source.data, ..source.clone() };
         self.slots.insert(index, shared);
@@ -342,7 +341,7 @@ impl Data {
 
 impl Drop for Data {
     fn drop(&mut self) {
-        self.arena.release(self.pages * PAGE_BYTES);
+        self.arena.release(self.pages * page_bytes());
     }
 }
 
@@ -360,7 +359,7 @@ fn append_zeros(aggregate: &mut Aggregate, mut count: u64) {
 
 /// Pages of `from..to` that are not charged yet.
 fn count_new(slot: &Slot, from: u64, to: u64) -> u64 {
-    let pages = mask(from / PAGE_BYTES, to.div_ceil(PAGE_BYTES));
+    let pages = mask(from / page_bytes(), to.div_ceil(page_bytes()));
     u64::from((pages & !slot.charged).count_ones())
 }
 
@@ -371,10 +370,10 @@ fn grant(slot: &Slot, arena: &Arena, from: u64, to: u64) -> u64 {
     if granted == needed {
         return to;
     }
-    for page in from / PAGE_BYTES..to.div_ceil(PAGE_BYTES) {
+    for page in from / page_bytes()..to.div_ceil(page_bytes()) {
         if slot.charged & mask(page, page + 1) == 0 {
             if granted == 0 {
-                return from.max(page * PAGE_BYTES);
+                return from.max(page * page_bytes());
             }
             granted -= 1;
         }
@@ -388,20 +387,21 @@ fn fill(slot: &mut Slot, arena: &Arc<Arena>, from: usize, bytes: &[u8]) -> Resul
     if bytes.is_empty() {
         return Ok(0);
     }
+    let page = page_bytes() as usize;
     let to = from + bytes.len();
     let (pages, data) = (mask_of(from, to), slot.data);
-    let whole = mask(from.div_ceil(PAGE) as u64, (to / PAGE) as u64);
+    let whole = mask(from.div_ceil(page) as u64, (to / page) as u64);
     let block = slot.make_writable(arena, !whole)?;
     // What the first and last page hold besides the new bytes would else be what some other file
     // left there, unless they were never written.
     let stale = block.present() & !data;
     let (head, tail) = (mask_of(from, from + 1), mask_of(to - 1, to));
     if stale & head != 0 {
-        let start = from / PAGE * PAGE;
+        let start = from / page * page;
         block.write(start, &zeros()[start..from], head);
     }
     if stale & tail != 0 {
-        block.write(to, &zeros()[to..to.next_multiple_of(PAGE)], tail);
+        block.write(to, &zeros()[to..to.next_multiple_of(page)], tail);
     }
     block.write(from, bytes, pages);
     let added = u64::from((pages & !slot.charged).count_ones());

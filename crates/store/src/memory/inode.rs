@@ -1,6 +1,6 @@
 //! One file of any type: its attributes and what it holds.
 
-use super::arena::{Arena, BLOCK_BYTES, PAGE_BYTES};
+use super::arena::{Arena, BLOCK_BYTES, page_bytes};
 use super::data::{Cut, Data};
 use super::names::{Entry, Names};
 use parking_lot::{Mutex, RwLock};
@@ -237,7 +237,7 @@ impl Inode {
     pub(super) fn data_changed(&self, data: &Data, size: Option<u64>, privileged: bool) {
         self.modify(|attr| {
             attr.size = size.unwrap_or(attr.size);
-            attr.blocks = data.pages() * (PAGE_BYTES / 512);
+            attr.blocks = data.pages() * (page_bytes() / 512);
             if !privileged {
                 attr.mode = without_set_id(attr.mode);
             }

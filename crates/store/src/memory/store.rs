@@ -1,7 +1,7 @@
 //! The store: its tree, and the operations on paths.
 
 use super::access::check;
-use super::arena::{Arena, PAGE_BYTES};
+use super::arena::{Arena, page_bytes};
 use super::file::MemoryFile;
 use super::inode::{Content, INODE_BYTES, Inode, dismantle};
 use super::names::COOKIE_PARENT;
@@ -320,10 +320,10 @@ impl FileStore for MemoryStore {
         let (limit, used, inodes) = self.tree.arena.usage();
         let free = limit - used;
         Ok(StatFs {
-            block_bytes: PAGE_BYTES,
-            blocks: limit / PAGE_BYTES,
-            blocks_free: free / PAGE_BYTES,
-            blocks_available: free / PAGE_BYTES,
+            block_bytes: page_bytes(),
+            blocks: limit / page_bytes(),
+            blocks_free: free / page_bytes(),
+            blocks_available: free / page_bytes(),
             files: inodes + free / INODE_BYTES,
             files_free: free / INODE_BYTES,
             name_bytes_max: NAME_BYTES_MAX as u64,
