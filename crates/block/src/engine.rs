@@ -196,11 +196,13 @@ impl<T: Copy> Engine<T> {
         self.starved
     }
 
-    /// True when [`Engine::pump`] would begin something.
+    /// True when there is something to do without waiting for anything: an answer to take, or [`Engine::pump`] would
+    /// begin something.
     #[must_use]
     pub fn has_work(&self) -> bool {
         // Memory that was short may have come back since, with what was sent.
-        !self.line.is_empty() && (!self.starved || !self.is_out_of_memory())
+        !self.outputs.is_empty()
+            || !self.line.is_empty() && (!self.starved || !self.is_out_of_memory())
             || self.parked.iter().any(|(_, read)| self.may_go_on(*read))
     }
 

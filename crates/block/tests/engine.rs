@@ -225,6 +225,22 @@ fn bytes_are_counted_by_their_way() {
     assert_eq!(moved(DataPath::ZeroCopy), (0, 4));
 }
 
+/// Who sleeps while there are some leaves clients without their answers.
+#[test]
+fn answers_that_nobody_has_taken_are_work() {
+    let memory = MemoryDisk::new("test", SIZE).unwrap();
+    let disk = Arc::new(Disk::new("test", "", memory, false));
+    let (fragments, small) = (Pool::new(FRAGMENT as usize, 16), Pool::new(4096, 2));
+    let mut engine: Engine<u8> = Engine::new(Limits { fragments, small, owner_bytes_max: SIZE });
+    let owner = engine.add_owner();
+    assert!(!engine.has_work());
+    engine.read(owner, 0, &disk, 0..FRAGMENT, How::Pieces, Instant::now());
+    engine.pump(&mut Later::default());
+    assert!(engine.has_work());
+    while engine.next_output().is_some() {}
+    assert!(!engine.has_work());
+}
+
 /// What a connection had asked for is forgotten with it, whatever had landed.
 #[test]
 fn an_owner_that_goes_leaves_nothing() {

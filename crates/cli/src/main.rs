@@ -292,8 +292,8 @@ mod tests {
             flags.extend(command.get_arguments().filter_map(|a| a.get_long()).map(str::to_owned));
             command.get_subcommands().for_each(|below| collect(below, flags));
         }
-        // The last one is of a program in an example.
-        let mut flags = ["help", "version", "input"].map(str::to_owned).to_vec();
+        // The last ones are of other programs.
+        let mut flags = ["help", "version", "input", "dev", "bind"].map(str::to_owned).to_vec();
         collect(&Cli::command(), &mut flags);
         let mut unknown = Vec::new();
         for (page, text) in PAGES {

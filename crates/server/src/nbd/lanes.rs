@@ -396,9 +396,11 @@ impl Core {
                 }
             }
         } else {
-            // Of a client that writes much into memory no payload comes here: it would have to be copied.
+            // Of a client that writes much into memory no payload comes here but short ends: it would have to be copied.
             let bulk = serving.lane.expects_bulk && held.len() < header_bytes(form);
-            let most = if bulk { header_bytes(form) - held.len() } else { scratch.len() };
+            let next = receiver.missing() as usize + header_bytes(form);
+            let most = if bulk { next - held.len() } else { scratch.len() };
+            let most = most.min(scratch.len());
             let scratch = &mut scratch[..most];
             let count = Self::receive_some(serving.lane, scratch, counters)?.unwrap_or(0);
             drained = count < scratch.len() && !serving.lane.hung;

@@ -64,13 +64,13 @@ impl Nbd {
         self.ticking || self.is_starving()
     }
 
-    /// When the first of those that have to wait may go on.
     /// Limits have changed: who waits looks again.
     pub(crate) fn limits_changed(&mut self) {
         let now = Instant::now();
         self.throttled.iter_mut().for_each(|(until, _)| *until = now);
     }
 
+    /// When the first of those that have to wait may go on.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.throttled.iter().map(|(until, _)| *until).min()
     }
