@@ -2,12 +2,14 @@
 //! does, without the program. Whatever is unusual, or fails, is left to that.
 
 use crate::Beginning;
-use crate::layout::{CONFIG_AT, DEVICE_MAJOR, MAGIC, PLACEHOLDERS, STATE, STATE_BYTES, VARIABLE};
+use crate::layout::{
+    BETWEEN_AT, CONFIG_AT, DEVICE_MAJOR, MAGIC, PLACEHOLDERS, STATE, STATE_BYTES, VARIABLE,
+};
 use crate::loader::memory;
 use crate::system::{
-    CLOCK_GETTIME, CLOEXEC, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE, GETRANDOM,
-    HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PIPE2, PPOLL, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID, STATFS,
-    Split, UNLINKAT, WAIT4, call, close, complain, exit, open, orphan, process, read, user,
+    CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE,
+    GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PPOLL, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID,
+    STATFS, UNLINKAT, call, close, complain, exit, open, process, read, user,
 };
 use crate::text::{INTERPRETER, Text, decimal, elf, string};
 
@@ -396,46 +398,43 @@ fn seen_by_orphans() -> Option<usize> {
 }
 
 /// Makes two processes, as `run/fork.rs`: this one becomes the program, the other one, which is nobody's
-/// child, the keeper.
+/// child, the keeper. The process between them is not waited for, which would take as long as others have
+/// the processors: the library does that, which begins when it has long ended.
 fn part(beginning: &Beginning, begun: &Begun) {
+    // No flags, and no signal at the end.
+    const SILENT: [usize; 5] = [0; 5];
     let own = process();
-    // The keeper begins when this process goes on. It would take the processor that this one comes from, and
-    // the program would begin a millisecond later.
-    let pipe = pipe();
-    // SAFETY: there is one thread.
-    let split = pipe.and_then(|_| unsafe { orphan() });
-    match (split, pipe) {
-        (Some(Split::Orphan), Some([begins, begin])) => {
-            close(begin);
-            let _ = read(begins, &mut [0]);
-            close(begins);
-            keep(beginning, begun, own);
-        }
-        (Some(Split::Own(between)), Some([_, begin])) if has_succeeded(between) => {
-            close(begin);
+    // SAFETY: as `fork`; there is one thread.
+    match unsafe { call(CLONE, SILENT) } {
+        // SAFETY: as before.
+        Some(0) => match unsafe { call(CLONE, SILENT) } {
+            Some(0) => keep(beginning, begun, own),
+            keeper => exit(usize::from(keeper.is_none())),
+        },
+        Some(between) => {
+            // Where that fails it is there until the program has ended, which sees it only by `__WALL`.
+            note(begun, between as u32);
             execute(beginning, begun);
         }
-        _ => {
+        None => {
             remove(&begun.directory);
             close(begun.seen);
         }
     }
 }
 
-fn pipe() -> Option<[usize; 2]> {
-    let mut ends = [0u32; 2];
-    // SAFETY: two numbers are answered.
-    unsafe { call(PIPE2, [ends.as_mut_ptr() as usize, CLOEXEC]) }?;
-    Some(ends.map(|end| end as usize))
-}
-
-/// Waits for a child without a signal at its end.
-fn has_succeeded(child: usize) -> bool {
-    const SILENT: usize = 0x8000_0000;
-    let mut status = 0u32;
-    // SAFETY: a word is answered.
-    let waited = unsafe { call(WAIT4, [child, &raw mut status as usize, SILENT, 0]) };
-    waited.is_some() && status == 0
+/// Tells the library of the process between.
+fn note(begun: &Begun, between: u32) -> Option<()> {
+    const TO_WRITE: usize = 2 | CLOEXEC;
+    let path = below(&begun.directory, STATE)?;
+    // SAFETY: the path ends with a zero byte; a word is written.
+    unsafe {
+        let file = call(OPENAT, [HERE, path.address(), TO_WRITE])?;
+        let done =
+            call(PWRITE, [file, &raw const between as usize, size_of_val(&between), BETWEEN_AT]);
+        close(file);
+        done.map(drop)
+    }
 }
 
 /// The command line `towline keep DIRECTORY PROCESS DESCRIPTOR`, in the place of the one that this process

@@ -15,7 +15,6 @@ mod numbers {
     pub(crate) const GETPID: usize = 39;
     pub(crate) const CLONE: usize = 56;
     pub(crate) const EXECVE: usize = 59;
-    pub(crate) const WAIT4: usize = 61;
     pub(crate) const FLOCK: usize = 73;
     pub(crate) const FTRUNCATE: usize = 77;
     pub(crate) const GETEUID: usize = 107;
@@ -32,7 +31,6 @@ mod numbers {
     pub(crate) const UNLINKAT: usize = 263;
     pub(crate) const FACCESSAT: usize = 269;
     pub(crate) const PPOLL: usize = 271;
-    pub(crate) const PIPE2: usize = 293;
     pub(crate) const GETRANDOM: usize = 318;
     pub(crate) const PIDFD_OPEN: usize = 434;
 }
@@ -49,7 +47,6 @@ mod numbers {
     pub(crate) const FACCESSAT: usize = 48;
     pub(crate) const OPENAT: usize = 56;
     pub(crate) const CLOSE: usize = 57;
-    pub(crate) const PIPE2: usize = 59;
     pub(crate) const READ: usize = 63;
     pub(crate) const WRITE: usize = 64;
     pub(crate) const PWRITE: usize = 68;
@@ -66,7 +63,6 @@ mod numbers {
     pub(crate) const CLONE: usize = 220;
     pub(crate) const EXECVE: usize = 221;
     pub(crate) const MMAP: usize = 222;
-    pub(crate) const WAIT4: usize = 260;
     pub(crate) const GETRANDOM: usize = 278;
     pub(crate) const PIDFD_OPEN: usize = 434;
 }
@@ -111,75 +107,6 @@ pub(crate) unsafe fn call<const COUNT: usize>(
         );
     }
     usize::try_from(result).ok()
-}
-
-/// What [`orphan`] makes of a process.
-pub(crate) enum Split {
-    /// The orphan.
-    Orphan,
-    /// This process, and the number of a child that has ended, with status 0 if there is an orphan.
-    Own(usize),
-}
-
-/// Begins a process that is nobody's child, as `fork` would begin a child: by way of one that ends at once,
-/// without a signal, and borrows our memory, which is copied only once so.
-///
-/// # Safety
-/// There is one thread.
-pub(crate) unsafe fn orphan() -> Option<Split> {
-    const BORROWED: usize = 0x100; // CLONE_VM
-    const WAITED_FOR: usize = 0x4000; // CLONE_VFORK
-    let result: isize;
-    // SAFETY: the process between does not leave these instructions, which use no memory; the kernel changes
-    // the registers that are named and no others, in the orphan, too.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "mov eax, {clone}",
-            "xor edi, edi",
-            "syscall",
-            "test rax, rax",
-            "jz 2f",
-            "shr rax, 63",
-            "mov rdi, rax",
-            "mov eax, {exit}",
-            "syscall",
-            "2:",
-            clone = const CLONE,
-            exit = const EXIT_GROUP,
-            inlateout("rax") CLONE => result,
-            inlateout("rdi") BORROWED | WAITED_FOR => _,
-            in("rsi") 0, in("rdx") 0, in("r10") 0, in("r8") 0,
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        asm!(
-            "svc 0",
-            "cbnz x0, 2f",
-            "svc 0",
-            "cbz x0, 2f",
-            "lsr x0, x0, 63",
-            "mov x8, {exit}",
-            "svc 0",
-            "2:",
-            exit = const EXIT_GROUP,
-            inlateout("x8") CLONE => _,
-            inlateout("x0") BORROWED | WAITED_FOR => result,
-            in("x1") 0, in("x2") 0, in("x3") 0, in("x4") 0,
-            options(nostack),
-        );
-    }
-    Some(match usize::try_from(result).ok()? {
-        0 => Split::Orphan,
-        between => Split::Own(between),
-    })
 }
 
 fn number(of: usize) -> u32 {

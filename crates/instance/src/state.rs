@@ -1,7 +1,7 @@
 //! The mapped file: configuration, and the table of open file descriptions.
 #![allow(unsafe_code)]
 
-use crate::layout::{CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
+use crate::layout::{BETWEEN_AT, CONFIG_AT, MAGIC, STATE_BYTES as BYTES};
 use crate::{COUNTED_MAX, Config, ENTRIES, Entry, MOUNTS_MAX, Root, STATE};
 use std::fs::File;
 use std::io;
@@ -32,6 +32,8 @@ struct Head {
     changes: AtomicU64,
     /// See [`State::mapped`].
     mapped: AtomicU32,
+    /// See [`State::take_between`].
+    between: AtomicU32,
     /// See [`State::moves`].
     moves: AtomicU64,
     /// Handle, inode number and start of the server of each mount's directory, once the run has begun.
@@ -111,6 +113,7 @@ fn keeper_has_ended() -> bool {
 const EXECUTING: usize = 128;
 
 const _: () = {
+    assert!(std::mem::offset_of!(Head, between) == BETWEEN_AT);
     assert!(std::mem::offset_of!(Head, config) == CONFIG_AT && size_of::<Head>() <= HEAD_BYTES);
     assert!(BYTES == HEAD_BYTES + ENTRIES * size_of::<Entry>());
 };
@@ -166,6 +169,16 @@ impl State {
         let [handle, inode, epoch] =
             self.head().roots.get(mount)?.each_ref().map(|number| number.load(Ordering::Relaxed));
         Some(Root { handle, inode, epoch: epoch as u32 })
+    }
+
+    /// The process between the program and its keeper, a child of the run's first process without a
+    /// signal at its end; told once. Its exit status is zero if there is a keeper.
+    #[must_use]
+    pub fn take_between(&self) -> Option<u32> {
+        let between = &self.head().between;
+        // All processes of the run ask, and nearly all in vain.
+        let is_there = between.load(Ordering::Relaxed) != 0;
+        is_there.then(|| between.swap(0, Ordering::Relaxed)).filter(|number| *number != 0)
     }
 
     /// Says that the run cannot begin, unless it has: programs that wait for it end.

@@ -193,6 +193,19 @@ fn find_run() -> Option<Run> {
     Some(Run { state, directory, config, mounts })
 }
 
+/// Takes note of the end of the process between this one and the keeper, so that the program does not.
+fn wait_for_between() {
+    let Some(state) = state() else { return };
+    let Some(between) = state.take_between() else { return };
+    let mut status = 0;
+    let wait = [between as usize, &raw mut status as usize, libc::__WCLONE as usize, 0, 0, 0];
+    // SAFETY: a word is answered.
+    while unsafe { guard::checked(libc::SYS_wait4, wait) } == Err(libc::EINTR) {}
+    if status != 0 {
+        state.fail();
+    }
+}
+
 pub(crate) extern "C" fn start(
     count: i32,
     arguments: *const *const c_char,
@@ -208,6 +221,7 @@ pub(crate) extern "C" fn start(
         #[cfg(not(target_arch = "x86_64"))]
         let _ = count;
         RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
+        wait_for_between();
         // SAFETY: no other thread runs yet that could create files meanwhile.
         unsafe {
             let mask = guard::system_call(libc::SYS_umask, [0o077, 0, 0, 0, 0, 0]);
