@@ -30,17 +30,36 @@ static SCORE: AtomicI32 = AtomicI32::new(0);
 static KNOWN: Mutex<Vec<Directory>> = Mutex::new(Vec::new());
 
 /// Names a directory: an open one and the path from there, which may be empty.
-#[derive(Clone, PartialEq, Eq)]
-struct Key {
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key<'a> {
+    mount: usize,
+    base: u64,
+    path: &'a [u8],
+}
+
+/// A key that is kept.
+struct Name {
     mount: usize,
     base: u64,
     path: Vec<u8>,
 }
 
+impl Name {
+    fn key(&self) -> Key<'_> {
+        Key { mount: self.mount, base: self.base, path: &self.path }
+    }
+}
+
+impl From<Key<'_>> for Name {
+    fn from(Key { mount, base, path }: Key<'_>) -> Self {
+        Self { mount, base, path: path.to_vec() }
+    }
+}
+
 struct Directory {
-    key: Key,
+    name: Name,
     /// Another name of the same one.
-    also: Option<Key>,
+    also: Option<Name>,
     listed: Option<Listed>,
     /// Names asked for while nothing was listed, and the last of them.
     asked: u32,
@@ -48,8 +67,8 @@ struct Directory {
 }
 
 impl Directory {
-    fn is(&self, key: &Key) -> bool {
-        self.key == *key || self.also.as_ref() == Some(key)
+    fn is(&self, key: Key<'_>) -> bool {
+        self.name.key() == key || self.also.as_ref().is_some_and(|name| name.key() == key)
     }
 }
 
@@ -135,11 +154,11 @@ enum Answer {
     List,
 }
 
-fn look(known: &mut Vec<Directory>, key: &Key, name: &[u8]) -> Answer {
+fn look(known: &mut Vec<Directory>, key: Key<'_>, name: &[u8]) -> Answer {
     let Some(place) = known.iter().position(|directory| directory.is(key)) else {
         let list = SCORE.load(Ordering::Relaxed) > 0;
         let last = name.to_vec();
-        known.push(Directory { key: key.clone(), also: None, listed: None, asked: 1, last });
+        known.push(Directory { name: key.into(), also: None, listed: None, asked: 1, last });
         if known.len() > DIRECTORIES_MAX {
             known.remove(0);
         }
@@ -177,85 +196,87 @@ fn look(known: &mut Vec<Directory>, key: &Key, name: &[u8]) -> Answer {
 }
 
 /// Notes a listing with attributes that was asked for when `before` was the number of changes.
-fn note(known: &mut Vec<Directory>, key: Key, before: u64, entries: &[DirEntry], complete: bool) {
+fn note(
+    known: &mut Vec<Directory>,
+    key: Key<'_>,
+    before: u64,
+    entries: &[DirEntry],
+    complete: bool,
+) {
     earn(-1);
     let names = entries.iter().map(|entry| (entry.name.clone(), entry.attr)).collect();
     let next = entries.last().map_or(0, |entry| entry.cookie);
     let listed =
         Listed { when: Instant::now(), changes: before, complete, names, next, used: 0, own: None };
-    known.retain(|directory| !directory.is(&key));
-    known.push(Directory { key, also: None, listed: Some(listed), asked: 0, last: Vec::new() });
+    known.retain(|directory| !directory.is(key));
+    let (name, last) = (key.into(), Vec::new());
+    known.push(Directory { name, also: None, listed: Some(listed), asked: 0, last });
     let count = |directory: &Directory| directory.listed.as_ref().map_or(0, |l| l.names.len());
     while known.len() > DIRECTORIES_MAX || known.iter().map(count).sum::<usize>() > NAMES_MAX {
         known.remove(0);
     }
 }
 
-fn key_of(at: &At, directory: &[u8]) -> Option<Key> {
+fn key_of<'a>(at: &At, directory: &'a [u8]) -> Option<Key<'a>> {
     let base = at.base().ok()?;
-    Some(Key { mount: at.mount, base, path: plain(directory).to_vec() })
+    Some(Key { mount: at.mount, base, path: plain(directory) })
 }
 
-fn list(at: &At, key: Key, name: &[u8]) -> Option<Answer> {
+fn list(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
     let before = changes();
-    let path = if key.path.is_empty() { &b"."[..] } else { &key.path };
+    let path = if key.path.is_empty() { &b"."[..] } else { key.path };
     let (entries, complete) = at.with(|base, _| base.list_path(path, true)).ok()?;
     let mut known = lock(&KNOWN)?;
-    note(&mut known, key.clone(), before, &entries, complete);
-    Some(look(&mut known, &key, name))
+    note(&mut known, key, before, &entries, complete);
+    Some(look(&mut known, key, name))
 }
 
-/// Runs `work` with what is listed of the directory that a path names.
-fn with_listed<T>(at: &At, work: impl FnOnce(&mut Listed) -> Option<T>) -> Option<T> {
-    if plain(&at.path).len() != at.path.len() {
-        // A slash at the end follows a link that the name alone would not.
-        return None;
-    }
-    let key = key_of(at, &at.path)?;
-    let mut known = lock(&KNOWN)?;
-    let directory = known.iter_mut().find(|directory| directory.is(&key))?;
-    work(directory.listed.as_mut().filter(|listed| listed.is_valid())?)
+/// What is listed of a directory, as far as it can still be right.
+fn listed_of<'a>(known: &'a mut [Directory], key: Key<'_>) -> Option<&'a mut Listed> {
+    let directory = known.iter_mut().find(|directory| directory.is(key))?;
+    directory.listed.as_mut().filter(|listed| listed.is_valid())
 }
 
 /// Attributes of a path, asked for or known.
 pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
-    // As old as what is told of the names in it: programs look whether those can still be right.
-    let own = with_listed(at, |listed| listed.own.filter(|(followed, _)| *followed == follow));
-    if let Some((_, attr)) = own {
-        return Ok(attr);
+    let usable = |attr: &Attr| !(follow && attr.is_symlink());
+    // A slash at the end follows a link that the name alone would not.
+    let is_plain = plain(&at.path).len() == at.path.len();
+    let itself = is_plain.then(|| key_of(at, &at.path)).flatten();
+    let named = split(&at.path).and_then(|(above, name)| Some((key_of(at, above)?, name)));
+    let answer = lock(&KNOWN).and_then(|mut known| {
+        // As old as what is told of the names in it: programs look whether those can still be right.
+        let own = itself.and_then(|key| listed_of(&mut known, key)?.own);
+        match (own, named) {
+            (Some((followed, attr)), _) if followed == follow => Some(Answer::Known(Some(attr))),
+            (_, named) => named.map(|(key, name)| look(&mut known, key, name)),
+        }
+    });
+    let answer = match (answer, named) {
+        (Some(Answer::List), Some((key, name))) => list(at, key, name),
+        (other, _) => other,
+    };
+    match answer {
+        Some(Answer::Known(Some(attr))) if usable(&attr) => return Ok(attr),
+        Some(Answer::Known(None)) => return Err(libc::ENOENT),
+        _ => {}
     }
-    let attr = stat_name(at, follow)?;
-    if attr.is_directory() {
-        let _ = with_listed(at, |listed| listed.own.replace((follow, attr)));
+    let before = changes();
+    let attr = at.with(|base, path| base.stat_path(path, follow))?;
+    if attr.is_directory()
+        && let (Some(key), Some(mut known)) = (itself, lock(&KNOWN))
+        && let Some(listed) = listed_of(&mut known, key).filter(|l| l.changes == before)
+    {
+        listed.own = Some((follow, attr));
     }
     Ok(attr)
-}
-
-fn stat_name(at: &At, follow: bool) -> Result<Attr, i32> {
-    let usable = |attr: &Attr| !(follow && attr.is_symlink());
-    if let Some((directory, name)) = split(&at.path)
-        && let Some(key) = key_of(at, directory)
-    {
-        let answer = lock(&KNOWN).map(|mut known| look(&mut known, &key, name));
-        let answer = match answer {
-            Some(Answer::List) => list(at, key, name),
-            other => other,
-        };
-        match answer {
-            Some(Answer::Known(Some(attr))) if usable(&attr) => return Ok(attr),
-            Some(Answer::Known(None)) => return Err(libc::ENOENT),
-            _ => {}
-        }
-    }
-    at.with(|base, path| base.stat_path(path, follow))
 }
 
 /// True when a path is known to have no extended attributes.
 pub(crate) fn has_no_xattrs(at: &At, follow: bool) -> bool {
     let Some((directory, name)) = split(&at.path) else { return false };
-    let (Some(key), Some(known)) = (key_of(at, directory), lock(&KNOWN)) else { return false };
-    let directory = known.iter().find(|directory| directory.is(&key));
-    let listed = directory.and_then(|d| d.listed.as_ref()).filter(|listed| listed.is_valid());
+    let (Some(key), Some(mut known)) = (key_of(at, directory), lock(&KNOWN)) else { return false };
+    let listed = listed_of(&mut known, key);
     let attr = listed.and_then(|listed| listed.names.get(name)).and_then(Option::as_ref);
     attr.is_some_and(|attr| {
         attr.flags & attr_flag::NO_XATTRS != 0 && !(follow && attr.is_symlink())
@@ -275,13 +296,11 @@ pub(crate) fn listed(
         return;
     }
     let Some(mut known) = lock(&KNOWN) else { return };
-    let key = Key { mount, base: handle, path: Vec::new() };
+    let key = Key { mount, base: handle, path: b"" };
     if cookie == 0 {
         return note(&mut known, key, before, entries, end);
     }
-    let found = known.iter_mut().find(|directory| directory.is(&key));
-    let listed = found.and_then(|directory| directory.listed.as_mut());
-    if let Some(listed) = listed.filter(|l| l.is_valid() && l.next == cookie) {
+    if let Some(listed) = listed_of(&mut known, key).filter(|listed| listed.next == cookie) {
         listed.names.extend(entries.iter().map(|entry| (entry.name.clone(), entry.attr)));
         listed.next = entries.last().map_or(cookie, |entry| entry.cookie);
         listed.complete = end;
@@ -292,17 +311,17 @@ pub(crate) fn listed(
 pub(crate) fn listed_at(at: &At, handle: u64, before: u64, entries: &[DirEntry], end: bool) {
     if let Some(mut known) = lock(&KNOWN) {
         // A handle may have meant another directory before.
-        known.retain(|directory| directory.key.base != handle || directory.key.mount != at.mount);
+        known.retain(|Directory { name, .. }| name.base != handle || name.mount != at.mount);
     }
     listed((at.mount, handle), 0, before, entries, end);
     if let (Some(mut known), Some(path)) = (lock(&KNOWN), key_of(at, &at.path)) {
-        let itself = Key { mount: at.mount, base: handle, path: Vec::new() };
-        if let Some(place) = known.iter().position(|directory| directory.key == itself) {
-            known[place].also = Some(path.clone());
+        let itself = Key { mount: at.mount, base: handle, path: b"" };
+        if let Some(place) = known.iter().position(|directory| directory.name.key() == itself) {
+            known[place].also = Some(path.into());
             let mut number = 0;
             known.retain(|directory| {
                 number += 1;
-                number == place + 1 || !directory.is(&path)
+                number == place + 1 || !directory.is(path)
             });
         }
     }
