@@ -221,7 +221,6 @@ pub(crate) extern "C" fn start(
         #[cfg(not(target_arch = "x86_64"))]
         let _ = count;
         RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
-        wait_for_between();
         // SAFETY: no other thread runs yet that could create files meanwhile.
         unsafe {
             let mask = guard::system_call(libc::SYS_umask, [0o077, 0, 0, 0, 0, 0]);
@@ -240,6 +239,8 @@ pub(crate) extern "C" fn start(
             wait_for_servers();
             trap::arm();
         }
+        // Last, when it has most likely ended.
+        wait_for_between();
         Ok(())
     });
     let_in();
