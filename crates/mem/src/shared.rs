@@ -175,9 +175,7 @@ impl SharedMemory {
     /// # Panics
     /// When the range is not inside.
     pub fn expect_writes(&self, offset: usize, length: usize) {
-        let start = self.address(offset, length);
-        for at in (0..length).step_by(LINE) {
-            let line = start.wrapping_add(at);
+        for line in self.lines(offset, length) {
             // The compiler's own hint becomes one for reading on processors of the first generation, for which it compiles.
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a hint, which never faults and changes nothing, whatever the address.
@@ -194,9 +192,7 @@ impl SharedMemory {
     /// # Panics
     /// When the range is not inside.
     pub fn expect_reads(&self, offset: usize, length: usize) {
-        let start = self.address(offset, length);
-        for at in (0..length).step_by(LINE) {
-            let line = start.wrapping_add(at);
+        for line in self.lines(offset, length) {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a hint, which never faults and changes nothing, whatever the address.
             unsafe {
@@ -205,6 +201,12 @@ impl SharedMemory {
             #[cfg(not(target_arch = "x86_64"))]
             let _ = line;
         }
+    }
+
+    /// The lines of the processor's caches in a range, which is checked.
+    fn lines(&self, offset: usize, length: usize) -> impl Iterator<Item = *mut u8> {
+        let start = self.address(offset, length);
+        (0..length).step_by(LINE).map(move |at| start.wrapping_add(at))
     }
 
     /// Copies from one place of the memory to another that does not overlap it.
