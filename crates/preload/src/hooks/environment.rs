@@ -127,12 +127,19 @@ impl Environment {
 }
 
 /// Runs `work` with an environment that tells the new program to be called as what was executed by this path, where the
-/// kernel is to execute something else for it.
+/// kernel is to execute something else for it: a copy, or what runs a script. `depth`: of scripts that run scripts, of
+/// which the first one says it.
 pub(super) unsafe fn with_name<T>(
     given: Strings,
-    path: &[u8],
+    path: *const c_char,
+    depth: u32,
     work: impl FnOnce(Strings) -> T,
 ) -> T {
+    if depth > 0 {
+        return work(given);
+    }
+    // SAFETY: as the program says.
+    let path = unsafe { CStr::from_ptr(path) }.to_bytes();
     let name = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
     // SAFETY: as the program says.
     let mut new = Environment { strings: unsafe { list(given) }, own: Vec::new() };

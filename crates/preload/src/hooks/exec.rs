@@ -74,11 +74,7 @@ unsafe fn execute_remote(
                 -system_call(libc::SYS_execve, call) as i32
             })
         };
-        // What runs a script is called as that is.
-        match depth {
-            0 => with_name(environment, CStr::from_ptr(name).to_bytes(), execute),
-            _ => execute(environment),
-        }
+        with_name(environment, name, depth, execute)
     }
 }
 
@@ -116,13 +112,9 @@ unsafe fn script(
     all.push(std::ptr::null());
     // SAFETY: strings that end with zero bytes, in a list that ends with null.
     unsafe {
-        let execute = |environment| {
+        with_name(environment, name, depth, |environment| {
             execute(interpreter.as_ptr().cast(), all.as_ptr(), environment, depth + 1)
-        };
-        match depth {
-            0 => with_name(environment, CStr::from_ptr(name).to_bytes(), execute),
-            _ => execute(environment),
-        };
+        });
     }
     crate::guard::errno()
 }

@@ -71,18 +71,18 @@ pub(crate) unsafe fn by_path<T: Failed + PartialEq>(
         drop(quiet);
         let errno = guard::errno();
         let result = local(at, path);
-        // SAFETY: as the caller says.
-        if result == T::FAILED
-            && guard::errno() == libc::ENOENT
-            // SAFETY: as the program says.
-            && let Some(found) = unsafe { led_in(at, path, if follow { last } else { ends_with_slash(path).into() }) }
-        {
-            guard::set_errno(errno);
-            return match found {
-                Ok(Led::Remote(found)) => finish(guard::inside(|| remote(&found))),
-                Ok(Led::Local(path)) => local(libc::AT_FDCWD, path.as_ptr().cast()),
-                Err(error) => finish(Err(error)),
-            };
+        if result == T::FAILED && guard::errno() == libc::ENOENT {
+            // SAFETY: as the caller says.
+            let last = if follow { last } else { unsafe { ends_with_slash(path) }.into() };
+            // SAFETY: as the caller says.
+            if let Some(found) = unsafe { led_in(at, path, last) } {
+                guard::set_errno(errno);
+                return match found {
+                    Ok(Led::Remote(found)) => finish(guard::inside(|| remote(&found))),
+                    Ok(Led::Local(path)) => local(libc::AT_FDCWD, path.as_ptr().cast()),
+                    Err(error) => finish(Err(error)),
+                };
+            }
         }
         return result;
     };
