@@ -118,6 +118,7 @@ unsafe extern "C" fn _start(stack: *mut usize, entry: usize) -> usize {
     // SAFETY: as the caller says.
     let beginning = unsafe { Beginning::of(stack) };
     run::run(&beginning);
+    system::fill_missing_streams();
     loader::load(&beginning, entry).unwrap_or_else(|| {
         system::complain(b"towline: the dynamic linker cannot be loaded\n");
         system::exit(127)

@@ -8,8 +8,8 @@ use crate::layout::{
 use crate::loader::memory;
 use crate::system::{
     CLOCK_GETTIME, CLOEXEC, CLONE, EXECVE, FACCESSAT, FGETXATTR, FLOCK, FSTATAT, FTRUNCATE,
-    GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PPOLL, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID,
-    STATFS, UNLINKAT, call, close, complain, exit, open, process, read, user,
+    GETRANDOM, HERE, MKDIRAT, OPENAT, PIDFD_OPEN, PRCTL, PWRITE, RT_SIGPROCMASK, SETSID, STATFS,
+    UNLINKAT, call, close, complain, exit, missing_streams, open, process, read, user,
 };
 use crate::text::{INTERPRETER, Text, decimal, elf, string};
 
@@ -69,7 +69,7 @@ struct Begun {
 
 fn begin(beginning: &Beginning, line: &Line) -> Option<Begun> {
     let (prefix, url) = prefix_and_url(line.at)?;
-    if !has_standard_streams() || !fits(beginning) {
+    if missing_streams().contains(&true) || !fits(beginning) {
         return None;
     }
     let home = home(beginning)?;
@@ -127,17 +127,6 @@ fn prefix_and_url(at: &[u8]) -> Option<(&[u8], &[u8])> {
 fn fits(beginning: &Beginning) -> bool {
     let others = beginning.variable(PRELOAD).unwrap_or_default();
     beginning.environment().count() + 3 <= VARIABLES && others.len() + PATH + 16 <= NAMES
-}
-
-fn has_standard_streams() -> bool {
-    const INVALID: u64 = 0x20;
-    // A descriptor, and behind it what is asked and what is answered.
-    let mut streams = [0u64, 1, 2];
-    let at_once = [0u64; 2];
-    let how = [streams.as_mut_ptr() as usize, streams.len(), at_once.as_ptr() as usize, 0];
-    // SAFETY: so many of eight bytes, and a structure of two words.
-    let asked = unsafe { call(PPOLL, how) };
-    asked.is_some() && streams.iter().all(|stream| stream >> 48 & INVALID == 0)
 }
 
 /// As `struct stat`.

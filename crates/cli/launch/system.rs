@@ -144,6 +144,32 @@ pub(crate) fn open(path: &[u8]) -> Option<usize> {
     unsafe { call(OPENAT, [HERE, path.as_ptr() as usize, CLOEXEC]) }
 }
 
+/// For standard input, output and error whether it is closed.
+pub(crate) fn missing_streams() -> [bool; 3] {
+    const INVALID: u64 = 0x20;
+    // A descriptor, and behind it what is asked and what is answered.
+    let mut streams = [0u64, 1, 2];
+    let at_once = [0u64; 2];
+    let how = [streams.as_mut_ptr() as usize, streams.len(), at_once.as_ptr() as usize, 0];
+    // SAFETY: so many of eight bytes, and a structure of two words.
+    unsafe { call(PPOLL, how) };
+    streams.map(|stream| stream >> 48 & INVALID != 0)
+}
+
+/// Takes the places of standard streams that are closed, so that nothing else comes there and is taken for one: by what can
+/// be used in the other direction only, and is closed again when another program is executed.
+pub(crate) fn fill_missing_streams() {
+    const READING: usize = 0;
+    const WRITING: usize = 1;
+    for (is_missing, direction) in missing_streams().into_iter().zip([WRITING, READING, READING]) {
+        if is_missing {
+            let path = b"/dev/null\0".as_ptr() as usize;
+            // SAFETY: the name ends with a zero byte. The lowest number that is free is taken, so it is this one.
+            unsafe { call(OPENAT, [HERE, path, direction | CLOEXEC]) };
+        }
+    }
+}
+
 /// Closes a descriptor.
 pub(crate) fn close(fd: usize) {
     // SAFETY: a descriptor of ours that is not used again.

@@ -180,6 +180,34 @@ fn whichever_way_a_run_begins_its_program_finds_the_same() {
     }
 }
 
+/// What of its standard streams a program finds open, and how `cat` of a remote file ends there, is as without us.
+#[test]
+fn streams_that_are_closed_stay_closed() {
+    let world = World::new();
+    fs::write(world.local("served/file"), "12345").unwrap();
+    let at = format!("{PREFIX}={}", world.url("dir"));
+    let out = world.local("out");
+    let here = world.local("served/file");
+    let there = format!("{PREFIX}/file");
+    let look = "seen=; for fd in 0 1 2; do [ -e /proc/$$/fd/$fd ] && seen=\"$seen $fd\"; done
+        cat \"$1\"; echo \"$seen, $?\" >\"$0\"";
+    for closed in ["", "<&-", ">&-", "2>&-", "<&- >&- 2>&-"] {
+        let seen = |before: &[&str], file: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("exec \"$@\" {closed}"), "sh"]);
+            command.args(before).args(["sh", "-c", look]).args([out.as_os_str(), file.as_ref()]);
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{closed}: {}", text(&output));
+            fs::read_to_string(&out).unwrap()
+        };
+        let expected = seen(&[], here.to_str().unwrap());
+        for option in [&[][..], &["--report"]] {
+            let before = [&[TOWLINE, "run", "--at", &at], option, &["--"]].concat();
+            assert_eq!(seen(&before, &there), expected, "{closed} {option:?}");
+        }
+    }
+}
+
 #[test]
 fn the_program_itself_is_reached_and_can_be_started_by_the_linker() {
     let world = World::new();
