@@ -7,7 +7,7 @@ mod support;
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::{TOWLINE, World};
 
@@ -178,6 +178,26 @@ fn whichever_way_a_run_begins_its_program_finds_the_same() {
         assert!(Instant::now() < end, "{:?} are left behind", runs());
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// A server far away, or a busy one, takes its time to answer the first word.
+#[test]
+fn a_run_waits_for_a_server_that_is_slow() {
+    let world = World::new();
+    fs::write(world.local("served/file"), "12345").unwrap();
+    let at = format!("{PREFIX}={}", world.url("dir"));
+    let file = format!("{PREFIX}/file");
+    let mut run = Command::new(TOWLINE);
+    // Once before, since the first one of a new program is never plain.
+    run.args(["run", "--at", &at, "--", "cat", &file]);
+    assert_eq!(text(&run.output().unwrap()), "12345");
+    let server = rustix::process::Pid::from_raw(world.server_id() as i32).unwrap();
+    rustix::process::kill_process(server, rustix::process::Signal::STOP).unwrap();
+    let running = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Longer than the library waits before it looks whether its keeper is there; with less the test is easier to pass.
+    std::thread::sleep(Duration::from_millis(500));
+    rustix::process::kill_process(server, rustix::process::Signal::CONT).unwrap();
+    assert_eq!(text(&running.wait_with_output().unwrap()), "12345");
 }
 
 /// What of its standard streams a program finds open, and how `cat` of a remote file ends there, is as without us.

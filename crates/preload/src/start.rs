@@ -193,19 +193,6 @@ fn find_run() -> Option<Run> {
     Some(Run { state, directory, config, mounts })
 }
 
-/// Takes note of the end of the process between this one and the keeper, so that the program does not.
-fn wait_for_between() {
-    let Some(state) = state() else { return };
-    let Some(between) = state.take_between() else { return };
-    let mut status = 0;
-    let wait = [between as usize, &raw mut status as usize, libc::__WCLONE as usize, 0, 0, 0];
-    // SAFETY: a word is answered.
-    while unsafe { guard::checked(libc::SYS_wait4, wait) } == Err(libc::EINTR) {}
-    if status != 0 {
-        state.fail();
-    }
-}
-
 pub(crate) extern "C" fn start(
     count: i32,
     arguments: *const *const c_char,
@@ -239,8 +226,10 @@ pub(crate) extern "C" fn start(
             wait_for_servers();
             trap::arm();
         }
-        // Last, when it has most likely ended.
-        wait_for_between();
+        if let Some(state) = state() {
+            // Last, when it has most likely ended.
+            state.wait_for_between();
+        }
         Ok(())
     });
     let_in();
