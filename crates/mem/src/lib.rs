@@ -17,7 +17,7 @@ mod shared;
 pub use aggregate::{Aggregate, Slice, Slices};
 pub use lending::{Lending, Loan};
 pub use page::page_bytes;
-pub use pool::{Pool, PoolBuffer};
+pub use pool::{Pool, PoolBuffer, Reserved};
 pub use process::{Region, read_process};
 pub use segment::{Guard, Segment, zeros};
 pub use shared::SharedMemory;

@@ -62,8 +62,9 @@ impl Errand {
         let start = Instant::now();
         let Running { compound, caller, .. } = &mut *running;
         let outcome = guarded(|| match task {
-            Task::Write(grant) => {
-                Outcome::Wrote(compound.write_fragment(&grant.buffer.bytes()[..grant.length]))
+            Task::Write(mut grant) => {
+                let bytes = &grant.buffer.buffer().bytes()[..grant.length];
+                Outcome::Wrote(compound.write_fragment(bytes))
             }
             Task::Run => {
                 let files = Table::Shared(files);

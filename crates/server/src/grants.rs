@@ -1,7 +1,7 @@
 //! Requests under way, and the grants by which their data is fetched.
 //!
-//! A transfer gets a buffer of the core's bounded pool for each fragment of at most 256 KiB, two
-//! at a time; transfers take turns. So memory is bounded whatever the number of clients, and no
+//! A transfer gets leave to use a buffer of the core's bounded pool for each fragment of at most 256 KiB,
+//! two at a time; transfers take turns. So memory is bounded whatever the number of clients, and no
 //! byte is sent that has no place to land.
 
 use crate::elsewhere::Errand;
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 use towline_block::Meter;
-use towline_mem::PoolBuffer;
+use towline_mem::Reserved;
 use towline_session::{Compound, Session};
 use towline_store::{Caller, FileStore};
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, SLOTS_MAX};
@@ -23,7 +23,7 @@ pub(crate) const GRANTS_MAX: usize = 2;
 pub(crate) struct Grant {
     pub(crate) offset: u64,
     pub(crate) length: usize,
-    pub(crate) buffer: PoolBuffer,
+    pub(crate) buffer: Reserved,
 }
 
 /// A request that waits for something.

@@ -252,7 +252,7 @@ impl Core {
                 self.grant_queue.push(low, (session, slot));
                 continue;
             }
-            let Some(mut buffer) = self.pool.take() else {
+            let Some(mut buffer) = self.pool.reserve() else {
                 self.grant_queue.put_back(low, (session, slot));
                 return;
             };

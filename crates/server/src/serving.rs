@@ -106,7 +106,7 @@ impl Serving<'_> {
         else {
             return Ok(());
         };
-        let Some(grant) = running.grants.pop_front() else {
+        let Some(mut grant) = running.grants.pop_front() else {
             return wrong("data that was not granted");
         };
         if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
@@ -121,7 +121,7 @@ impl Serving<'_> {
             return Ok(());
         }
         let start = Instant::now();
-        let bytes = &grant.buffer.bytes()[..grant.length];
+        let bytes = &grant.buffer.buffer().bytes()[..grant.length];
         let last = guarded(|| running.compound.write_fragment(bytes)).unwrap_or_else(|| {
             running.compound.broken();
             true
@@ -250,7 +250,7 @@ impl Sink for Serving<'_> {
         if grant.offset != header.offset || done + rest > grant.length {
             return None;
         }
-        Some(Target::Own(&mut grant.buffer.bytes_mut()[done..done + rest]))
+        Some(Target::Own(&mut grant.buffer.buffer().bytes_mut()[done..done + rest]))
     }
 
     fn placed(&mut self, header: &Header, count: usize) {
