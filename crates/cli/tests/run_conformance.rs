@@ -7,6 +7,7 @@ mod support;
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use support::compare::{Libc, compiled, same, same_over};
@@ -164,6 +165,44 @@ fn files_are_made_as_the_user_for_files() {
     server.wait().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said, "1 2, 1 2\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// With the server of the run itself: it is root's, but gives others their own rights.
+#[test]
+fn other_users_have_their_rights_where_the_run_serves() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root becomes another user");
+        return;
+    }
+    let world = World::new();
+    fs::write(world.local("served/closed"), "of root\n").unwrap();
+    fs::write(world.local("served/legible"), "for all\n").unwrap();
+    fs::create_dir(world.local("served/open")).unwrap();
+    for (name, mode) in [("closed", 0o600), ("legible", 0o644), ("open", 0o777), ("", 0o755)] {
+        let path = world.local("served").join(name);
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let script = "cat $AT/legible; cat $AT/closed; echo text > $AT/open/made; echo x > $AT/here";
+    let at = world.local("at");
+    let output = Command::new(TOWLINE)
+        .args(["run", "--serve"])
+        .arg(world.local("served"))
+        .arg("--at")
+        .arg(&at)
+        .args(["--", "sh", "-c"])
+        .arg(format!(
+            "cat $AT/closed; setpriv --reuid 65534 --regid 65534 --clear-groups sh -c '{script}'"
+        ))
+        .env("AT", &at)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "of root\nfor all\n", "{errors}");
+    assert_eq!(errors.matches("Permission denied").count(), 2, "{errors}");
+    let made = fs::metadata(world.local("served/open/made")).unwrap();
+    assert_eq!((made.uid(), made.gid(), made.len()), (65534, 65534, 5));
+    assert!(!world.local("served/here").exists());
 }
 
 /// Runs a script under `run` on the served directory.

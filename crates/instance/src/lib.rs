@@ -47,6 +47,8 @@ pub const SOCKETS: &str = "s";
 pub const PAGER: &str = "pager";
 /// Socket to which processes send their number and a descriptor of themselves before they take record locks.
 pub const HOLDERS: &str = "holders";
+/// Socket of the server of a run of its own (`--serve`).
+pub const SERVER: &str = "socket";
 /// Open file descriptions of one run.
 pub const ENTRIES: usize = 16384;
 /// Most prefixes (`--at`).

@@ -9,7 +9,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use towline_instance::{HOLDERS, MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SOCKETS, STATE, WORKING};
+use towline_instance::{
+    HOLDERS, MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING,
+};
 
 /// The library that is preloaded.
 static LIBRARY: &[u8] = include_bytes!(env!("TOWLINE_PRELOAD"));
@@ -80,9 +82,9 @@ impl RunDirectory {
         std::mem::ManuallyDrop::new(self).0.clone()
     }
 
-    /// A socket in it.
+    /// Where the server of `--serve` listens.
     pub(super) fn socket(&self) -> PathBuf {
-        self.0.join("socket")
+        self.0.join(SERVER)
     }
 
     /// The folder of the placeholders.

@@ -25,6 +25,7 @@ use keeper::Keeper;
 use program::Command;
 use reach::Reach;
 use rustix::process::Pid;
+use rustix::thread::set_thread_groups;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -280,9 +281,18 @@ fn embedded(served: &Path, directory: &RunDirectory) -> Outcome<Server> {
     let config = ServerConfig {
         exports: vec![Export::new(SERVED, ExportKind::Directory(served))],
         listen: vec![Address::Unix(directory.socket())],
+        // Programs that become other users have these users' rights there, as everywhere.
+        identity: may_be_others(),
+        no_root_squash: true,
         ..ServerConfig::default()
     };
     start_server(&config).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// True for root, but where it is one in name only: then nobody can become another user.
+fn may_be_others() -> bool {
+    let same_groups = || set_thread_groups(&rustix::process::getgroups()?);
+    rustix::process::geteuid().is_root() && same_groups().is_ok()
 }
 
 /// Name of the export of `--serve`.
