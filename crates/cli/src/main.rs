@@ -19,6 +19,7 @@ mod detach;
 mod df;
 mod disk;
 mod doctor;
+mod interrupt;
 #[cfg(launch)]
 mod launch;
 mod ls;

@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{TOWLINE, World, bad, good, names, noise, run, text};
+use support::{TOWLINE, World, bad, good, names, noise, run, text, wait_until};
 
 const LARGE: usize = 20 << 20;
 
@@ -187,6 +187,63 @@ fn a_killed_copy_leaves_no_half_file_and_goes_on() {
     assert!(fs::read(served.join("target")).unwrap() == data, "contents differ");
     let left = rustix::fs::lgetxattr(served.join("target"), "user.towline.part", &mut [0; 100]);
     assert!(left.is_err(), "the note is gone");
+}
+
+/// Small files are finished, and what is left of a large one is told.
+#[test]
+fn an_interrupted_copy_says_what_it_leaves() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::os::unix::process::ExitStatusExt;
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served/target"));
+    fs::create_dir(&source).unwrap();
+    let data = noise(1 << 20, 3).repeat(150);
+    fs::write(source.join("large"), &data).unwrap();
+    for number in 0..500 {
+        fs::write(source.join(format!("small{number}")), &data[..20_000 + number]).unwrap();
+    }
+    let process = |number: u32| Pid::from_raw(number as i32).unwrap();
+    let server = process(world.server_id());
+    let part = served.join(".large.towline-part");
+    let (tree, target) = (source.to_str().unwrap(), world.url("dir/target"));
+    // What is copied when the signals come, which wait for each other.
+    let interrupted = |signals: &[Signal], server_answers: bool| {
+        let mut copy = Command::new(TOWLINE);
+        copy.args(["cp", "-r", "--resume", &format!("{tree}/."), &target]).stderr(Stdio::piped());
+        let mut copy = copy.spawn().unwrap();
+        wait_until("some of it is copied", || {
+            assert!(copy.try_wait().unwrap().is_none(), "faster than the test");
+            fs::metadata(&part).map_or(0, |m| m.len()) > 10 << 20
+        });
+        kill_process(server, Signal::STOP).unwrap();
+        for signal in signals {
+            kill_process(process(copy.id()), *signal).unwrap();
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        if server_answers {
+            kill_process(server, Signal::CONT).unwrap();
+        }
+        let output = copy.wait_with_output().unwrap();
+        kill_process(server, Signal::CONT).unwrap();
+        assert_eq!(output.status.signal(), signals.last().map(|signal| signal.as_raw()));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = interrupted(&[Signal::TERM], true);
+    assert!(said.contains("towline: cp: interrupted\n"), "{said}");
+    let left = names(&served).into_iter().filter(|name| name.starts_with('.'));
+    let left: Vec<String> = left.collect();
+    if said.contains("are kept in") {
+        assert_eq!(left, [".large.towline-part"], "{said}");
+    } else {
+        assert!(said.contains("the incomplete copy was removed") && left.is_empty(), "{said}");
+    }
+    // A server that does not answer.
+    let _ = fs::remove_file(&part);
+    let said = interrupted(&[Signal::INT, Signal::TERM], false);
+    assert!(said.contains("ended at once: parts may be left"), "{said}");
+    good(&["cp", "-r", "--resume", &format!("{tree}/."), &target]);
+    assert_eq!(names(&served), names(&source));
+    assert!(fs::read(served.join("large")).unwrap() == data, "contents differ");
 }
 
 /// Small files have parts of their own for each copy, which nobody goes on with.

@@ -6,6 +6,7 @@ use super::handle::Handle;
 use super::part;
 use super::pieces::{Transfer, first_difference};
 use super::stamp::Stamp;
+use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
 use crate::text::human;
@@ -51,6 +52,8 @@ pub(super) struct Files {
     pub(super) run: u32,
     /// Is told of all bytes.
     pub(super) progress: Progress,
+    /// Asks for the end.
+    pub(super) interrupt: Interrupt,
     /// Large files under way.
     pub(super) large: Permits,
 }
@@ -183,6 +186,7 @@ impl Files {
             inside,
             stamp: &stamp,
             progress: &self.progress,
+            interrupt: &self.interrupt,
         };
         self.progress.bytes(transfer.from);
         // A part that is continued may be longer: pieces are not written in order.
@@ -270,6 +274,9 @@ impl Files {
             let read = input.read_next(&mut buffer, at).map_err(|f| f.about(from))?;
             if read == 0 {
                 return Ok(());
+            }
+            if self.interrupt.came() {
+                return Err(Failure::new("interrupted"));
             }
             output.write_next(&buffer[..read], at).map_err(|f| f.about(to))?;
             at += read as u64;

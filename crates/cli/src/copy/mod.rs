@@ -15,6 +15,7 @@ mod pieces;
 mod stamp;
 mod tree;
 
+use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report, note};
@@ -134,6 +135,9 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         verify: args.verify,
         run: run_number(),
         progress: Progress::new(args.progress, args.quiet),
+        interrupt: Interrupt::new(
+            "towline: cp: ended at once: parts may be left, repeat with --resume or remove them",
+        ),
         large: Permits::default(),
     };
     if let Some(bar) = files.progress.bar() {
@@ -143,6 +147,10 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         Tree::new(&files, &report, args.recursive).run(jobs, args.jobs.into());
     }
     files.progress.finish();
+    if files.interrupt.came() {
+        report.remark("interrupted");
+        files.interrupt.end();
+    }
     report.status()
 }
 

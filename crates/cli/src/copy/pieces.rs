@@ -3,6 +3,7 @@
 use super::handle::Handle;
 use super::part;
 use super::stamp::Stamp;
+use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
 use crate::workers::together;
@@ -83,6 +84,8 @@ pub(super) struct Transfer<'a> {
     pub(super) stamp: &'a Stamp,
     /// Is told of every piece.
     pub(super) progress: &'a Progress,
+    /// Asks for the end.
+    pub(super) interrupt: &'a Interrupt,
 }
 
 struct State {
@@ -170,6 +173,10 @@ impl Transfer<'_> {
             return None;
         }
         match now.extents.next(|at| self.source.data(at), |at| self.source.hole(at)) {
+            Ok(Some(_)) if self.interrupt.came() => {
+                now.failure = Some(Failure::new("interrupted"));
+                None
+            }
             Ok(Some((start, end))) => {
                 now.under_way.insert(start);
                 Some((start, end))

@@ -96,10 +96,12 @@ impl<'a> Tree<'a> {
 
     fn work(&self) {
         while let Some(job) = self.queue.take() {
-            let (source, target) = job.ends();
-            let result = self.copy(&job, source.clone(), target);
-            self.report.check(&source, result);
-            self.files.progress.file();
+            if !self.files.interrupt.came() {
+                let (source, target) = job.ends();
+                let result = self.copy(&job, source.clone(), target);
+                self.report.check(&source, result);
+                self.files.progress.file();
+            }
             self.queue.done();
         }
     }
