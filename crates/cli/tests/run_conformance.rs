@@ -311,42 +311,6 @@ fn background_programs_without_the_library_keep_the_run() {
     assert_eq!(fs::read_to_string(world.local("done")).unwrap(), "one\n");
 }
 
-/// The keeper of the run is nobody's child, or, where the program is given all orphans, one that it does
-/// not see; and the program is who was started.
-#[test]
-fn programs_have_no_children_but_their_own() {
-    let world = World::new();
-    let source = "#define _GNU_SOURCE\n#include <errno.h>\n#include <stdio.h>\n#include <stdlib.h>\n\
-        #include <sys/prctl.h>\n#include <sys/wait.h>\n#include <unistd.h>\n\
-        int main(int count, char **words) {\n\
-        if (count > 1) { prctl(PR_SET_CHILD_SUBREAPER, 1); execv(words[1], words + 1); return 1; }\n\
-        int takes = 0; prctl(PR_GET_CHILD_SUBREAPER, &takes); int how = takes ? 0 : __WALL;\n\
-        int alone = waitpid(-1, NULL, how) < 0 && errno == ECHILD;\n\
-        if (system(\"exit 3\") != 3 << 8) alone = 0; alone &= waitpid(-1, NULL, how) < 0;\n\
-        printf(\"%d %d %d\\n\", takes, alone, (int)getpid()); }";
-    fs::write(world.local("alone.c"), source).unwrap();
-    let program = world.local("alone");
-    let compiled = Command::new("cc").arg("-o").args([&program, &world.local("alone.c")]).status();
-    assert!(compiled.unwrap().success());
-    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
-    let program = program.to_str().unwrap();
-    let plain = [TOWLINE, "run", "--at", &at, "--", program];
-    let other = format!("/else{}", &at[at.find('=').unwrap()..]);
-    let longer = [TOWLINE, "run", "--at", &at, "--at", &other, "--", program];
-    for line in [&plain[..], &longer[..]] {
-        for takes_orphans in [false, true] {
-            let first: &[&str] = if takes_orphans { &[program] } else { &[] };
-            let line = [first, line].concat();
-            let mut command = Command::new(line[0]);
-            let command = command.args(&line[1..]).stdin(Stdio::null()).stdout(Stdio::piped());
-            let child = command.spawn().unwrap();
-            let pid = child.id();
-            let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
-            assert_eq!(said, format!("{} 1 {pid}\n", u8::from(takes_orphans)), "{line:?}");
-        }
-    }
-}
-
 /// What the shell has closed, ignores or blocks is so for the program, too, and nothing else.
 #[test]
 fn programs_start_as_they_would_alone() {

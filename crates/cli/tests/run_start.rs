@@ -9,6 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use support::compare::{Libc, compiled};
 use support::{TOWLINE, World};
 
 const PREFIX: &str = "/towline-start-test";
@@ -254,4 +255,43 @@ fn the_program_itself_is_reached_and_can_be_started_by_the_linker() {
     }
     let check = Command::new(TOWLINE).args(["check", TOWLINE]).output().unwrap();
     assert!(text(&check).contains(": works"), "{}", text(&check));
+}
+
+/// The keeper of the run is nobody's child, or, where the program is given all orphans, one that it does
+/// not see; nor does it learn of the process between the two, however late that ends; and the program is who was started.
+#[test]
+fn programs_have_no_children_but_their_own() {
+    let world = World::new();
+    let alone = compiled(Libc::Shared, &world, "alone.c");
+    let alone = alone.to_str().unwrap();
+    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
+    let other = format!("/else{}", &at[at.find('=').unwrap()..]);
+    let plain = [TOWLINE, "run", "--at", &at, "--", alone];
+    let longer = [TOWLINE, "run", "--at", &at, "--at", &other, "--", alone];
+    let said = |line: &[&str]| {
+        let mut command = Command::new(line[0]);
+        let command = command.args(&line[1..]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let child = command.spawn().unwrap();
+        let pid = format!(" {}\n", child.id());
+        let said = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+        said.strip_suffix(&pid).unwrap_or(&format!("{said}, not by{pid}")).to_owned()
+    };
+    for line in [&plain[..], &longer] {
+        for how in ["waits", "calls", "handles", "waits-to-handle", "adopts"] {
+            let line = [line, &[how]].concat();
+            assert_eq!(said(&[&[alone, "takes-orphans"], &line[..]].concat()), "1 1", "{line:?}");
+            assert_eq!(said(&line), "0 1", "{line:?}");
+            // The process between ends the later.
+            for _ in 0..5 {
+                let line = [&[alone, "one-processor"], &line[..]].concat();
+                assert_eq!(said(&line), "0 1", "{line:?}");
+            }
+        }
+        for how in ["one-processor", "takes-orphans"] {
+            let line = [&[alone, "blocks", alone, how], line, &["has-blocked"]].concat();
+            assert!(said(&line).ends_with(" 1"), "{line:?}");
+        }
+        let again = [&[alone, "one-processor"], line, &["again", alone, "waits"]].concat();
+        assert_eq!(said(&again), "0 1", "{again:?}");
+    }
 }

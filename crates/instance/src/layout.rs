@@ -17,7 +17,7 @@ pub(crate) const LINKER: &[u8] = b"/lib/ld-linux-aarch64.so.1\0";
 pub const DEVICE_MAJOR: u32 = 240;
 /// The mapped file begins with this word, then the number of bytes of the configuration.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"towlrun2");
-/// Where it has the number of a process that the library is to wait for (`State::wait_for_between`).
+/// Where it has the number of a process that the library is to wait for (`State::take_between`).
 pub(crate) const BETWEEN_AT: usize = 44;
 /// Where the configuration begins in it.
 pub(crate) const CONFIG_AT: usize = 3000;

@@ -32,7 +32,7 @@ struct Head {
     changes: AtomicU64,
     /// See [`State::mapped`].
     mapped: AtomicU32,
-    /// See [`State::wait_for_between`].
+    /// See [`State::take_between`].
     between: AtomicU32,
     /// See [`State::moves`].
     moves: AtomicU64,
@@ -171,32 +171,14 @@ impl State {
         Some(Root { handle, inode, epoch: epoch as u32 })
     }
 
-    /// Waits for the process between the program and its keeper, a child of the run's first process without a
-    /// signal at its end, unless it was waited for: so the program never learns of it. The run [fails](Self::fail) when
-    /// it could not make a keeper.
-    pub fn wait_for_between(&self) {
+    /// The process between the program and its keeper, a child of the run's first process without a
+    /// signal at its end; told once. Its exit status is zero if there is a keeper.
+    #[must_use]
+    pub fn take_between(&self) -> Option<u32> {
         let between = &self.head().between;
         // All processes of the run ask, and nearly all in vain.
         let is_there = between.load(Ordering::Relaxed) != 0;
-        let between = if is_there { between.swap(0, Ordering::Relaxed) } else { 0 };
-        if between == 0 {
-            return;
-        }
-        let mut status = 0i32;
-        loop {
-            let how = libc::__WCLONE as usize;
-            // SAFETY: a word is answered. The raw call: a library that hooks `wait4` calls this.
-            let waited = unsafe {
-                libc::syscall(libc::SYS_wait4, between as usize, &raw mut status, how, 0usize)
-            };
-            let error = io::Error::last_os_error();
-            if waited >= 0 || error.kind() != io::ErrorKind::Interrupted {
-                break;
-            }
-        }
-        if status != 0 {
-            self.fail();
-        }
+        is_there.then(|| between.swap(0, Ordering::Relaxed)).filter(|number| *number != 0)
     }
 
     /// Says that the run cannot begin, unless it has: programs that wait for it end.
@@ -231,14 +213,11 @@ impl State {
             let waited = unsafe {
                 libc::syscall(libc::SYS_futex, word.as_ptr(), wait, not_yet, &raw const limit)
             };
-            let is_late =
-                waited != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ETIMEDOUT);
-            if is_late {
-                // It is a child like the keeper, and has ended by now.
-                self.wait_for_between();
-                if keeper_has_ended() {
-                    return word.load(Ordering::Acquire) == Ready::Begun as u32;
-                }
+            if waited != 0
+                && io::Error::last_os_error().raw_os_error() == Some(libc::ETIMEDOUT)
+                && keeper_has_ended()
+            {
+                return word.load(Ordering::Acquire) == Ready::Begun as u32;
             }
         }
     }

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)] // everything here stands at the border to C
 
 mod alloc;
+mod between;
 mod closing;
 mod common;
 mod demand;

@@ -1,6 +1,6 @@
 //! Start-up: finds the run this process belongs to, and what it inherited. Nothing connects here.
 
-use crate::{descriptors, guard, remote, report, trap, working};
+use crate::{between, descriptors, guard, remote, report, trap, working};
 use std::ffi::{CStr, c_char};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
@@ -168,6 +168,7 @@ const STATUS_FAILED: usize = 125;
 /// that is asked of them, and before a program begins that is told of a prefix. Where they cannot be met the
 /// process ends here; why was told.
 pub(crate) fn wait_for_servers() {
+    between::end();
     if state().is_some_and(|state| !state.has_begun()) {
         // SAFETY: ends the process, and nothing remote has been touched.
         unsafe { guard::system_call(libc::SYS_exit_group, [STATUS_FAILED, 0, 0, 0, 0, 0]) };
@@ -207,6 +208,7 @@ pub(crate) extern "C" fn start(
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = count;
+        between::find(&run.state);
         RUN.store(Box::into_raw(Box::new(run)), Ordering::Release);
         // SAFETY: no other thread runs yet that could create files meanwhile.
         unsafe {
@@ -226,10 +228,8 @@ pub(crate) extern "C" fn start(
             wait_for_servers();
             trap::arm();
         }
-        if let Some(state) = state() {
-            // Last, when it has most likely ended.
-            state.wait_for_between();
-        }
+        // Last, when it has most likely ended.
+        between::begin();
         Ok(())
     });
     let_in();

@@ -4,6 +4,7 @@
 //! `real::FIRST_NAME`, which calls libc's own. Functions with a variable number of arguments are
 //! written with all that they may have: both calling conventions pass them alike.
 
+use crate::between;
 use crate::hooks::{
     aio, attributes, copies, directories, exec, files, fts, identity, io, libraries, locks, maps,
     messages, misc, names, numbers, remap, sockets, spawn, status, streams, trees, walks, watches,
@@ -12,8 +13,8 @@ use crate::hooks::{
 use crate::trap::{masks, threads};
 use libc::{
     DIR, Dl_info, FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, dev_t, dirent64, gid_t,
-    iovec, mode_t, off64_t, pid_t, size_t, ssize_t, stat64, statfs64, statvfs64, timespec, timeval,
-    uid_t, utimbuf,
+    id_t, idtype_t, iovec, mode_t, off64_t, pid_t, rusage, siginfo_t, size_t, ssize_t, stat64,
+    statfs64, statvfs64, timespec, timeval, uid_t, utimbuf,
 };
 
 macro_rules! exported {
@@ -328,6 +329,12 @@ hooks! {
     [execveat] (at: c_int, path: *const c_char, arguments: *const *const c_char, environment: *const *const c_char, flags: c_int) -> c_int => exec::execveat;
     [posix_spawn] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => spawn::posix_spawn;
     [posix_spawnp] (pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: *const *const c_char, environment: *const *const c_char) -> c_int => spawn::posix_spawnp;
+    [wait __wait] (status: *mut c_int) -> pid_t => between::wait;
+    [waitpid __waitpid] (child: pid_t, status: *mut c_int, options: c_int) -> pid_t => between::waitpid;
+    [wait3] (status: *mut c_int, options: c_int, used: *mut rusage) -> pid_t => between::wait3;
+    [wait4] (child: pid_t, status: *mut c_int, options: c_int, used: *mut rusage) -> pid_t => between::wait4;
+    [waitid] (kind: idtype_t, child: id_t, info: *mut siginfo_t, options: c_int) -> c_int => between::waitid;
+    [prctl] (option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int => between::prctl;
     [_exit _Exit] (status: c_int) -> () => exec::end;
     [setuid] (user: uid_t) -> c_int => identity::setuid;
     [seteuid] (user: uid_t) -> c_int => identity::seteuid;

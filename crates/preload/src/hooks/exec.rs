@@ -259,6 +259,7 @@ unsafe fn host(program: &[u8], arguments: Strings, environment: Strings) -> c_in
 
 /// What has to be done before this process becomes another program.
 fn before() {
+    crate::between::end();
     super::maps::write_back_all();
     let _ = inside(|| {
         crate::remote::will_execute();

@@ -1,5 +1,6 @@
 //! What fits nowhere else: ioctl, descriptors in messages, signals.
 
+use crate::between;
 use crate::descriptors;
 use crate::guard::{self, Disposition, finish, inside};
 use crate::handlers;
@@ -193,6 +194,7 @@ pub(crate) unsafe fn sigaction(
     if let Some(done) = unsafe { trap::sigaction_of_program(signal, new, old) } {
         return done;
     }
+    between::may_be_handled(signal);
     if crate::start::state().is_none() {
         // SAFETY: as the program says.
         return unsafe { real::sigaction(signal, new, old) };
@@ -241,6 +243,7 @@ unsafe fn set_by(signal: c_int, set: impl FnOnce() -> usize) -> usize {
     if crate::start::state().is_none() {
         return set();
     }
+    between::may_be_handled(signal);
     let before = handlers::known(signal);
     // A mask holds it up until all is in its place.
     guard::handled(signal, Disposition { has_handler: true, interrupts: true, is_put_back: false });

@@ -332,6 +332,7 @@ pub(crate) unsafe fn syscall(
     e: usize,
     f: usize,
 ) -> c_long {
+    crate::between::end();
     let arguments = [a, b, c, d, e, f];
     // SAFETY: as the program says.
     unsafe {

@@ -1,5 +1,6 @@
 //! Signal masks: `SIGSYS` stays out of them while calls of the process are trapped.
 
+use crate::between;
 #[cfg(target_arch = "x86_64")]
 use crate::guard::mask;
 use crate::table::real;
@@ -76,7 +77,10 @@ pub(crate) unsafe fn cleaned<T>(
 
 pub(crate) unsafe fn sigprocmask(how: c_int, set: *const sigset_t, old: *mut sigset_t) -> c_int {
     // SAFETY: as the program says.
-    unsafe { cleaned(set, |set| real::sigprocmask(how, set, old)) }
+    unsafe {
+        between::may_block(how, set);
+        cleaned(set, |set| real::sigprocmask(how, set, old))
+    }
 }
 
 pub(crate) unsafe fn pthread_sigmask(
@@ -85,7 +89,10 @@ pub(crate) unsafe fn pthread_sigmask(
     old: *mut sigset_t,
 ) -> c_int {
     // SAFETY: as the program says.
-    unsafe { cleaned(set, |set| real::pthread_sigmask(how, set, old)) }
+    unsafe {
+        between::may_block(how, set);
+        cleaned(set, |set| real::pthread_sigmask(how, set, old))
+    }
 }
 
 pub(crate) unsafe fn sigsuspend(set: *const sigset_t) -> c_int {

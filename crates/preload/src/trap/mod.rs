@@ -120,6 +120,7 @@ fn arm_now() {
 
 #[cfg(target_arch = "x86_64")]
 fn arm_now() {
+    crate::between::end();
     const ON: usize = 1;
     let missing = || {
         STATE.store(MISSING, Ordering::Relaxed);
@@ -152,6 +153,7 @@ fn arm_now() {
 /// The calls of this process are trapped by `guest`.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn hosts_a_guest() {
+    crate::between::end();
     STATE.store(ARMED, Ordering::Relaxed);
     report::record_with(|| Note::Armed { program: report::program() });
 }

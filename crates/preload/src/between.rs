@@ -1,0 +1,154 @@
+//! The process between this one and the keeper (`cli/launch`): a child of ours without a signal at its end, which the
+//! program is not to see. It ends as soon as it has a processor; on a busy machine that takes longer than the
+//! start of a program. So the program does not wait for it, but is not let do anything by which it would learn of it before it
+//! has ended: wait, hear of `SIGCHLD` (which the kernel sends all the same, as the parent executes a program
+//! meanwhile), take orphans (the keeper would be one), execute a program (which would not know of it).
+//! System calls without libc pass here only once they are trapped, which begins with it, too.
+
+use crate::guard::{checked, mask, system_call};
+use crate::start;
+use crate::table::real;
+use libc::{c_int, c_ulong, id_t, idtype_t, pid_t, rusage, siginfo_t, sigset_t};
+use std::sync::atomic::{AtomicU32, Ordering};
+use towline_instance::State;
+
+/// Its number as long as it may be there.
+static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+/// `SIGCHLD` in a kernel's set of signals.
+static SIGNAL: u64 = 1 << (libc::SIGCHLD - 1);
+
+/// Learns which it is, where there is one.
+pub(crate) fn find(state: &State) {
+    NUMBER.store(state.take_between().unwrap_or(0), Ordering::Relaxed);
+}
+
+/// The program begins now. That the process has ended is noted where it has; where its signal would be kept for the program
+/// it is waited for.
+pub(crate) fn begin() {
+    if NUMBER.load(Ordering::Relaxed) != 0 {
+        wait_for_end(if is_blocked() { 0 } else { libc::WNOHANG });
+    }
+}
+
+/// Returns when it has ended.
+#[inline]
+pub(crate) fn end() {
+    if NUMBER.load(Ordering::Relaxed) != 0 {
+        wait_for_end(0);
+    }
+}
+
+#[cold]
+fn wait_for_end(how: c_int) {
+    let number = NUMBER.load(Ordering::Relaxed);
+    let mut status = 0;
+    let wait =
+        [number as usize, &raw mut status as usize, (how | libc::__WCLONE) as usize, 0, 0, 0];
+    let ended = loop {
+        // SAFETY: a word is answered.
+        match unsafe { checked(libc::SYS_wait4, wait) } {
+            Err(libc::EINTR) => {}
+            Ok(0) => return,
+            ended => break ended.is_ok(),
+        }
+    };
+    // Also where it is no child: another thread was here, or this is a child of who has it.
+    NUMBER.store(0, Ordering::Relaxed);
+    if ended && is_blocked() {
+        forget_signal(number);
+    }
+    if status != 0
+        && let Some(state) = start::state()
+    {
+        state.fail();
+    }
+}
+
+/// True when this thread has its signal blocked, which the kernel keeps then.
+fn is_blocked() -> bool {
+    mask(libc::SIG_BLOCK, 0) & SIGNAL != 0
+}
+
+/// Takes the signal of its end from where the program would find it; one of another child stays.
+fn forget_signal(number: u32) {
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: all zero is a valid value; structures that outlive the calls.
+    unsafe {
+        let mut info: siginfo_t = std::mem::zeroed();
+        let [set, told, now] =
+            [&raw const SIGNAL as usize, &raw mut info as usize, &raw const now as usize];
+        let take = [set, told, now, size_of_val(&SIGNAL), 0, 0];
+        if checked(libc::SYS_rt_sigtimedwait, take).is_ok() && info.si_pid() as u32 != number {
+            let again = [crate::process::id() as usize, libc::SIGCHLD as usize, told, 0, 0, 0];
+            system_call(libc::SYS_rt_sigqueueinfo, again);
+        }
+    }
+}
+
+pub(crate) unsafe fn wait(status: *mut c_int) -> pid_t {
+    end();
+    // SAFETY: as the program says.
+    unsafe { real::wait(status) }
+}
+
+pub(crate) unsafe fn waitpid(child: pid_t, status: *mut c_int, options: c_int) -> pid_t {
+    end();
+    // SAFETY: as the program says.
+    unsafe { real::waitpid(child, status, options) }
+}
+
+pub(crate) unsafe fn wait3(status: *mut c_int, options: c_int, used: *mut rusage) -> pid_t {
+    end();
+    // SAFETY: as the program says.
+    unsafe { real::wait3(status, options, used) }
+}
+
+pub(crate) unsafe fn wait4(
+    child: pid_t,
+    status: *mut c_int,
+    options: c_int,
+    used: *mut rusage,
+) -> pid_t {
+    end();
+    // SAFETY: as the program says.
+    unsafe { real::wait4(child, status, options, used) }
+}
+
+pub(crate) unsafe fn waitid(
+    kind: idtype_t,
+    child: id_t,
+    info: *mut siginfo_t,
+    options: c_int,
+) -> c_int {
+    end();
+    // SAFETY: as the program says.
+    unsafe { real::waitid(kind, child, info, options) }
+}
+
+pub(crate) unsafe fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+    if option == libc::PR_SET_CHILD_SUBREAPER {
+        end();
+    }
+    // SAFETY: as the program says.
+    unsafe { real::prctl(option, a, b, c, d) }
+}
+
+/// Before signals are blocked, `how` as `sigprocmask` says it.
+///
+/// # Safety
+/// `set` is null or a set.
+pub(crate) unsafe fn may_block(how: c_int, set: *const sigset_t) {
+    // SAFETY: as the caller says.
+    let blocks = || unsafe { !set.is_null() && libc::sigismember(set, libc::SIGCHLD) == 1 };
+    if NUMBER.load(Ordering::Relaxed) != 0 && how != libc::SIG_UNBLOCK && blocks() {
+        end();
+    }
+}
+
+/// Before it is said what a signal does.
+pub(crate) fn may_be_handled(signal: c_int) {
+    if signal == libc::SIGCHLD {
+        end();
+    }
+}
