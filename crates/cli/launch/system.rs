@@ -157,16 +157,11 @@ pub(crate) fn missing_streams() -> [bool; 3] {
 }
 
 /// Takes the places of standard streams that are closed, so that nothing else comes there and is taken for one: by what can
-/// be used in the other direction only, and is closed again when another program is executed.
+/// be neither read nor written, is everywhere, and is closed again when another program is executed.
 pub(crate) fn fill_missing_streams() {
-    const READING: usize = 0;
-    const WRITING: usize = 1;
-    for (is_missing, direction) in missing_streams().into_iter().zip([WRITING, READING, READING]) {
-        if is_missing {
-            let path = b"/dev/null\0".as_ptr() as usize;
-            // SAFETY: the name ends with a zero byte. The lowest number that is free is taken, so it is this one.
-            unsafe { call(OPENAT, [HERE, path, direction | CLOEXEC]) };
-        }
+    for _ in missing_streams().into_iter().filter(|is_missing| *is_missing) {
+        // The lowest number that is free is taken, so it is the next of them.
+        open(b"/\0");
     }
 }
 

@@ -68,6 +68,32 @@ fn a_run_without_room_says_where() {
     }
 }
 
+/// Without the library's part of the run, remote names would be taken for local ones.
+#[test]
+fn a_program_without_room_for_the_run_does_not_begin() {
+    let world = World::new();
+    fs::write(world.local("served/file"), b"12345").unwrap();
+    let at = format!("/towline-lacking={}", world.url("dir"));
+    let script = "ulimit -v 60000; exec cat /towline-lacking/file";
+    let output = Command::new(TOWLINE)
+        .args(["run", "--at", &at, "--", "sh", "-c", script])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("leaves no room for the state of the run"), "{said}");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0), "{said}");
+}
+
+/// Where there is no `/dev/null` either.
+#[test]
+fn closed_streams_need_no_devices() {
+    let world = World::new();
+    let script = "mount -t tmpfs none /dev && \"$0\" mkdir \"$1\" <&- >&- 2>&-";
+    let Some((status, said)) = apart(script, &[&world.url("dir/new")]) else { return };
+    assert_eq!(status, 0, "{said}");
+    assert!(world.local("served/new").is_dir());
+}
+
 /// A state with holes on a full disk, where to touch it would end the server.
 #[test]
 fn a_state_without_room_is_kept_and_told() {

@@ -170,8 +170,26 @@ const STATUS_FAILED: usize = 125;
 pub(crate) fn wait_for_servers() {
     between::end();
     if state().is_some_and(|state| !state.has_begun()) {
-        // SAFETY: ends the process, and nothing remote has been touched.
-        unsafe { guard::system_call(libc::SYS_exit_group, [STATUS_FAILED, 0, 0, 0, 0, 0]) };
+        fail("");
+    }
+}
+
+/// What is said where the limits of a process leave no room for what all processes of the run share: without that, remote
+/// names would be taken for local ones.
+const NO_ROOM: &str = "towline: run: a limit of this process (ulimit -v, -n) leaves no room for the state of the run\n";
+
+fn lacks_room(error: &std::io::Error) -> bool {
+    error.raw_os_error().is_some_and(|n| [libc::ENOMEM, libc::EMFILE, libc::ENFILE].contains(&n))
+}
+
+/// Says this, and ends the process.
+fn fail(text: &str) -> ! {
+    loop {
+        // SAFETY: the text outlives the call; then the process ends, and nothing remote has been touched.
+        unsafe {
+            guard::system_call(libc::SYS_write, [2, text.as_ptr() as usize, text.len(), 0, 0, 0]);
+            guard::system_call(libc::SYS_exit_group, [STATUS_FAILED, 0, 0, 0, 0, 0]);
+        }
     }
 }
 
@@ -183,7 +201,10 @@ fn find_run() -> Option<Run> {
     }
     // SAFETY: a string of the environment.
     let directory = unsafe { CStr::from_ptr(value) }.to_bytes().to_vec();
-    let state = State::open(&directory).ok()?;
+    let state = match State::open(&directory) {
+        Err(error) if lacks_room(&error) => fail(NO_ROOM),
+        opened => opened.ok()?,
+    };
     let config = state.config()?;
     let target = |(number, mount): (usize, &Mount)| Target {
         mount: mount.clone(),
