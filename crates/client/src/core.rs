@@ -29,7 +29,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
-use towline_wire::limits::{HEADER_BYTES, SLOTS_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::header::data_flag;
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES, SLOTS_MAX, TRANSFER_BYTES_MAX};
 use towline_wire::reply::{self as encoded, parse_results};
 use towline_wire::{Errno, Header, Kind, ProtocolError, Reply, Request};
 
@@ -129,6 +130,8 @@ struct Slot {
     message: Arc<Vec<u8>>,
     /// The source follows the message.
     rides: bool,
+    /// The first fragment of the source follows the message when it is sent for the first time.
+    ahead: bool,
     /// Parts of the source that wait to be sent: it must stay until they are.
     sending: usize,
     /// Sent behind the message or under grants.
@@ -197,6 +200,8 @@ pub(crate) struct State {
     memories: Option<Memories>,
     /// Free slots that are indebted.
     debts: usize,
+    /// Until when, by the coarse clock, the next long write may send its first fragment at once.
+    leave_ends: Option<u64>,
 }
 
 impl State {
@@ -304,6 +309,33 @@ impl Slot {
         self.sending += usize::from(self.rides);
         Out { head: Head::Kept(self.message.clone()), data, done: 0 }
     }
+
+    /// Takes a flag out of the message of this slot, for when it is sent again.
+    fn clear_flag(&mut self, flag: u8) {
+        if self.message.get(1).is_some_and(|flags| flags & flag != 0) {
+            let mut message = (*self.message).clone();
+            message[1] &= !flag;
+            self.message = Arc::new(message);
+        }
+    }
+
+    /// A part of the source of this slot, to be sent.
+    fn part(&mut self, from: u64, length: u32, number: u16, flags: u8) -> Out {
+        let mut head = Header::new(Kind::Data, number, self.sequence);
+        head.flags = flags;
+        head.offset = from;
+        head.payload_bytes = length;
+        self.sending += 1;
+        let range = from as usize..from as usize + length as usize;
+        let source = &raw const shared(self.source.bytes())[range];
+        Out { data: Some((number, source)), ..Out::header(&head) }
+    }
+
+    /// The first fragment of the source, if it follows the message without a grant.
+    fn out_ahead(&mut self, number: u16) -> Option<Out> {
+        let length = self.source.len().min(FRAGMENT_BYTES_MAX) as u32;
+        std::mem::take(&mut self.ahead).then(|| self.part(0, length, number, data_flag::AHEAD))
+    }
 }
 
 // SAFETY: the pointer is to a buffer that is `Send` and outlives the message, see `Out::data`.
@@ -341,6 +373,7 @@ fn fresh_slot() -> Slot {
         outcome: Outcome::default(),
         message: Arc::default(),
         rides: false,
+        ahead: false,
         sending: 0,
         source: Buffer::none(),
         target: Buffer::none(),
@@ -380,6 +413,7 @@ impl Core {
             leader: false,
             memories: Memories::of(&link, options.hide),
             debts: 0,
+            leave_ends: None,
             link: Arc::new(link),
             near,
             session: welcome.session,

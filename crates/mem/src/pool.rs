@@ -127,6 +127,12 @@ impl Pool {
         self.in_use().0 >= self.buffers_max
     }
 
+    /// True while more than a quarter of the buffers are not out.
+    #[must_use]
+    pub fn is_plentiful(&self) -> bool {
+        self.in_use().0 < self.buffers_max - self.buffers_max.div_ceil(4)
+    }
+
     /// Buffers out now, and the most that were out at once.
     #[must_use]
     pub fn in_use(&self) -> (usize, usize) {
@@ -226,7 +232,7 @@ mod tests {
     fn what_is_reserved_counts_and_takes_memory_only_when_it_is_used() {
         let pool = Pool::new(4096, 3);
         let mut all: Vec<_> = (0..3).map(|_| pool.reserve().unwrap()).collect();
-        assert!(pool.reserve().is_none() && pool.take().is_none());
+        assert!(pool.reserve().is_none() && pool.take().is_none() && !pool.is_plentiful());
         assert_eq!((pool.bytes_in_use(), pool.is_exhausted()), ((3 * 4096, 3 * 4096), true));
         assert_eq!(pool.state().free.len(), 0);
         // One after the other, they use the same memory.
@@ -242,6 +248,7 @@ mod tests {
         // One that was never used leaves nothing behind.
         drop(all);
         assert_eq!((pool.in_use(), pool.state().free.len()), ((0, 3), 1));
+        assert!(pool.is_plentiful());
         let account = Arc::new(AtomicU64::new(0));
         let charged = pool.reserve().map(|reserved| reserved.charged_to(&account));
         assert_eq!(account.load(Ordering::Relaxed), 4096);

@@ -2,7 +2,8 @@
 //!
 //! A transfer gets leave to use a buffer of the core's bounded pool for each fragment of at most 256 KiB,
 //! two at a time; transfers take turns. So memory is bounded whatever the number of clients, and no
-//! byte is sent that has no place to land.
+//! byte is sent that has no place to land. Where there is plenty, the answer to a write keeps a buffer for the client's
+//! next one, whose first fragment then comes with the request: one round trip, not two.
 
 use crate::elsewhere::Errand;
 use crate::native::SessionDisks;
@@ -11,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 use towline_block::Meter;
-use towline_mem::Reserved;
+use towline_mem::{Pool, Reserved};
 use towline_session::{Compound, Session};
 use towline_store::{Caller, FileStore};
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, SLOTS_MAX};
@@ -24,6 +25,14 @@ pub(crate) struct Grant {
     pub(crate) offset: u64,
     pub(crate) length: usize,
     pub(crate) buffer: Reserved,
+    /// The data comes by leave that was given before the request.
+    pub(crate) ahead: bool,
+}
+
+/// Leave for one of the next requests of a session to send its first fragment at once.
+pub(crate) struct Leave {
+    pub(crate) buffer: Reserved,
+    pub(crate) given: Instant,
 }
 
 /// A request that waits for something.
@@ -45,6 +54,10 @@ pub(crate) struct Running {
     pub(crate) meter: Option<Arc<Meter>>,
     /// It waits for a lock, unless its session has no lane.
     pub(crate) locking: bool,
+    /// For its first fragment, which follows it.
+    pub(crate) ahead: Option<Reserved>,
+    /// Data of it was received and written by the core.
+    pub(crate) fetched: bool,
 }
 
 impl Running {
@@ -79,6 +92,8 @@ pub(crate) struct Served {
     pub(crate) meters: Vec<(u32, Arc<Meter>)>,
     /// What it has of disks.
     pub(crate) disks: SessionDisks,
+    /// Its client has leave to send data ahead.
+    pub(crate) leave: Option<Leave>,
 }
 
 impl Served {
@@ -95,18 +110,29 @@ impl Served {
             is_low: false,
             meters: Vec::new(),
             disks,
+            leave: None,
         }
     }
 
     /// Takes back what was granted to a lane that is gone. The transfers go on where they are when
     /// the client sends their requests again on its next lane: what was done before is not repeated.
     pub(crate) fn suspend_transfers(&mut self) {
+        self.leave = None;
         for running in self.running.iter_mut().flatten() {
             if let Some((done, _)) = running.compound.missing() {
                 running.grants.clear();
                 running.granted = done;
             }
         }
+    }
+
+    /// Keeps a buffer for data of its next request, if it has none and there are plenty. True: it is kept.
+    pub(crate) fn give_leave(&mut self, pool: &Arc<Pool>, now: Instant) -> bool {
+        if self.leave.is_some() || self.is_low || self.lane.is_none() || !pool.is_plentiful() {
+            return false;
+        }
+        self.leave = pool.reserve().map(|buffer| Leave { buffer, given: now });
+        self.leave.is_some()
     }
 
     /// True when the request of this slot waits for data.

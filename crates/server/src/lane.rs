@@ -22,6 +22,8 @@ pub(crate) struct Lane {
     pub(crate) hello: Option<Hello>,
     /// Grants whose data is still to come.
     pub(crate) granted: usize,
+    /// Data came right behind its last request, so it may with the next.
+    pub(crate) ahead: bool,
     /// Bytes that answers will take for which threads wait that may block.
     pub(crate) expected: u64,
     /// What it has on loan, if its client may borrow.
@@ -48,6 +50,7 @@ impl Lane {
             session: None,
             hello: None,
             granted: 0,
+            ahead: false,
             expected: 0,
             loans: None,
             reads: None,
@@ -61,6 +64,14 @@ impl Lane {
     /// True when further requests have to wait until their answers have room.
     pub(crate) fn is_full(&self) -> bool {
         self.out.bytes() + self.expected > UNSENT_BYTES_MAX
+    }
+
+    /// Data is to come.
+    pub(crate) fn note_grant(&mut self, now: Instant) {
+        if self.granted == 0 {
+            self.since = now;
+        }
+        self.granted += 1;
     }
 
     /// Queues a message that is only a header.

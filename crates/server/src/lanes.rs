@@ -16,7 +16,9 @@ use towline_net::address::is_same_host;
 use towline_net::{Link, LinkKind};
 use towline_session::Session;
 use towline_wire::hello::{VERSION, resumed, want};
-use towline_wire::limits::{CLIENT_STALL_SECONDS, FAMILY_LEASE_SECONDS, SESSION_LEASE_SECONDS};
+use towline_wire::limits::{
+    AHEAD_KEPT_SECONDS, CLIENT_STALL_SECONDS, FAMILY_LEASE_SECONDS, SESSION_LEASE_SECONDS,
+};
 use towline_wire::{Errno, Hello, Welcome};
 
 /// Lanes over shared memory on one core: each costs memory, and a look at it in every turn. Further
@@ -282,6 +284,7 @@ impl Core {
     pub(crate) fn tick(&mut self) {
         self.ticked = Instant::now();
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
+        let kept = Duration::from_secs(AHEAD_KEPT_SECONDS);
         let lease = |s: &Served| match s.session.family {
             true => Duration::from_secs(FAMILY_LEASE_SECONDS),
             false => Duration::from_secs(SESSION_LEASE_SECONDS),
@@ -292,7 +295,10 @@ impl Core {
         for id in ended {
             self.end_session(id);
         }
-        self.ticking = self.sessions.values().any(|s| s.lane.is_none());
+        for served in self.sessions.values_mut() {
+            served.leave.take_if(|leave| leave.given.elapsed() > kept);
+        }
+        self.ticking = self.sessions.values().any(|s| s.lane.is_none() || s.leave.is_some());
         if self.index == 0 {
             self.ticking |= self.end_unclaimed();
         }

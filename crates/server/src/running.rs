@@ -84,6 +84,8 @@ impl Core {
     ) -> Option<Box<Running>> {
         let served = self.sessions.get_mut(&session)?;
         running.locking = matches!(step, Step::Lock(..));
+        // Who does not come to its data at once asks for it later: what follows it has come and gone by then.
+        let ahead = running.ahead.take();
         match step {
             Step::Finished => {
                 self.reply(session, slot, &mut running, now);
@@ -91,7 +93,18 @@ impl Core {
             }
             Step::NeedsData => {
                 running.data_since = Some(now);
-                self.grant_queue.push(served.is_low, (session, slot));
+                let lane = served.lane.and_then(|lane| self.lanes.get_mut(lane as usize)?.as_mut());
+                if let (Some(buffer), Some(lane)) = (ahead, lane)
+                    && let Some((offset, length)) = running.next_grant()
+                {
+                    running.grants.push_back(Grant { offset, length, buffer, ahead: true });
+                    running.granted += length as u64;
+                    lane.note_grant(now);
+                    self.ticking = true;
+                }
+                if running.next_grant().is_some() {
+                    self.grant_queue.push(served.is_low, (session, slot));
+                }
             }
             Step::Elsewhere(store) => {
                 self.send_elsewhere(session, slot, running, store, Task::Run);
@@ -199,7 +212,7 @@ impl Core {
 
     fn reply(&mut self, session: u64, slot: u16, running: &mut Running, now: Instant) {
         running.stages.server = nanoseconds(now - running.arrived);
-        let Running { compound, sequence, borrows, stages, meter, .. } = running;
+        let Running { compound, sequence, borrows, stages, meter, fetched, .. } = running;
         self.recorded.push((compound.first_tag(), *stages));
         let is_undecided = compound.is_undecided();
         let (mut results, mut data, modifies, is_read) = compound.take_reply();
@@ -214,6 +227,10 @@ impl Core {
             header.flags |= reply_flag::UNKNOWN;
         }
         self.shared.sign(&mut header, stages.server);
+        if *fetched && meter.is_none() && served.give_leave(&self.pool, now) {
+            header.flags |= reply_flag::AHEAD;
+            self.ticking = true;
+        }
         let remember = modifies && data.is_empty();
         // The request of a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);
@@ -262,12 +279,9 @@ impl Core {
             let mut header = Header::new(Kind::Grant, slot, running.sequence);
             header.offset = offset;
             header.word_a = length as u32;
-            running.grants.push_back(Grant { offset, length, buffer });
+            running.grants.push_back(Grant { offset, length, buffer, ahead: false });
             running.granted += length as u64;
-            if lane.granted == 0 {
-                lane.since = Instant::now();
-            }
-            lane.granted += 1;
+            lane.note_grant(Instant::now());
             self.ticking = true;
             lane.send_header(&header);
             self.dirty.push(index);

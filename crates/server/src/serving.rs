@@ -16,7 +16,7 @@ use towline_net::{Sink, Target};
 use towline_session::Compound;
 use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
-use towline_wire::header::{reply_flag, request_flag};
+use towline_wire::header::{data_flag, reply_flag, request_flag};
 use towline_wire::{Errno, Header, Kind, ProtocolError, Request};
 
 /// Body of a hello, with room for what later versions add.
@@ -46,6 +46,12 @@ impl Serving<'_> {
         running.filter(|running| running.sequence == header.sequence)
     }
 
+    /// Data that was sent ahead has its place.
+    fn is_awaited(&mut self, session: u64, header: &Header) -> bool {
+        let grant = self.running(session, header).and_then(|running| running.grants.front());
+        grant.is_some_and(|grant| grant.ahead)
+    }
+
     fn request(
         &mut self,
         session: u64,
@@ -61,6 +67,7 @@ impl Serving<'_> {
         }
         let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
         let Some(served) = self.core.sessions.get_mut(&session) else { return Ok(()) };
+        lane.ahead = header.flags & request_flag::AHEAD != 0;
         let arrival = served.session.slots.arrive(header)?;
         if let Some(loans) = &mut lane.loans {
             loans.take_back(header);
@@ -82,7 +89,7 @@ impl Serving<'_> {
             }
             Arrival::Replay(mut reply) => {
                 self.core.statistics.replays.fetch_add(1, Ordering::Relaxed);
-                reply[1] |= reply_flag::REPLAYED;
+                reply[1] = reply[1] & !reply_flag::AHEAD | reply_flag::REPLAYED;
                 if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
                     lane.out.push(Aggregate::from_vec(reply), header.slot, header.sequence);
                 }
@@ -99,7 +106,11 @@ impl Serving<'_> {
 
     /// A fragment is complete: write it, and go on with the request when it was the last.
     fn data(&mut self, session: u64, header: &Header) -> Result<(), ProtocolError> {
-        if self.core.disk_data(session, self.index, header)? {
+        let is_ahead = header.flags & data_flag::AHEAD != 0;
+        if is_ahead && !self.is_awaited(session, header) {
+            return Ok(());
+        }
+        if !is_ahead && self.core.disk_data(session, self.index, header)? {
             return Ok(());
         }
         let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
@@ -113,7 +124,9 @@ impl Serving<'_> {
             lane.granted = lane.granted.saturating_sub(1);
             lane.since = Instant::now();
         }
-        if grant.offset != header.offset || grant.length != header.payload_bytes as usize {
+        let is_granted =
+            grant.offset == header.offset && grant.length == header.payload_bytes as usize;
+        if !is_granted || grant.ahead != is_ahead {
             return wrong("data does not match its grant");
         }
         if let Some(store) = running.compound.writes_elsewhere().cloned() {
@@ -127,6 +140,7 @@ impl Serving<'_> {
             true
         });
         running.stages.storage += elapsed_ns(start);
+        running.fetched = true;
         drop(grant);
         self.core.wrote(session, header.slot, running, last);
         Ok(())
@@ -157,6 +171,8 @@ impl Core {
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
         let Arrived { session, lane, header, body, payload, at, .. } = *arrived;
         let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
+        let is_ahead = header.flags & request_flag::AHEAD != 0;
+        let leave = served.leave.take_if(|_| is_ahead);
         if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) {
             // A record of what the slot did before a restart has no use any more.
             served.session.take_recorded(header.slot);
@@ -190,6 +206,8 @@ impl Core {
             expected: 0,
             meter,
             locking: false,
+            ahead: leave.map(|leave| leave.buffer),
+            fetched: false,
         });
         self.drive(session, header.slot, running, at);
         Ok(())
@@ -243,11 +261,13 @@ impl Sink for Serving<'_> {
         rest: usize,
     ) -> Option<Target<'_>> {
         let session = self.session()?;
-        if self.running(session, header).is_none() {
+        let is_ahead = header.flags & data_flag::AHEAD != 0;
+        if !is_ahead && self.running(session, header).is_none() {
             return self.core.disk_place(session, header, done, rest);
         }
         let grant = self.running(session, header)?.grants.front_mut()?;
-        if grant.offset != header.offset || done + rest > grant.length {
+        let is_granted = grant.offset == header.offset && done + rest <= grant.length;
+        if !is_granted || grant.ahead != is_ahead {
             return None;
         }
         Some(Target::Own(&mut grant.buffer.buffer().bytes_mut()[done..done + rest]))
@@ -262,7 +282,7 @@ impl Sink for Serving<'_> {
     }
 
     fn expects_bulk(&self) -> bool {
-        self.core.lanes[self.index].as_ref().is_some_and(|lane| lane.granted > 0)
+        self.core.lanes[self.index].as_ref().is_some_and(|lane| lane.granted > 0 || lane.ahead)
     }
 
     fn upcoming(&mut self, header: &Header, body: &[u8]) {

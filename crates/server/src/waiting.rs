@@ -16,6 +16,7 @@ use towline_block::{ClientKey, Meter};
 use towline_net::{Link, LinkKind};
 use towline_session::Exports as _;
 use towline_store::directory::requests_arrived;
+use towline_wire::header::request_flag;
 use towline_wire::request::Operations;
 use towline_wire::{Header, ProtocolError, Request};
 
@@ -34,9 +35,12 @@ pub(crate) struct Arrived<'a> {
 
 impl Arrived<'_> {
     fn keep(&self) -> Kept {
+        let mut header = *self.header;
+        // What follows it comes too early, and will have to come again.
+        header.flags &= !request_flag::AHEAD;
         Kept {
             session: self.session,
-            header: *self.header,
+            header,
             body: self.body.to_vec(),
             payload: self.payload.to_vec(),
             at: self.at,

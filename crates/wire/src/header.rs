@@ -63,6 +63,9 @@ pub mod notice {
 pub mod request_flag {
     /// Over shared memory: the data may be lent, the client can read it in place.
     pub const BORROWS: u8 = 1;
+    /// The first fragment of the data that is offered follows at once, without a grant, by the leave
+    /// that a reply gave ([`super::reply_flag::AHEAD`]).
+    pub const AHEAD: u8 = 2;
 }
 
 /// Flags of a [`Kind::Reply`].
@@ -79,12 +82,19 @@ pub mod reply_flag {
     /// With [`LENT`]: the data does not stay as it is, since writes that overlap the read may change
     /// it, and there is nothing to give back.
     pub const LIVE: u8 = 8;
+    /// A buffer is kept for the session: one further request to write to a file that offers data may have the first fragment
+    /// follow at once. The leave holds for this lane, and for
+    /// [`AHEAD_MILLISECONDS`](crate::limits::AHEAD_MILLISECONDS) from when the client gets it.
+    pub const AHEAD: u8 = 16;
 }
 
 /// Flags of a [`Kind::Data`].
 pub mod data_flag {
     /// Instead of payload: word b bytes of zeroes.
     pub const HOLE: u8 = 1;
+    /// From a client: the fragment that follows its request without a grant. The server throws it away where the
+    /// buffer has gone meanwhile, or the request does not come to its data at once, and grants it later like any other.
+    pub const AHEAD: u8 = 2;
 }
 
 /// The fixed part of every message.

@@ -39,6 +39,10 @@ pub const SESSION_LEASE_SECONDS: u64 = 90;
 pub const FAMILY_LEASE_SECONDS: u64 = 3;
 /// Time for a client to finish the handshake or to use a grant, in seconds.
 pub const CLIENT_STALL_SECONDS: u64 = 30;
+/// How long a client may use the leave to send data ahead of its grant, in milliseconds.
+pub const AHEAD_MILLISECONDS: u64 = 1000;
+/// How long the server keeps the buffer for that, in seconds.
+pub const AHEAD_KEPT_SECONDS: u64 = 4;
 /// A TCP peer on another machine that does not even acknowledge anything for so many seconds is gone.
 pub const PEER_SILENCE_SECONDS: u64 = 30;
 /// How long a client tries to replace a lost lane before an operation fails, in seconds.
@@ -54,4 +58,5 @@ const _: () = assert!(FRAGMENT_BYTES_MAX <= TRANSFER_BYTES_MAX);
 const _: () = assert!(2 * PATH_BYTES_MAX + XATTR_BYTES_MAX < BODY_BYTES_MAX);
 const _: () = assert!(12 * LENT_EXTENTS_MAX + 4 + REPLAY_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(SLOTS_MAX <= u64::BITS as usize, "sets of slots are words");
+const _: () = assert!(AHEAD_MILLISECONDS < 1000 * AHEAD_KEPT_SECONDS);
 const _: () = assert!(LOCK_GRACE_SECONDS < SESSION_LEASE_SECONDS);

@@ -1,12 +1,14 @@
 //! What the leader receives completes requests.
 
+use super::sending::coarse_ms;
 use super::{Checked, Core, Out, Slot, State, Status};
 use crate::Error;
 use crate::borrow::{Borrowed, Refusal};
-use crate::lent::{exclusive, shared};
+use crate::lent::exclusive;
 use std::sync::Arc;
 use towline_net::{Link, Sink, Target};
 use towline_wire::header::{data_flag, reply_flag, request_flag};
+use towline_wire::limits::AHEAD_MILLISECONDS;
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
 /// Completes requests with what the leader receives.
@@ -62,9 +64,7 @@ impl Completing<'_> {
             Err(Refusal::Unmapped) => {
                 // Too little address space, for one. From now on everything is sent.
                 state.memories = None;
-                let mut bytes = (*slot.message).clone();
-                bytes[1] &= !request_flag::BORROWS;
-                slot.message = Arc::new(bytes);
+                slot.clear_flag(request_flag::BORROWS);
                 slot.indebted = false;
                 self.answers.push(slot.out(header.slot));
                 Ok(None)
@@ -83,6 +83,9 @@ impl Sink for Completing<'_> {
         let mut state = self.core.state.lock();
         if header.kind == Kind::Notice {
             return Ok(()); // A server that shuts down closes the lane, and then we reconnect.
+        }
+        if header.kind == Kind::Reply && header.flags & reply_flag::AHEAD != 0 {
+            state.leave_ends = Some(coarse_ms() + AHEAD_MILLISECONDS);
         }
         let number = usize::from(header.slot);
         let current = state.slots.get_mut(number).filter(|slot| slot.sequence == header.sequence);
@@ -154,14 +157,7 @@ impl Sink for Completing<'_> {
                 if from.checked_add(length).is_none_or(|end| end > slot.source.len() as u64) {
                     return Err(ProtocolError { what: "grant beyond what was offered", at: 16 });
                 }
-                let mut head = Header::new(Kind::Data, header.slot, header.sequence);
-                head.offset = from;
-                head.payload_bytes = header.word_a;
-                slot.sending += 1;
-                let source =
-                    &raw const shared(slot.source.bytes())[from as usize..(from + length) as usize];
-                let data = Some((header.slot, source));
-                self.answers.push(Out { data, ..Out::header(&head) });
+                self.answers.push(slot.part(from, header.word_a, header.slot, 0));
                 Ok(())
             }
             _ => Err(ProtocolError { what: "message of a kind that only clients send", at: 0 }),

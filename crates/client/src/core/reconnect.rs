@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_net::Input;
 use towline_wire::codec::Field;
+use towline_wire::header::request_flag;
 use towline_wire::hello::resumed;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
@@ -140,6 +141,7 @@ impl Core {
         }
         state.memories = Memories::of(&link, self.options.hide);
         state.debts = 0;
+        state.leave_ends = None;
         state.link = Arc::new(link);
         state.session = welcome.session;
         state.secret = welcome.secret;
@@ -170,6 +172,7 @@ impl Core {
             slot.landed = 0;
             slot.checksums.clear();
             slot.failed = None;
+            slot.clear_flag(request_flag::AHEAD);
             out.push_back(slot.out(number as u16));
         }
         Ok(())

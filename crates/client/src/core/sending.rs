@@ -23,7 +23,7 @@ const COPIED_BYTES_MAX: usize = 1024;
 const QUIET_MS: u64 = 20;
 
 /// A clock that costs next to nothing, some milliseconds exact.
-fn coarse_ms() -> u64 {
+pub(super) fn coarse_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
@@ -112,10 +112,16 @@ impl Core {
         slot.stamps = Stamps::of(slot.sequence);
         let inline = source.len() <= INLINE_BYTES_MAX;
         slot.rides = inline && source.len() > COPIED_BYTES_MAX;
+        slot.ahead = !inline
+            && requests.iter().any(|request| matches!(request, Request::Write { .. }))
+            && state.leave_ends.take().is_some_and(|end| coarse_ms() < end);
         let mut header = Header::new(Kind::Request, number, slot.sequence);
         (header.word_a, header.word_b) = self.identity();
         if state.memories.is_some() {
             header.flags = request_flag::BORROWS;
+        }
+        if slot.ahead {
+            header.flags |= request_flag::AHEAD;
         }
         if inline {
             header.payload_bytes = source.len() as u32;
@@ -222,6 +228,7 @@ impl Core {
         let slot = self.fill(&mut state, requests, source, target).ok_or(Errno::EAGAIN)?;
         let found = &mut state.slots[usize::from(slot.slot)];
         let (out, measured) = (found.out(slot.slot), found.stamps.is_some());
+        let ahead = found.out_ahead(slot.slot);
         let releases = state.releases();
         drop(state);
         if coalesce > 0 || !releases.is_empty() {
@@ -229,10 +236,11 @@ impl Core {
             queue.extend(releases);
             if queue.len() + 1 < coalesce {
                 queue.push_back(out);
+                queue.extend(ahead);
                 return Ok(Some(slot));
             }
         }
-        self.send(out);
+        self.send_all(std::iter::once(out).chain(ahead));
         if measured
             && let Some(stamps) = &mut self.state.lock().slots[usize::from(slot.slot)].stamps
         {
@@ -241,10 +249,14 @@ impl Core {
         Ok(Some(slot))
     }
 
-    /// Queues a message and sends what the link takes. What it does not take now, and a broken
-    /// link, are the business of whoever leads.
     pub(super) fn send(&self, out: Out) {
-        self.out.lock().push_back(out);
+        self.send_all([out]);
+    }
+
+    /// Queues messages and sends what the link takes. What it does not take now, and a broken
+    /// link, are the business of whoever leads.
+    fn send_all(&self, messages: impl IntoIterator<Item = Out>) {
+        self.out.lock().extend(messages);
         if matches!(self.flush(), Ok(false)) {
             // Somebody may be leading who sleeps until something comes: wait here for room, while
             // the leader reads, so that both directions go on.

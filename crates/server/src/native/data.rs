@@ -73,10 +73,7 @@ impl Core {
             header.word_a = length as u32;
             write.grants.push_back(Granted { offset: write.granted, length, buffer, lost: false });
             write.granted += length as u64;
-            if lane.granted == 0 {
-                lane.since = Instant::now();
-            }
-            lane.granted += 1;
+            lane.note_grant(Instant::now());
             lane.send_header(&header);
             self.ticking = true;
             self.dirty.extend(index);

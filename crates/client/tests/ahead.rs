@@ -1,0 +1,233 @@
+//! The first fragment of a long write comes with its request, where the server has given leave for that.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod common;
+
+use common::{CREATE, Process, Raw, counter, eventually, message, pattern, request, setup};
+use std::time::Duration;
+use tempfile::TempDir;
+use towline_client::{Client, Options};
+use towline_server::EngineWish;
+use towline_wire::header::{data_flag, reply_flag, request_flag};
+use towline_wire::limits::AHEAD_MILLISECONDS;
+use towline_wire::reply::parse_results;
+use towline_wire::request::CURRENT;
+use towline_wire::{Errno, Header, Kind, Reply, Request};
+
+const LENGTH: usize = 100_000;
+
+/// A peer that writes to a file of its own, by messages.
+struct Peer {
+    raw: Raw,
+    sequence: u32,
+}
+
+impl Peer {
+    fn new(port: u16) -> Self {
+        Self { raw: Raw::greeted(port).0, sequence: 0 }
+    }
+
+    /// Asks to write to a file of this name, below what is there or not.
+    fn ask(&mut self, name: &[u8], flags: u8) {
+        self.sequence += 1;
+        let requests = [
+            Request::Attach { name: b"mem" },
+            Request::Open { base: CURRENT, flags: CREATE, mode: 0o600, path: name },
+            Request::Write { handle: CURRENT, offset: 0, length: LENGTH as u32, flags: 0 },
+        ];
+        let mut bytes = request(0, self.sequence, &requests, LENGTH as u64);
+        bytes[1] = flags;
+        self.raw.send(&bytes);
+    }
+
+    fn send_data(&mut self, data: &[u8], flags: u8) {
+        let mut header = Header::new(Kind::Data, 0, self.sequence);
+        header.flags = flags;
+        self.raw.send(&message(header, &[], data));
+    }
+
+    /// Waits for the grant, and uses it.
+    fn send_granted(&mut self, data: &[u8]) {
+        let (header, _) = self.raw.receive().expect("no grant");
+        assert_eq!((header.kind, header.word_a), (Kind::Grant, LENGTH as u32));
+        self.send_data(data, 0);
+    }
+
+    /// The answer: its outcome, and whether it gives leave.
+    fn answer(&mut self) -> (Option<Errno>, bool) {
+        let (header, body) = self.raw.receive().expect("thrown out");
+        assert_eq!((header.kind, header.sequence), (Kind::Reply, self.sequence));
+        let errno = match parse_results(&body).unwrap().last() {
+            Some(Reply::Failed { errno }) => Some(Errno(*errno)),
+            _ => None,
+        };
+        (errno, header.flags & reply_flag::AHEAD != 0)
+    }
+
+    /// Writes as one who has no leave.
+    fn write_granted(&mut self, name: &[u8], data: &[u8]) -> bool {
+        self.ask(name, 0);
+        self.send_granted(data);
+        let (errno, leave) = self.answer();
+        assert_eq!(errno, None);
+        leave
+    }
+
+    fn ask_ahead(&mut self, name: &[u8], data: &[u8]) {
+        self.ask(name, request_flag::AHEAD);
+        self.send_data(data, data_flag::AHEAD);
+    }
+}
+
+fn assert_holds(client: &Client, name: &[u8], data: &[u8]) {
+    let mut back = vec![0; data.len() + 1];
+    assert_eq!(client.attach(b"mem").unwrap().read_path(name, &mut back).unwrap(), data.len());
+    assert!(back[..data.len()] == *data, "{} holds other bytes", name.escape_ascii());
+}
+
+#[test]
+fn leave_is_for_one_write_each_and_never_the_way_to_lose_one() {
+    let setup = setup(EngineWish::Automatic);
+    let client = setup.client();
+    let mut peer = Peer::new(setup.port());
+    let discarded = || counter(&client, "payload_discarded");
+    let data: Vec<_> = (0..8).map(|seed| pattern(LENGTH, seed)).collect();
+
+    assert!(peer.write_granted(b"a", &data[0]), "no leave where there are buffers in plenty");
+    for (round, data) in data[1..4].iter().enumerate() {
+        peer.ask_ahead(b"a", data);
+        assert_eq!(peer.answer(), (None, true), "round {round}");
+        assert_holds(&client, b"a", data);
+    }
+    assert_eq!(discarded(), 0);
+
+    // Used for a write that fails before it: the data has no place, and nothing of it stays behind.
+    peer.ask_ahead(b"no/such", &data[4]);
+    assert_eq!(peer.answer(), (Some(Errno::ENOENT), false));
+    // The leave was used: what comes ahead without one is granted later.
+    peer.ask_ahead(b"b", &data[5]);
+    peer.send_granted(&data[6]);
+    assert_eq!(peer.answer(), (None, true));
+    assert_holds(&client, b"b", &data[6]);
+    assert_eq!(discarded(), 2 * LENGTH as u64);
+
+    // Data for nothing at all is no reason to throw anybody out.
+    peer.sequence += 7;
+    peer.send_data(&data[7], data_flag::AHEAD);
+    peer.sequence -= 7;
+    peer.ask_ahead(b"b", &data[7]);
+    assert_eq!(peer.answer(), (None, true));
+    assert_holds(&client, b"b", &data[7]);
+
+    // Whose data is to come ahead may not send it as if it was granted, nor the other way round.
+    for (asked, sent) in [(request_flag::AHEAD, 0), (0, data_flag::AHEAD)] {
+        let mut peer = Peer::new(setup.port());
+        assert!(peer.write_granted(b"c", &data[0]));
+        peer.ask(b"c", asked);
+        peer.send_data(&data[1], sent);
+        if asked == 0 {
+            peer.send_granted(&data[2]);
+            // Its leave is still there, and it gets no second one.
+            assert_eq!(peer.answer(), (None, false));
+            assert_holds(&client, b"c", &data[2]);
+        } else {
+            assert!(peer.raw.thrown_out());
+        }
+    }
+    eventually("buffers come back", || {
+        drop(client.attach(b"mem").unwrap());
+        counter(&client, "buffer_bytes_in_use") == 0
+    });
+}
+
+/// Counted in messages: a request and its data come, an answer leaves.
+#[test]
+fn writers_need_no_grant_from_their_second_write_on() {
+    const WRITES: u64 = 20;
+    let setup = setup(EngineWish::Automatic);
+    for (transport, length) in
+        setup.transports.iter().flat_map(|via| [(via, 64 << 10), (via, 1 << 20)])
+    {
+        let client = Client::connect(transport, Options::default()).unwrap();
+        let file = client.attach(b"mem").unwrap().open(b"f", CREATE, 0o600).unwrap();
+        let fragments = length as u64 / (256 << 10);
+        let write = |seed: u8| {
+            let data = pattern(length, seed);
+            assert_eq!(file.write_at(&data, 0).unwrap(), length);
+            let mut back = vec![0; length];
+            assert_eq!(file.read_at(&mut back, 0).unwrap(), length);
+            assert!(back == data, "{transport:?}: other bytes");
+        };
+        write(0);
+        let data = pattern(length, 1);
+        let before = counter(&client, "messages_sent");
+        for _ in 0..WRITES {
+            file.write_at(&data, 0).unwrap();
+        }
+        let sent = counter(&client, "messages_sent") - before;
+        // The answer to the question itself, too. Grants only for what is beyond the first fragment; a client that was kept from
+        // the processor for as long as its leave holds has to ask for one more.
+        let least = WRITES + WRITES * fragments.saturating_sub(1) + 1;
+        assert!(
+            (least..least + 3).contains(&sent),
+            "{transport:?}, {length}: {sent} messages, not {least}"
+        );
+        for seed in 2..5 {
+            write(seed);
+        }
+        assert_eq!(counter(&client, "payload_discarded"), 0);
+        client.close();
+    }
+}
+
+/// Neither uses it: the client asks for a grant, and the server has its buffer back.
+#[test]
+fn leave_that_is_old_is_gone_on_both_sides() {
+    let setup = setup(EngineWish::Automatic);
+    let client = setup.client();
+    let root = client.attach(b"mem").unwrap();
+    let file = root.open(b"f", CREATE, 0o600).unwrap();
+    let data = pattern(LENGTH, 3);
+    file.write_at(&data, 0).unwrap();
+    assert!(counter(&client, "buffer_bytes_in_use") > 0, "nothing is kept for the next write");
+    std::thread::sleep(Duration::from_millis(AHEAD_MILLISECONDS + 50));
+    file.write_at(&data, 0).unwrap();
+    let mut peer = Peer::new(setup.port());
+    assert!(peer.write_granted(b"p", &data));
+    eventually("the buffers are free again", || counter(&client, "buffer_bytes_in_use") == 0);
+    assert_eq!(counter(&client, "payload_discarded"), 0);
+    // Who is late all the same pays for it by sending twice.
+    let later = pattern(LENGTH, 4);
+    peer.ask_ahead(b"p", &later);
+    peer.send_granted(&later);
+    assert_eq!(peer.answer(), (None, true));
+    assert_eq!(counter(&client, "payload_discarded"), LENGTH as u64);
+    assert_holds(&client, b"p", &later);
+}
+
+#[test]
+#[ignore = "not a test: a server with few buffers"]
+fn child_server() {
+    common::child_server();
+}
+
+/// A quarter of the buffers is never kept for anybody, so those without leave get on.
+#[test]
+fn buffers_that_are_kept_starve_nobody() {
+    let directory = TempDir::new().unwrap();
+    let process = Process::start(directory.path());
+    let data = pattern(LENGTH, 1);
+    let mut peers = Vec::new();
+    let mut with_leave = 0;
+    for _ in 0..100 {
+        let mut peer = Peer::new(process.port);
+        with_leave += u32::from(peer.write_granted(b"x", &data));
+        peers.push(peer);
+    }
+    assert!((1..100).contains(&with_leave), "{with_leave} of 100 have leave");
+    let client = Client::connect(&process.tcp(), Options::default()).unwrap();
+    let long = pattern(7 << 20, 2);
+    client.attach(b"mem").unwrap().write_path(b"y", CREATE, 0o600, &long).unwrap();
+    assert_holds(&client, b"y", &long);
+}
