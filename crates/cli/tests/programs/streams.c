@@ -239,11 +239,44 @@ static void large_directories(void) {
     SAY(rmdir("d"));
 }
 
+/* Where streams that append begin, also on descriptors that had another such stream before. */
+static void ends(void) {
+    make("other", "something else");
+    make("empty", "");
+    for (int i = 0; i < 5; i++) {
+        close(MUST(open("other", O_RDONLY)));
+        FILE *stream = fopen("f", i % 2 ? "a" : "ab");
+        say("at %ld", ftell(stream));
+        fputs("12345", stream);
+        say("at %ld", ftell(stream));
+        fclose(stream);
+        stream = fopen("f", "a+");
+        say("to read, at %ld, reads %c", ftell(stream), fgetc(stream));
+        fclose(stream);
+        int fd = MUST(open("f", i % 2 ? O_WRONLY : O_WRONLY | O_APPEND));
+        stream = fdopen(fd, "a");
+        say("of a descriptor, at %ld and %ld, flags %x", ftell(stream), (long)lseek(fd, 0, SEEK_CUR), fcntl(fd, F_GETFL));
+        fclose(stream);
+        fd = MUST(open("other", O_RDWR));
+        say("not appending: flags %x, at %ld", fcntl(fd, F_GETFL), (long)lseek(fd, 0, SEEK_CUR));
+        SAY(write(fd, "S", 1));
+        MUST(close(fd));
+        stream = freopen(i % 2 ? "f" : "empty", "a", fopen("other", "r"));
+        say("another file, at %ld", ftell(stream));
+        fputs("6", stream);
+        fclose(stream);
+    }
+    show("f");
+    show("other");
+    show("empty");
+}
+
 static const struct test tests[] = {
     {"modes", modes},
     {"positions", positions},
     {"bulk", bulk},
     {"reopened", reopened},
+    {"ends", ends},
     {"buffers", children_and_buffers},
     {"wide", wide},
     {"listings", directories},

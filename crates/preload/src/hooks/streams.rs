@@ -2,7 +2,7 @@
 
 use super::files;
 use crate::descriptors;
-use crate::guard::finish;
+use crate::guard::{finish, system_call};
 use crate::place;
 use crate::table::real;
 use libc::{FILE, c_char, c_int};
@@ -71,12 +71,34 @@ unsafe fn open_stream(path: *const c_char, mode: *const c_char, flags: c_int) ->
         if fd < 0 {
             return std::ptr::null_mut();
         }
-        let stream = real::fdopen(fd, mode);
+        let stream = stream_on(fd, mode, flags, false);
         if stream.is_null() {
             files::close(fd);
         }
         stream
     }
+}
+
+/// libc's `fdopen`. For a stream that appends libc looks whether the descriptor does, else it makes it so, and goes to the end of
+/// the file: it finds what `appends` says. A placeholder does not keep that, as the next file may get it (`pool.rs`).
+unsafe fn stream_on(fd: c_int, mode: *const c_char, flags: c_int, appends: bool) -> *mut FILE {
+    let set = |appends: bool| {
+        let flags = if appends { libc::O_APPEND as usize } else { 0 };
+        // SAFETY: a plain call.
+        unsafe {
+            system_call(libc::SYS_fcntl, [fd as usize, libc::F_SETFL as usize, flags, 0, 0, 0])
+        };
+    };
+    let is_for_end = flags & libc::O_APPEND != 0;
+    if is_for_end {
+        set(appends);
+    }
+    // SAFETY: as the program says.
+    let stream = unsafe { real::fdopen(fd, mode) };
+    if is_for_end && descriptors::find(fd).is_some() {
+        set(false);
+    }
+    stream
 }
 
 pub(crate) unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
@@ -89,10 +111,9 @@ pub(crate) unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
             if has != libc::O_RDWR && has != wants {
                 return finish(Err(libc::EINVAL));
             }
-            if flags & libc::O_APPEND != 0 {
-                let flag = libc::O_APPEND as u32;
-                open.entry.flags.fetch_or(flag, std::sync::atomic::Ordering::Relaxed);
-            }
+            let flag = (flags & libc::O_APPEND) as u32;
+            let before = open.entry.flags.fetch_or(flag, std::sync::atomic::Ordering::Relaxed);
+            return stream_on(fd, mode, flags, before & flag != 0);
         }
         real::fdopen(fd, mode)
     }
@@ -134,6 +155,9 @@ pub(crate) unsafe fn freopen(
         if !stream.is_null() {
             descriptors::forget(old);
             files::dup2(fd, libc::fileno(stream));
+            if flags & (libc::O_APPEND | libc::O_ACCMODE) == libc::O_APPEND | libc::O_WRONLY {
+                super::io::lseek(fd, 0, libc::SEEK_END);
+            }
         }
         files::close(fd);
         stream
