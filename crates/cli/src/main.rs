@@ -119,18 +119,43 @@ enum Command {
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
-    let command = match arguments.next() {
+    match arguments.next() {
         Some(name) if name == "run" => {
             let plain = run::Args::plain(arguments);
-            Command::Run(plain.unwrap_or_else(|| parse_run(std::env::args_os().skip(1))))
+            start(Command::Run(plain.unwrap_or_else(|| parse_run(std::env::args_os().skip(1)))))
         }
-        Some(name) if name == run::KEEP => return run::keep(arguments),
-        _ => {
-            log_to_standard_error(LOGGED);
-            be_told_of_the_file_size_limit();
-            Cli::try_parse().unwrap_or_else(|error| tell(&error)).command
+        Some(name) if name == run::KEEP => run::keep(arguments),
+        _ if stack_is_short() => {
+            // A panic has been told by its thread.
+            let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(parse_and_start);
+            match thread.map(std::thread::JoinHandle::join) {
+                Ok(ended) => ended.unwrap_or(ExitCode::from(101)),
+                Err(error) => {
+                    report::note(format_args!("towline: no thread with more stack: {error}"));
+                    ExitCode::FAILURE
+                }
+            }
         }
-    };
+        _ => parse_and_start(),
+    }
+}
+
+/// Stack that is enough for all commands: describing them to the parser takes 55 KiB.
+const STACK_BYTES: usize = 1 << 20;
+
+/// True where the limit of the first thread's stack (`ulimit -s`) is less than commands may need.
+fn stack_is_short() -> bool {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    limit.is_some_and(|limit| limit < STACK_BYTES as u64)
+}
+
+fn parse_and_start() -> ExitCode {
+    log_to_standard_error(LOGGED);
+    be_told_of_the_file_size_limit();
+    start(Cli::try_parse().unwrap_or_else(|error| tell(&error)).command)
+}
+
+fn start(command: Command) -> ExitCode {
     match command {
         Command::Serve(args) => serve::run(args),
         Command::Ls(args) => ls::run(&args),

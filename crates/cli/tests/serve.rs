@@ -5,10 +5,12 @@
 
 mod support;
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc;
@@ -469,6 +471,63 @@ fn clients_without_descriptors_come_to_an_end() {
         served += usize::from(good);
     }
     assert!(served > 0);
+}
+
+/// Names are bytes, and 64 KiB of stack (`ulimit -s`) are enough for the server and for all commands.
+#[test]
+fn a_directory_of_any_name_is_served_on_a_short_stack() {
+    let directory = TempDir::new().unwrap();
+    let name = OsStr::from_bytes(b"\xff\\:\xc3");
+    let (served, socket) = (directory.path().join(name), directory.path().join("socket"));
+    fs::create_dir(&served).unwrap();
+    fs::write(served.join("file"), noise(200_000, 1)).unwrap();
+    let short = |arguments: &[&OsStr]| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "ulimit -s 64; exec \"$0\" \"$@\"", TOWLINE]).args(arguments);
+        command.stdin(Stdio::null());
+        command
+    };
+    let escaped = b"d=".iter().chain(served.as_os_str().as_bytes()).flat_map(|byte| match byte {
+        b'\\' | b':' => vec![b'\\', *byte],
+        byte => vec![*byte],
+    });
+    let export = OsString::from_vec(escaped.collect());
+    let listen = format!("unix://{}", socket.display());
+    let mut server = Serving::new(&mut short(&[
+        "serve".as_ref(),
+        "--dir".as_ref(),
+        &export,
+        "--listen".as_ref(),
+        listen.as_ref(),
+    ]));
+    server.says("listening on unix://");
+    let url = |path: &str| format!("towline+unix:///{path}?socket={}", socket.display());
+    let done = |arguments: &[&str]| {
+        let arguments: Vec<&OsStr> = arguments.iter().map(AsRef::as_ref).collect();
+        let output = short(&arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{arguments:?}: {}, {said}", output.status);
+        output.stdout
+    };
+    assert_eq!(done(&["ls", &url("d")]), b"file\n");
+    assert_eq!(done(&["cat", &url("d/file")]), noise(200_000, 1));
+    done(&["cp", "-r", &url("d"), &url("d/copy")]);
+    done(&["cp", &url("d/file"), directory.path().join("back").to_str().unwrap()]);
+    assert_eq!(fs::read(directory.path().join("back")).unwrap(), noise(200_000, 1));
+    for arguments in [&["stat", &url("d/file")][..], &["sum", &url("d/file")], &["df", &url("d")]] {
+        assert!(!done(arguments).is_empty());
+    }
+    done(&["mkdir", &url("d/new")]);
+    done(&["mv", &url("d/file"), &url("d/new/file")]);
+    done(&["rm", "-r", &url("d/copy"), &url("d/new")]);
+    done(&["--help"]);
+    done(&["bench", "limits", "--help"]);
+    done(&["doctor"]);
+    // What is wrong is told with the status that it has elsewhere.
+    let status = short(&["ls".as_ref()]).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(2));
+    assert_eq!(fs::read_dir(&served).unwrap().count(), 0);
+    server.end();
 }
 
 /// A file that may not become longer is an error, and ends neither the server nor the client.

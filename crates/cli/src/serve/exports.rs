@@ -1,56 +1,64 @@
-//! The grammar of exports and sizes on the command line and in the configuration file.
+//! The grammar of exports and sizes on the command line and in the configuration file. Paths are bytes, all else is text.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 use towline_server::{CacheMode, DataPath, DiskExport, DiskKind, Export, ExportKind};
 
 /// `NAME=PATH[:ro][:iops=N][:bandwidth=SIZE]`.
-pub(crate) fn parse_directory(text: &str) -> Result<Export, String> {
-    parse(text, |path| match path {
-        "" => Err("no path after \"=\"".into()),
-        path => Ok(ExportKind::Directory(PathBuf::from(path))),
+pub(crate) fn parse_directory(text: impl AsRef<OsStr>) -> Result<Export, String> {
+    parse(text.as_ref(), |path| match path.is_empty() {
+        true => Err("no path after \"=\"".into()),
+        false => Ok(ExportKind::Directory(PathBuf::from(path))),
     })
 }
 
 /// `NAME=SIZE[:ro][:iops=N][:bandwidth=SIZE]`.
 pub(crate) fn parse_memory(text: &str) -> Result<Export, String> {
-    parse(text, |size| Ok(ExportKind::Memory(parse_bytes(size)?)))
+    parse(text.as_ref(), |size| Ok(ExportKind::Memory(parse_bytes(&size.to_string_lossy())?)))
 }
 
 /// `NAME=PATH[:ro][:direct|:cached|:read-direct][:staged|:sendfile|:zero-copy][:serial]
 /// [:iops=N][:bandwidth=SIZE][:block=SIZE][:preferred=SIZE][:depth=N][:default]`, or in place of the path `mem:SIZE`,
 /// `stripe:CHUNK:PATH,PATH...` or `delay:SIZE:MICROSECONDS:BYTES` (a second).
-pub(crate) fn parse_disk(text: &str) -> Result<DiskExport, String> {
-    let (name, parts) = split(text)?;
+pub(crate) fn parse_disk(text: impl AsRef<OsStr>) -> Result<DiskExport, String> {
+    let (name, parts) = split(text.as_ref())?;
     let mut parts = parts.into_iter();
     let first = parts.next().unwrap_or_default();
-    let mut need = |what: &str| parts.next().ok_or_else(|| format!("no {what} after \"{first}:\""));
-    let kind = match first.as_str() {
-        "" => return Err("no path after \"=\"".into()),
-        "mem" => DiskKind::Memory(parse_bytes(&need("size")?)?),
-        "stripe" => {
-            let chunk = parse_bytes(&need("chunk size")?)?;
-            let paths: Vec<PathBuf> = need("paths")?.split(',').map(PathBuf::from).collect();
+    let mut need = |what: &str| {
+        let missing = || format!("no {what} after \"{}:\"", first.display());
+        parts.next().ok_or_else(missing)
+    };
+    let kind = match first.to_str() {
+        Some("") => return Err("no path after \"=\"".into()),
+        Some("mem") => DiskKind::Memory(parse_bytes(&need("size")?.to_string_lossy())?),
+        Some("stripe") => {
+            let chunk = parse_bytes(&need("chunk size")?.to_string_lossy())?;
+            let paths = need("paths")?;
+            let paths = paths.as_bytes().split(|byte| *byte == b',');
+            let paths = paths.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect();
             DiskKind::Stripe(chunk, paths, CacheMode::default())
         }
-        "delay" => {
-            let size = parse_bytes(&need("size")?)?;
-            let latency = need("latency")?;
+        Some("delay") => {
+            let size = parse_bytes(&need("size")?.to_string_lossy())?;
+            let latency = need("latency")?.to_string_lossy().into_owned();
             let latency = latency
                 .parse()
                 .map_err(|_| format!("\"{latency}\" is no number of microseconds"))?;
-            let bandwidth = need("bandwidth")?;
+            let bandwidth = need("bandwidth")?.to_string_lossy().into_owned();
             let bandwidth = if bandwidth == "0" { 0 } else { parse_bytes(&bandwidth)? };
             DiskKind::Delay(size, Duration::from_micros(latency), bandwidth)
         }
-        path => DiskKind::File(PathBuf::from(path), CacheMode::default()),
+        _ => DiskKind::File(PathBuf::from(&first), CacheMode::default()),
     };
+    let options = parts.map(option).collect::<Result<Vec<_>, _>>()?;
     let mut disk = DiskExport::new(&name, kind);
     let modes = |option: &&String| matches!(option.as_str(), "cached" | "direct" | "read-direct");
-    if let Some(second) = parts.clone().filter(|option| modes(&option)).nth(1) {
+    if let Some(second) = options.iter().filter(modes).nth(1) {
         return Err(format!("option \":{second}\": the mode is given twice"));
     }
-    for option in parts {
+    for option in options {
         match option.split_once('=') {
             Some(("iops", amount)) => disk.limit.operations = parse_count(amount)?,
             Some(("bandwidth", amount)) => disk.limit.bytes = parse_bytes(amount)?,
@@ -110,35 +118,44 @@ fn unknown(option: &str) -> String {
     format!("unknown option \":{option}\" (a colon in a path is written \"\\:\")")
 }
 
+/// What is no path.
+fn option(part: OsString) -> Result<String, String> {
+    part.into_string().map_err(|part| unknown(&part.to_string_lossy()))
+}
+
 /// Splits off the name, cuts the rest at colons and undoes escapes.
-fn split(text: &str) -> Result<(String, Vec<String>), String> {
-    let (name, rest) = text.split_once('=').ok_or("expected NAME=...")?;
-    let mut parts = vec![String::new()];
-    let mut characters = rest.chars();
-    while let Some(character) = characters.next() {
-        match character {
-            ':' => parts.push(String::new()),
-            '\\' => {
-                let escaped = characters.next().ok_or("backslash at the end")?;
-                parts.last_mut().ok_or("no value")?.push(escaped);
-            }
-            other => parts.last_mut().ok_or("no value")?.push(other),
+fn split(text: &OsStr) -> Result<(String, Vec<OsString>), String> {
+    let text = text.as_bytes();
+    let equals = text.iter().position(|byte| *byte == b'=').ok_or("expected NAME=...")?;
+    let name = std::str::from_utf8(&text[..equals]).map_err(|_| "names of exports are UTF-8")?;
+    let (mut parts, mut part) = (Vec::new(), Vec::new());
+    let mut bytes = text[equals + 1..].iter().copied();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b':' => parts.push(OsString::from_vec(std::mem::take(&mut part))),
+            b'\\' => part.push(bytes.next().ok_or("backslash at the end")?),
+            other => part.push(other),
         }
     }
+    parts.push(OsString::from_vec(part));
     Ok((name.to_owned(), parts))
 }
 
 /// An export of files whose value means this.
-fn parse(text: &str, kind: impl Fn(&str) -> Result<ExportKind, String>) -> Result<Export, String> {
+fn parse(
+    text: &OsStr,
+    kind: impl Fn(&OsStr) -> Result<ExportKind, String>,
+) -> Result<Export, String> {
     let (name, mut parts) = split(text)?;
     let value = parts.remove(0);
     let mut export = Export::new(&name, kind(&value)?);
-    for option in &parts {
+    for part in parts {
+        let option = option(part)?;
         match option.split_once('=') {
             None if option == "ro" => export.read_only = true,
             Some(("iops", amount)) => export.limit.operations = parse_count(amount)?,
             Some(("bandwidth", amount)) => export.limit.bytes = parse_bytes(amount)?,
-            _ => return Err(unknown(option)),
+            _ => return Err(unknown(&option)),
         }
     }
     Ok(export)
@@ -232,6 +249,18 @@ mod tests {
         let export = parse_directory("a=/srv/x\\:y:ro").unwrap();
         let expected = Export::new("a", ExportKind::Directory("/srv/x:y".into()));
         assert_eq!(export, Export { read_only: true, ..expected });
+        // Names of files are bytes.
+        let bytes = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+        let export = parse_directory(bytes(b"a=/\xff\\:\\\\\xc3:ro")).unwrap();
+        assert_eq!(export.kind, ExportKind::Directory(bytes(b"/\xff:\\\xc3").into()));
+        assert!(export.read_only);
+        let stripe = parse_disk(bytes(b"d=stripe:64K:/\xff,/b")).unwrap().kind;
+        let paths = vec![bytes(b"/\xff").into(), "/b".into()];
+        assert_eq!(stripe, DiskKind::Stripe(65536, paths, CacheMode::Cached));
+        assert!(parse_disk(bytes(b"d=/\xff:direct")).is_ok());
+        for bad in [&b"\xff=/a"[..], b"a=/a:\xff", b"a=/a:iops=\xff"] {
+            assert!(parse_directory(bytes(bad)).is_err() && parse_disk(bytes(bad)).is_err());
+        }
         let limited = parse_memory("m=2G:iops=10:bandwidth=1M").unwrap();
         assert_eq!(limited.limit, RateLimit { operations: 10, bytes: 1 << 20 });
         assert_eq!(parse_memory("m=2G").unwrap().kind, ExportKind::Memory(2 << 30));

@@ -99,7 +99,7 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
             (Some(path), None, None) => ExportKind::Directory(path),
             (None, Some(size), None) => ExportKind::Memory(parse_bytes(&size).map_err(wrong)?),
             (None, None, Some(disk)) => {
-                let mut disk = parse_disk(&format!("{name}={disk}")).map_err(wrong)?;
+                let mut disk = parse_disk(format!("{name}={disk}")).map_err(wrong)?;
                 disk.read_only |= export.read_only;
                 if limit.operations > 0 {
                     disk.limit.operations = limit.operations;

@@ -6,6 +6,7 @@ mod metrics;
 mod nbd;
 
 use crate::report::note;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 pub(crate) use exports::parse_bytes;
 use exports::{parse_directory, parse_disk, parse_memory};
 use file::Engine;
@@ -52,7 +53,8 @@ Exports:
                           how reads leave, for experiments: copied by way of a buffer, as pages of
                           the cache, from the buffer without a copy; serial: nothing before the
                           disk is done with all of a read. Else the server chooses.
-  A colon, or a backslash, in PATH is written with a backslash before it.
+  A colon, or a backslash, in PATH is written with a backslash before it. Paths may be any bytes (in the
+  configuration file, which is UTF-8, those that are).
 
 Examples:
   towline serve --dir data=/srv/data --listen tcp://127.0.0.1:7440
@@ -91,13 +93,13 @@ Exit status: 0 told to end, 1 could not start or failed, 2 wrong usage.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Directory to export.
-    #[arg(long, value_name = "NAME=PATH[:ro][:LIMIT]", value_parser = parse_directory)]
+    #[arg(long, value_name = "NAME=PATH[:ro][:LIMIT]", value_parser = OsStringValueParser::new().try_map(parse_directory))]
     dir: Vec<Export>,
     /// Memory file system to export.
     #[arg(long, value_name = "NAME=SIZE[:ro][:LIMIT]", value_parser = parse_memory)]
     mem: Vec<Export>,
     /// Disk to export.
-    #[arg(long, value_name = "NAME=PATH[:ro][:MODE]", value_parser = parse_disk)]
+    #[arg(long, value_name = "NAME=PATH[:ro][:MODE]", value_parser = OsStringValueParser::new().try_map(parse_disk))]
     disk: Vec<DiskExport>,
     /// Address to listen on for NBD clients: HOST:PORT or unix:///PATH; or "-": the sockets of a
     /// service manager, else one client on standard input and output.
