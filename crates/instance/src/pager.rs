@@ -11,7 +11,7 @@ pub const MESSAGE_BYTES: usize = 48;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The first one. With it come the userfaultfd, and an end of a pipe that is to be closed only
-    /// when nobody fills pages any more.
+    /// when nobody fills pages any more. Who is no child is answered zero.
     Hello {
         /// Of the [`Message::Fork`] that announced this process, whose mappings it has; zero: none.
         token: u64,

@@ -56,6 +56,10 @@ impl Pager {
         let this = Self { userfault, socket, lifeline: hidden(lifeline)? };
         this.say(Message::Hello { token }, &[this.userfault.as_fd(), other.as_fd()])?;
         drop(other);
+        if token == 0 {
+            // Before the lifeline can end us: the pager may have no thread for us.
+            this.answer()?;
+        }
         this.watch()?;
         Ok(this)
     }
@@ -83,7 +87,7 @@ impl Pager {
         }
     }
 
-    /// The answer to [`Message::Begin`].
+    /// The answer to [`Message::Hello`] and [`Message::Begin`].
     fn answer(&self) -> Result<(), i32> {
         let mut bytes = [0; 4];
         loop {

@@ -242,7 +242,10 @@ impl<'a> Process<'a> {
             return Err(strange("hello without its descriptors").into());
         };
         let ranges = match token {
-            0 => Vec::new(),
+            0 => {
+                rustix::io::write(&socket, &0i32.to_ne_bytes()).map_err(io::Error::from)?;
+                Vec::new()
+            }
             token => run.announced(token).ok_or_else(|| strange("a child of nobody"))?,
         };
         let buffer = vec![0; AHEAD_MAX as usize];
