@@ -9,9 +9,9 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use support::compare::{Libc, compiled, same, same_over};
-use support::{TOWLINE, World, wait_until};
+use support::{TOWLINE, World, under_run, wait_until};
 
 #[test]
 fn descriptors_behave() {
@@ -26,6 +26,11 @@ fn locks_of_processes_that_end_are_given_to_others() {
 #[test]
 fn children_of_vfork_leave_their_parents_as_they_were() {
     same(Libc::Shared, "vfork.c", &[]);
+}
+
+#[test]
+fn files_that_are_read_in_short_pieces_behave() {
+    same(Libc::Shared, "ahead.c", &[]);
 }
 
 #[test]
@@ -203,72 +208,6 @@ fn other_users_have_their_rights_where_the_run_serves() {
     let made = fs::metadata(world.local("served/open/made")).unwrap();
     assert_eq!((made.uid(), made.gid(), made.len()), (65534, 65534, 5));
     assert!(!world.local("served/here").exists());
-}
-
-/// Runs a script under `run` on the served directory.
-fn under_run(world: &World, script: &str) -> Output {
-    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
-    Command::new(TOWLINE)
-        .args(["run", "--at", &at, "--", "sh", "-c", script])
-        .env("AT", world.local("at"))
-        .env("HERE", &world.path)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap()
-}
-
-/// The first bytes come with opening, all others by one read; who then asks once more is told of the end without.
-#[test]
-fn a_file_is_read_to_its_end_by_one_read() {
-    let world = World::new();
-    fs::write(world.local("served/f"), vec![b'x'; 50_000]).unwrap();
-    let reads = || {
-        let output =
-            Command::new(TOWLINE).args(["stats", "--json", &world.url("")]).output().unwrap();
-        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        told["operations"]["Read"].as_u64().unwrap_or(0)
-    };
-    // Where the machine is busy, what came with opening may be too old when it is used.
-    let fewest = (0..50).map(|_| {
-        let before = reads();
-        let output = under_run(&world, "cat $AT/f; exit $?");
-        assert_eq!(output.stdout.len(), 50_000, "{}", String::from_utf8_lossy(&output.stderr));
-        reads() - before
-    });
-    assert!(fewest.into_iter().any(|count| count == 1));
-    // Who asks after that is told of what was added.
-    let script = "exec 3< $AT/f; cat <&3 | wc -c; printf more >> $HERE/served/f; cat <&3 | wc -c";
-    let output = under_run(&world, script);
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "50000\n4\n");
-}
-
-#[test]
-fn a_directory_whose_names_are_known_is_not_asked_for_again() {
-    let world = World::new();
-    fs::create_dir(world.local("served/d")).unwrap();
-    (0..10).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
-    let stats = || {
-        let output =
-            Command::new(TOWLINE).args(["stats", "--json", &world.url("")]).output().unwrap();
-        let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        told["operations"]["Stat"].as_u64().unwrap_or(0)
-    };
-    let look = "i=0; while [ $i -lt 40 ]; do [ -d $AT/d ] || exit 1; i=$((i + 1)); done";
-    let asked = |first: &str| {
-        let before = stats();
-        let output = under_run(&world, &format!("{first}; {look}; exit 0"));
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        stats() - before
-    };
-    assert!(asked(":") >= 40, "who only looks at it waits for a change");
-    // Where the machine is busy, what is known may be too old when it is used.
-    let names = "for n in $AT/d/*; do [ -e $n ] || exit 1; done";
-    assert!((0..50).any(|_| asked(names) < 20));
-    // What the run itself changes is seen at once.
-    let script = format!(
-        "{names}; stat -c %h $AT/d; [ -d $AT/d ] && mkdir $AT/d/in && [ -d $AT/d/in ] && stat -c %h $AT/d"
-    );
-    assert_eq!(String::from_utf8_lossy(&under_run(&world, &script).stdout), "2\n3\n");
 }
 
 #[test]

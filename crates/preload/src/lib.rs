@@ -7,6 +7,7 @@
 //! out, keeps `errno` on success, and does nothing at all unless `TOWLINE_RUN` names a run.
 #![allow(unsafe_code)] // everything here stands at the border to C
 
+mod ahead;
 mod alloc;
 mod between;
 mod closing;

@@ -4,10 +4,10 @@
 //! It is used for a moment ([`VALID_OPENED`]) and no longer than until a process of the run changes
 //! something or takes a lock, see `known.rs`.
 
+use crate::ahead;
 use crate::descriptors::Open;
 use crate::known::{self, changes, lock};
 use crate::place::At;
-use crate::remote;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -64,6 +64,7 @@ pub(crate) fn keep(at: &At, new: Opened) {
         let (entries, complete) = new.listing.as_ref().map_or((&[][..], false), |l| (&l.0, l.1));
         known::listed_at(at, new.handle, new.changes, entries, complete);
     }
+    ahead::forget(new.mount, new.handle);
     if new.data.is_some() {
         UNREAD.fetch_add(1, Ordering::Relaxed);
     }
@@ -140,6 +141,7 @@ pub(crate) fn listing(mount: usize, handle: u64) -> Option<(Vec<DirEntry>, bool)
 
 /// Forgets what came with opening: the file is closed.
 pub(crate) fn closed(mount: usize, handle: u64) {
+    ahead::forget(mount, handle);
     if let Some(mut all) = lock(&OPENED) {
         all.retain(|one| one.handle != handle || one.mount != mount);
     }
@@ -153,8 +155,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usiz
     if ends || done == target.len() {
         return Ok(done);
     }
-    let rest = remote::with(open, |file| file.read_at(&mut target[done..], offset + done as u64));
-    match rest {
+    match ahead::read_at(open, &mut target[done..], offset + done as u64) {
         Err(_) if done > 0 => Ok(done),
         Ok(more) => {
             if more > 0 && done + more < target.len() {

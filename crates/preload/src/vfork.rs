@@ -15,7 +15,8 @@
 
 use crate::guard::{self, checked, inside, mask};
 use crate::{
-    ALLOCATOR, demand, descriptors, hooks, known, opened, process, remote, start, stdio, working,
+    ALLOCATOR, ahead, demand, descriptors, hooks, known, opened, process, remote, start, stdio,
+    working,
 };
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_void};
@@ -192,6 +193,7 @@ extern "C" fn in_child() {
     ALLOCATOR.set_aside();
     known::leave_to_parent();
     opened::leave_to_parent();
+    ahead::leave_to_parent();
     working::leave_to_parent();
     demand::disown();
     remote::disown();

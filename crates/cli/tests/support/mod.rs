@@ -182,3 +182,15 @@ pub(crate) fn have(program: &str) -> bool {
     }
     found
 }
+
+/// Runs a script under `run` on the served directory.
+pub(crate) fn under_run(world: &World, script: &str) -> Output {
+    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
+    Command::new(TOWLINE)
+        .args(["run", "--at", &at, "--", "sh", "-c", script])
+        .env("AT", world.local("at"))
+        .env("HERE", &world.path)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}

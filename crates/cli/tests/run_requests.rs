@@ -1,0 +1,76 @@
+//! `towline run`: how often programs ask the server.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::process::Command;
+use support::{TOWLINE, World, under_run};
+
+/// How many operations of a kind the server has been asked for.
+fn operations(world: &World, kind: &str) -> u64 {
+    let output = Command::new(TOWLINE).args(["stats", "--json", &world.url("")]).output().unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    told["operations"][kind].as_u64().unwrap_or(0)
+}
+
+/// The first bytes come with opening, all others by one read; who then asks once more is told of the end without.
+#[test]
+fn a_file_is_read_to_its_end_by_one_read() {
+    let world = World::new();
+    fs::write(world.local("served/f"), vec![b'x'; 50_000]).unwrap();
+    let reads = || operations(&world, "Read");
+    // Where the machine is busy, what came with opening may be too old when it is used.
+    let fewest = (0..50).map(|_| {
+        let before = reads();
+        let output = under_run(&world, "cat $AT/f; exit $?");
+        assert_eq!(output.stdout.len(), 50_000, "{}", String::from_utf8_lossy(&output.stderr));
+        reads() - before
+    });
+    assert!(fewest.into_iter().any(|count| count == 1));
+    // Who asks after that is told of what was added.
+    let script = "exec 3< $AT/f; cat <&3 | wc -c; printf more >> $HERE/served/f; cat <&3 | wc -c";
+    let output = under_run(&world, script);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "50000\n4\n");
+}
+
+#[test]
+fn a_directory_whose_names_are_known_is_not_asked_for_again() {
+    let world = World::new();
+    fs::create_dir(world.local("served/d")).unwrap();
+    (0..10).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
+    let stats = || operations(&world, "Stat");
+    let look = "i=0; while [ $i -lt 40 ]; do [ -d $AT/d ] || exit 1; i=$((i + 1)); done";
+    let asked = |first: &str| {
+        let before = stats();
+        let output = under_run(&world, &format!("{first}; {look}; exit 0"));
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        stats() - before
+    };
+    assert!(asked(":") >= 40, "who only looks at it waits for a change");
+    // Where the machine is busy, what is known may be too old when it is used.
+    let names = "for n in $AT/d/*; do [ -e $n ] || exit 1; done";
+    assert!((0..50).any(|_| asked(names) < 20));
+    // What the run itself changes is seen at once.
+    let script = format!(
+        "{names}; stat -c %h $AT/d; [ -d $AT/d ] && mkdir $AT/d/in && [ -d $AT/d/in ] && stat -c %h $AT/d"
+    );
+    assert_eq!(String::from_utf8_lossy(&under_run(&world, &script).stdout), "2\n3\n");
+}
+
+/// Who reads on in short pieces is given them out of longer ones.
+#[test]
+fn short_reads_in_order_are_few_requests() {
+    let world = World::new();
+    fs::write(world.local("served/f"), vec![b'x'; 4 << 20]).unwrap();
+    let asked = |script: &str| {
+        let before = operations(&world, "Read");
+        let output = under_run(&world, &format!("{script}; exit $?"));
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        operations(&world, "Read") - before
+    };
+    // Where the machine is busy, what was read ahead may be too old when it is used.
+    let in_order = "dd if=$AT/f bs=4k of=/dev/null status=none";
+    assert!((0..50).any(|_| asked(in_order) < 20));
+}
