@@ -85,6 +85,9 @@ struct Bulk {
     done: usize,
 }
 
+/// Bytes that are read ahead where bulk is expected: it is copied from there.
+const AHEAD_BYTES: usize = 4 * HEADER_BYTES;
+
 fn is_bulk(header: &Header) -> bool {
     header.payload_bytes > 0 && matches!(header.kind, Kind::Data | Kind::Reply)
 }
@@ -119,7 +122,7 @@ impl Input {
             return Ok(Incoming::Progress);
         }
         let ahead = if sink.expects_bulk() {
-            (have + 4 * HEADER_BYTES).max(self.end_of_partial()).min(scratch.len())
+            (have + AHEAD_BYTES).max(self.end_of_partial()).min(scratch.len())
         } else {
             scratch.len()
         };
@@ -212,12 +215,20 @@ impl Input {
     ) -> io::Result<Incoming> {
         let Some(bulk) = &mut self.bulk else { return Ok(Incoming::Progress) };
         let rest = bulk.header.payload_bytes as usize - bulk.done;
+        let mut ahead = &mut [][..];
         let (wanted, received) = match sink.place(&bulk.header, &bulk.body, bulk.done, rest) {
             Some(mut target) => {
                 let mut target = target.limited(rest);
                 let wanted = target.len();
-                let received = receive(link, &mut target, wait, true, counters)?;
-                let count = received.unwrap_or(0);
+                // What is behind its end, or that nothing is, without another system call.
+                if wanted == rest && wait.is_none() && matches!(link, Link::Socket(..)) {
+                    ahead = &mut scratch[..AHEAD_BYTES];
+                }
+                let received = match ahead.is_empty() {
+                    true => receive(link, &mut target, wait, true, counters)?,
+                    false => some(link.receive_ahead(&mut target, ahead, counters))?,
+                };
+                let count = received.unwrap_or(0).min(wanted);
                 Counters::add(&counters.bytes_received_placed, count as u64);
                 if count > 0 {
                     sink.placed(&bulk.header, count);
@@ -237,14 +248,18 @@ impl Input {
             Some(count) => count,
             None => return Ok(Incoming::Drained),
         };
-        bulk.done += count;
+        let drained = count < wanted + ahead.len();
+        bulk.done += count.min(wanted);
         if bulk.done == bulk.header.payload_bytes as usize {
             let bulk = self.bulk.take().expect("was just used");
             Counters::add(&counters.messages_received, 1);
             sink.message(&bulk.header, &bulk.body, &[]).map_err(invalid)?;
-            return Ok(Incoming::Progress);
+            let is_all = drained && !ahead.is_empty();
+            self.parse(&ahead[..count - wanted], sink, counters)?;
+            let done = is_all && self.bulk.is_none() && !self.full;
+            return Ok(if done { Incoming::Drained } else { Incoming::Progress });
         }
-        Ok(if count < wanted { Incoming::Drained } else { Incoming::Progress })
+        Ok(if drained { Incoming::Drained } else { Incoming::Progress })
     }
 }
 
@@ -284,10 +299,14 @@ fn receive(
     full: bool,
     counters: &Counters,
 ) -> io::Result<Option<usize>> {
-    let received = match wait {
+    some(match wait {
         Some(spin) => link.receive_wait(target, spin, full),
         None => link.receive_to(target, counters),
-    };
+    })
+}
+
+/// What was received, if anything was there.
+fn some(received: io::Result<usize>) -> io::Result<Option<usize>> {
     match received {
         Ok(count) => Ok(Some(count)),
         Err(error) if is_nothing(&error) => Ok(None),
@@ -328,6 +347,55 @@ mod tests {
 
         fn is_full(&self) -> bool {
             self.full
+        }
+    }
+
+    /// Takes bulk, and notes what came in which order.
+    #[derive(Default)]
+    struct Taking {
+        memory: Vec<u8>,
+        taken: Vec<u32>,
+    }
+
+    impl Sink for Taking {
+        fn message(&mut self, header: &Header, _: &[u8], _: &[u8]) -> Result<(), ProtocolError> {
+            self.taken.push(header.sequence);
+            Ok(())
+        }
+
+        fn place(&mut self, _: &Header, _: &[u8], done: usize, rest: usize) -> Option<Target<'_>> {
+            self.memory.resize(done + rest, 0);
+            Some(Target::Own(&mut self.memory[done..]))
+        }
+
+        fn expects_bulk(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn what_follows_bulk_comes_with_its_end() {
+        let payload: Vec<u8> = (0..100_000u32).map(|at| (at % 251) as u8).collect();
+        // How many messages follow, and system calls for all.
+        for (behind, calls) in [(0, 2), (3, 2), (9, 4)] {
+            let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+            let near = Link::Socket(near.into(), crate::LinkKind::Unix);
+            let mut head = Header::new(Kind::Data, 0, 1);
+            head.payload_bytes = payload.len() as u32;
+            let others = (2..2 + behind).flat_map(|n| Header::new(Kind::Cancel, 0, n).to_bytes());
+            let bytes = [&head.to_bytes()[..], &payload, &others.collect::<Vec<_>>()].concat();
+            std::io::Write::write_all(&mut &far, &bytes).unwrap();
+            let counters = Counters::default();
+            let (mut input, mut sink) = (Input::default(), Taking::default());
+            let mut scratch = [0; 1024];
+            let mut last = Incoming::Progress;
+            while last == Incoming::Progress {
+                last = input.receive(&near, &mut scratch, None, &mut sink, &counters).unwrap();
+            }
+            assert_eq!(sink.taken, (1..2 + behind).collect::<Vec<_>>());
+            assert!(sink.memory == payload, "other bytes");
+            let made = counters.system_calls.load(std::sync::atomic::Ordering::Relaxed);
+            assert_eq!((made, last), (calls, Incoming::Drained), "{behind} messages behind");
         }
     }
 
