@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use support::{TOWLINE, wait_until};
+use support::{TOWLINE, forbidding, have, wait_until};
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
@@ -65,11 +65,14 @@ impl Place {
     }
 
     fn serve(&self, disks: &[String]) -> Running {
+        self.serve_by(Command::new(TOWLINE), disks)
+    }
+
+    fn serve_by(&self, mut command: Command, disks: &[String]) -> Running {
         let (socket, nbd) = (self.path("socket"), self.path("nbd"));
         for old in [&socket, &nbd] {
             let _ = std::fs::remove_file(old);
         }
-        let mut command = Command::new(TOWLINE);
         command.arg("serve");
         for disk in disks {
             command.args(["--disk", disk]);
@@ -218,6 +221,24 @@ fn disks_are_shown_mapped_copied_and_resized() {
     );
     let nbd = place.disk(&["info", "--json", &place.nbd("scratch")]).unwrap();
     assert!(nbd.contains(r#""size":1048576"#), "{nbd}");
+}
+
+/// Where a filter of a container forbids to ask what is in memory.
+#[test]
+fn a_disk_is_read_without_preadv2() {
+    if !have("python3") {
+        return;
+    }
+    let place = Place::new();
+    let image = place.sparse("image", 8 * MIB);
+    let mut command = forbidding(libc::SYS_preadv2);
+    command.arg(TOWLINE);
+    let _server = place.serve_by(command, &[format!("d={image}")]);
+    for (number, source) in [place.url("d"), place.nbd("d")].iter().enumerate() {
+        let target = place.path(&format!("copy{number}"));
+        place.copy(&[source, &target]);
+        assert!(same(&image, &target), "{source}");
+    }
 }
 
 #[test]

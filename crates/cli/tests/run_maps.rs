@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-use support::{TOWLINE, World, noise, text};
+use support::{TOWLINE, World, forbidding, noise, text};
 
 /// Where the remote directory is for the programs; it does not exist here.
 const PREFIX: &str = "/towline-maps-test";
@@ -272,18 +272,7 @@ fn a_program_ends_when_nobody_fills_its_pages() {
     assert_eq!(said, "", "the program went on");
 }
 
-/// Executes a program for which `clone3` fails as old filters of containers let it, so that it cannot make threads.
-const WITHOUT_THREADS: &str = "
-import ctypes, os, struct, sys
-code = [(0x20, 0, 0, 0), (0x15, 0, 1, 435), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7fff0000)]
-code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *one) for one in code), 32)
-filter = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 4, ctypes.addressof(code)), 16)
-libc = ctypes.CDLL(None)
-assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, filter, 0, 0) == 0
-os.execv(sys.argv[1], sys.argv[1:])
-";
-
-/// Then files are read when they are mapped.
+/// Old filters of containers forbid `clone3` so that nobody can make threads. Files are read when they are mapped then.
 #[test]
 fn programs_map_files_where_their_keeper_can_have_no_thread() {
     if !possible() {
@@ -298,8 +287,8 @@ with open(sys.argv[1], 'rb') as file:
         sys.stdout.buffer.write(mmap.mmap(file.fileno(), 0, access=access))";
     // How far the program is when its keeper gives up is different each time.
     for _ in 0..8 {
-        let output = Command::new("python3")
-            .args(["-c", WITHOUT_THREADS, TOWLINE, "run", "--at"])
+        let output = forbidding(libc::SYS_clone3)
+            .args([TOWLINE, "run", "--at"])
             .args([&format!("{PREFIX}={}", world.url("dir")), "--", "python3", "-c", script])
             .arg(format!("{PREFIX}/file"))
             .output()

@@ -150,6 +150,23 @@ pub(crate) fn bad<S: AsRef<OsStr> + std::fmt::Debug>(status: i32, arguments: &[S
     complaint
 }
 
+/// A command, whose arguments follow, for which a system call fails with `EPERM`, as filters of containers let it. Needs
+/// `python3`.
+pub(crate) fn forbidding(call: libc::c_long) -> Command {
+    let script = "
+import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (0x06, 0, 0, 0x50001), (0x06, 0, 0, 0x7fff0000)]
+code = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *one) for one in code), 32)
+filter = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 4, ctypes.addressof(code)), 16)
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, filter, 0, 0) == 0
+os.execv(sys.argv[2], sys.argv[2:])
+";
+    let mut command = Command::new("python3");
+    command.args(["-c", script, &call.to_string()]);
+    command
+}
+
 /// Bytes that differ everywhere.
 pub(crate) fn noise(length: usize, seed: u32) -> Vec<u8> {
     let mut state = seed | 1;

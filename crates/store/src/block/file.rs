@@ -373,7 +373,8 @@ impl BlockStore for FileDisk {
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Now::WouldBlock,
-                Err(Errno::OPNOTSUPP) => {
+                // File systems that cannot tell, and filters of containers that do not let them.
+                Err(Errno::OPNOTSUPP | Errno::PERM | Errno::NOSYS) => {
                     self.tells_residency.store(false, Ordering::Relaxed);
                     return Now::WouldBlock;
                 }
