@@ -339,3 +339,38 @@ fn a_page_that_is_waited_for_comes_when_the_server_does() {
     let (status, said, complaint) = ended(child);
     assert_eq!(said, "done\n", "{status}: {complaint}");
 }
+
+/// Databases map gigabytes from the beginning. Also where nothing is read when it is touched: the folder for runs is on a disk,
+/// whose files no userfaultfd serves (where it is none here, this is tried with one).
+#[test]
+fn what_is_mapped_behind_the_end_of_a_file_takes_no_memory() {
+    if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        println!("SKIPPED: python3 is not installed");
+        return;
+    }
+    let world = World::new();
+    fs::write(world.local("served/big"), "bytes").unwrap();
+    let home = world.local("home");
+    fs::create_dir(&home).unwrap();
+    let script = "import ctypes, os, sys\n\
+        libc = ctypes.CDLL(None)\n\
+        libc.mmap.restype = ctypes.c_void_p\n\
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]\n\
+        at = libc.mmap(None, 1 << 30, 1, 1, os.open(sys.argv[1], os.O_RDONLY), 0)\n\
+        print(ctypes.string_at(at, 6))\n\
+        folders = os.walk(os.environ['TOWLINE_RUN'])\n\
+        used = sum(os.stat(os.path.join(folder, name)).st_blocks for folder, _, names in folders for name in names)\n\
+        print('little' if used * 512 < 64 << 20 else used)\n";
+    let child = Command::new(TOWLINE)
+        .args(["run", "--at", &format!("{PREFIX}={}", world.url("dir")), "--"])
+        .args(["python3", "-c", script, &format!("{PREFIX}/big")])
+        .env("XDG_RUNTIME_DIR", &home)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (status, said, told) = ended(child);
+    assert!(status.success(), "{status}: {told}");
+    assert_eq!(said, "b'bytes\\x00'\nlittle\n", "{told}");
+}

@@ -172,15 +172,24 @@ impl Shared {
         let first = offset as usize / page_bytes();
         let known = self.known(first, length.div_ceil(page_bytes()))?;
         let mut bytes = vec![0; AT_ONCE.min(known.len()) * page_bytes()];
+        let mut is_at_end = false;
         for run in runs(&known, |known| known == 0) {
             // Whole pages: what is behind the end of the file reads as zeros.
             let (bytes, at) =
                 (&mut bytes[..run.len() * page_bytes()], (first + run.start) * page_bytes());
-            let read = remote::with(open, |file| read_from(file, bytes, at))?;
-            bytes[read..].fill(0);
-            self.put((PAGES_AT + at) as u64, bytes)?;
-            if keeps {
-                self.put((ORIGINALS_AT + at) as u64, bytes)?;
+            if is_at_end {
+                // Programs map much more than there is: that takes neither memory nor questions.
+                for part in [PAGES_AT, ORIGINALS_AT] {
+                    self.punch(part + at, bytes.len())?;
+                }
+            } else {
+                let read = remote::with(open, |file| read_from(file, bytes, at))?;
+                is_at_end = read < bytes.len();
+                bytes[read..].fill(0);
+                self.put((PAGES_AT + at) as u64, bytes)?;
+                if keeps {
+                    self.put((ORIGINALS_AT + at) as u64, bytes)?;
+                }
             }
             self.put((first + run.start) as u64, &vec![1; run.len()])?;
         }
@@ -197,9 +206,8 @@ impl Shared {
         if is_new
             && self.call(libc::SYS_flock, (libc::LOCK_EX | libc::LOCK_NB) as usize, 0, 0).is_ok()
         {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             // No further than the memory can reach: file systems refuse what they could not hold.
-            self.call(libc::SYS_fallocate, mode as usize, 0, PAGES_AT + LENGTH_MAX)?;
+            self.punch(0, PAGES_AT + LENGTH_MAX)?;
         }
         self.call(libc::SYS_flock, libc::LOCK_SH as usize, 0, 0)?;
         let end = PAGES_AT + end;
@@ -291,13 +299,18 @@ impl Shared {
         let _turn = self.turn()?;
         let from = (from as usize).min(LENGTH_MAX);
         for part in [PAGES_AT, ORIGINALS_AT] {
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
             let rest = LENGTH_MAX - from;
             if rest > 0 {
-                self.call(libc::SYS_fallocate, mode as usize, part + from, rest)?;
+                self.punch(part + from, rest)?;
             }
         }
         Ok(())
+    }
+
+    /// Makes a part of it zero, which takes no memory then.
+    fn punch(&self, at: usize, length: usize) -> Result<(), i32> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        self.call(libc::SYS_fallocate, mode as usize, at, length).map(drop)
     }
 
     /// Reads all pages anew that were read before. What was stored and is not written back stays.
