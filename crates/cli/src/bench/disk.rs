@@ -10,18 +10,37 @@ use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 use towline_client::Url;
 
+/// What says something to a load only, and to the experiments only. `--span` and `--secs` are for both.
+const OF_A_LOAD: [&str; 12] = [
+    "nbd",
+    "server",
+    "export",
+    "write",
+    "random",
+    "size",
+    "depth",
+    "clients",
+    "coalesce",
+    "structured",
+    "threads",
+    "pin",
+];
+const OF_EXPERIMENTS: [&str; 8] =
+    ["dir", "sizes", "outstanding", "rounds", "disks", "fragments", "plot", "json"];
+
 /// Arguments of `bench disk`.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Run the experiments of the gmblock paper: bandwidth and latency by the way of the data,
     /// size and number of requests, over NBD, and what a server at work costs its neighbours.
-    #[arg(long, conflicts_with_all = ["nbd", "server"], required_unless_present_any = ["nbd", "server"])]
+    #[arg(long, conflicts_with_all = OF_A_LOAD, required_unless_present_any = ["nbd", "server"])]
     paper: bool,
     /// Put a load on this NBD server: HOST:PORT or unix:///PATH.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "coalesce", conflicts_with_all = OF_EXPERIMENTS)]
     nbd: Option<Place>,
     /// Put a load on this disk of a Towline server, over a session of our own.
-    #[arg(long, value_name = "URL", conflicts_with = "nbd")]
+    #[arg(long, value_name = "URL", conflicts_with_all = ["nbd", "export", "structured", "threads"],
+          conflicts_with_all = OF_EXPERIMENTS)]
     server: Option<String>,
     #[command(flatten)]
     load: LoadArgs,
@@ -45,7 +64,7 @@ struct LoadArgs {
     #[arg(long)]
     structured: bool,
     /// With --nbd: threads that share the connections; default: one for each.
-    #[arg(long, value_name = "N", conflicts_with = "server")]
+    #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Of a load: run on this processor.
     #[arg(long, value_name = "N")]
@@ -210,7 +229,7 @@ fn load<C: Send>(
 /// Rates of all clients together, who were at work for that many seconds, latencies of all requests,
 /// and the rates of the slowest and the fastest client.
 fn summary(outcomes: &[Outcome], seconds: f64) -> serde_json::Value {
-    let rate = |outcome: &Outcome| outcome.bytes as f64 / outcome.seconds.max(1e-9);
+    let rates = rates_together(outcomes);
     let bytes: u64 = outcomes.iter().map(|outcome| outcome.bytes).sum();
     let all = |of: fn(&Outcome) -> &Vec<f64>| -> Vec<f64> {
         let mut all: Vec<f64> = outcomes.iter().flat_map(|outcome| of(outcome).clone()).collect();
@@ -231,7 +250,42 @@ fn summary(outcomes: &[Outcome], seconds: f64) -> serde_json::Value {
         "p99_us": at(&whole, 0.99),
         // Our own client does not tell.
         "first_data_us": if first.is_empty() { None } else { Some(at(&first, 0.5)) },
-        "slowest": outcomes.iter().map(rate).fold(f64::INFINITY, f64::min),
-        "fastest": outcomes.iter().map(rate).fold(0.0, f64::max),
+        "slowest": rates.iter().copied().fold(f64::INFINITY, f64::min),
+        "fastest": rates.iter().copied().fold(0.0, f64::max),
     })
+}
+
+/// Bytes a second of each client while all were at work: what the first ones do alone, until the last one has a processor, tells
+/// nothing of what a server gives to each, and of a client that came late the rate would be that of a moment.
+fn rates_together(outcomes: &[Outcome]) -> Vec<f64> {
+    let began = outcomes.iter().filter_map(|outcome| outcome.began).max();
+    let ended = outcomes.iter().filter_map(|outcome| outcome.answered.last()).max();
+    let (Some(began), Some(ended)) = (began, ended) else { return Vec::new() };
+    let seconds = ended.saturating_duration_since(began).as_secs_f64().max(1e-9);
+    let rate = |outcome: &Outcome| {
+        let alone = outcome.answered.partition_point(|at| *at <= began);
+        let each = outcome.bytes as f64 / outcome.answered.len().max(1) as f64;
+        (outcome.answered.len() - alone) as f64 * each / seconds
+    };
+    outcomes.iter().map(rate).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_begins_late_is_compared_for_the_time_with_the_others() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let client = |began: u32, answered: std::ops::Range<u32>| Outcome {
+            began: Some(start + second * began),
+            answered: answered.clone().map(|at| start + second * at).collect(),
+            bytes: 10 * u64::from(answered.end - answered.start),
+            ..Outcome::default()
+        };
+        // The third begins when half of the time is over; the last one gets less than the others then.
+        let four = [client(0, 1..21), client(0, 2..21), client(10, 11..21), client(0, 1..16)];
+        assert_eq!(rates_together(&four), [10.0, 10.0, 10.0, 5.0]);
+        assert_eq!(rates_together(&[]), [0.0; 0]);
+    }
 }

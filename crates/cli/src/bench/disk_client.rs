@@ -24,7 +24,7 @@ impl DiskClient {
     pub(super) fn run(&mut self, load: Load) -> Result<Outcome, Error> {
         let start = Instant::now();
         let mut offsets = Offsets::new(load);
-        let mut outcome = Outcome::default();
+        let mut outcome = Outcome { began: Some(start), ..Outcome::default() };
         let mut group = Group::new();
         let mut since = Vec::with_capacity(load.outstanding);
         for cookie in 0..load.outstanding {
@@ -37,6 +37,7 @@ impl DiskClient {
             let (buffer, now) = (done?, Instant::now());
             let since = &mut since[cookie as usize];
             outcome.whole_us.push(now.duration_since(*since).as_secs_f64() * 1e6);
+            outcome.answered.push(now);
             outcome.bytes += load.size as u64;
             if now.duration_since(start) >= load.limit {
                 continue;

@@ -76,6 +76,9 @@ pub(super) struct Load {
 pub(super) struct Outcome {
     pub(super) bytes: u64,
     pub(super) seconds: f64,
+    /// When it began, and when each request was answered.
+    pub(super) began: Option<Instant>,
+    pub(super) answered: Vec<Instant>,
     /// Microseconds of each request to its end, and of each read to its first data.
     pub(super) whole_us: Vec<f64>,
     pub(super) first_us: Vec<f64>,
@@ -318,7 +321,14 @@ impl Client {
             under_way +=
                 usize::from(self.again(load, &mut slots[cookie], cookie, offsets.next())?);
         }
-        Ok(Run { load, start, offsets, slots, under_way, outcome: Outcome::default() })
+        Ok(Run {
+            load,
+            start,
+            offsets,
+            slots,
+            under_way,
+            outcome: Outcome { began: Some(start), ..Outcome::default() },
+        })
     }
 
     /// Waits for an answer or a piece of one, and asks for the next request when one is over.
@@ -328,6 +338,7 @@ impl Client {
         let (slot, now) = (&slots[cookie], Instant::now());
         let us = |at: Instant| at.duration_since(slot.since).as_secs_f64() * 1e6;
         outcome.whole_us.push(us(now));
+        outcome.answered.push(now);
         outcome.first_us.extend(slot.first.map(us));
         outcome.bytes += load.size as u64;
         let goes_on = start.elapsed() < load.limit;

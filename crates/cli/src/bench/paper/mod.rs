@@ -52,7 +52,7 @@ pub(super) struct Args {
     /// Only this: single reads of 1 MiB and 8 MiB of a plain and a delayed disk in fragments of at most these
     /// sizes, 4K to 256K with commas between, beside T = l/r_disk + c/r_net.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = parse_bytes,
-          conflicts_with = "plot")]
+          conflicts_with_all = ["plot", "sizes", "outstanding"])]
     fragments: Vec<u64>,
     /// Where the plot goes.
     #[arg(long, value_name = "FILE.svg")]
@@ -158,7 +158,8 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     if !(0.001..=600.0).contains(&args.secs) || args.rounds == 0 {
         return Err("--secs: expected 0.001 to 600; --rounds: at least 1".into());
     }
-    if args.sizes.iter().any(|size| size % 4096 != 0 || *size > args.span.min(32 << 20)) {
+    let wrong = |size: &u64| !size.is_multiple_of(4096) || *size > args.span.min(32 << 20);
+    if args.fragments.is_empty() && args.sizes.iter().any(wrong) {
         return Err("--sizes: expected multiples of 4K, at most 32M and --span".into());
     }
     if args.outstanding.iter().any(|count| !(1..=64).contains(count)) {
@@ -166,6 +167,11 @@ pub(super) fn run(args: &Args) -> Result<(), String> {
     }
     if args.fragments.iter().any(|size| size % 4096 != 0 || !(4096..=256 << 10).contains(size)) {
         return Err("--fragments: expected multiples of 4K, at most 256K".into());
+    }
+    if !args.fragments.is_empty() && args.disks == [DiskName::Stripe] {
+        return Err(
+            "--fragments: of --disks, plain and delay are measured; give one of them".into()
+        );
     }
     let files = Files::new(args)?;
     if !args.fragments.is_empty() {
