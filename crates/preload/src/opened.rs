@@ -23,11 +23,52 @@ const UNREAD_MAX: i32 = 8;
 /// A file's first bytes that come with opening it: what one reply carries without a grant.
 pub(crate) const FIRST_BYTES: usize = towline_wire::limits::INLINE_BYTES_MAX;
 
-static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+static OPENED: Mutex<Kept> = Mutex::new(Kept { all: Vec::new(), spare: None });
 /// Openings in a row whose bytes nobody read.
 static UNREAD: AtomicI32 = AtomicI32::new(0);
 /// One more with each opening, to try again now and then.
 static OPENINGS: AtomicU64 = AtomicU64::new(0);
+
+/// What is kept of opened files.
+struct Kept {
+    all: Vec<Opened>,
+    /// Memory of one that was closed, still in the processor's cache, for the next.
+    spare: Option<Vec<u8>>,
+}
+
+impl Kept {
+    fn place(&self, mount: usize, handle: u64) -> Option<usize> {
+        self.all.iter().position(|one| one.handle == handle && one.mount == mount)
+    }
+
+    fn remove(&mut self, place: usize) {
+        let data = self.all.remove(place).data;
+        self.spare = data.map(|data| data.memory).or(self.spare.take());
+    }
+}
+
+/// The first bytes of a file.
+pub(crate) struct First {
+    memory: Vec<u8>,
+    length: usize,
+}
+
+impl First {
+    /// Room for them.
+    pub(crate) fn memory() -> Vec<u8> {
+        let spare = lock(&OPENED).and_then(|mut kept| kept.spare.take());
+        spare.unwrap_or_else(|| vec![0; FIRST_BYTES])
+    }
+
+    /// So many were read.
+    pub(crate) fn new(memory: Vec<u8>, length: usize) -> Self {
+        Self { memory, length }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[..self.length]
+    }
+}
 
 /// What came with opening.
 pub(crate) struct Opened {
@@ -38,7 +79,7 @@ pub(crate) struct Opened {
     pub(crate) changes: u64,
     pub(crate) attr: Attr,
     /// The first bytes; fewer than [`FIRST_BYTES`] are all.
-    pub(crate) data: Option<Vec<u8>>,
+    pub(crate) data: Option<First>,
     /// A directory's first entries, and whether they are all.
     pub(crate) listing: Option<(Vec<DirEntry>, bool)>,
     /// The last read got all up to here, which is where the file ended when it was opened.
@@ -47,8 +88,9 @@ pub(crate) struct Opened {
 
 /// This process uses memory of its parent: it begins anew and leaves what is there as it is.
 pub(crate) fn leave_to_parent() {
-    if let Some(mut opened) = lock(&OPENED) {
-        std::mem::forget(std::mem::take(&mut *opened));
+    if let Some(mut kept) = lock(&OPENED) {
+        let all = std::mem::take(&mut kept.all);
+        std::mem::forget((all, kept.spare.take()));
     }
 }
 
@@ -68,12 +110,13 @@ pub(crate) fn keep(at: &At, new: Opened) {
     if new.data.is_some() {
         UNREAD.fetch_add(1, Ordering::Relaxed);
     }
-    if let Some(mut all) = lock(&OPENED) {
-        all.retain(|one| one.handle != new.handle || one.mount != new.mount);
-        if all.len() == OPENED_MAX {
-            all.remove(0);
+    if let Some(mut kept) = lock(&OPENED) {
+        let same = kept.place(new.mount, new.handle);
+        let is_full = kept.all.len() == OPENED_MAX;
+        if let Some(place) = same.or(is_full.then_some(0)) {
+            kept.remove(place);
         }
-        all.push(new);
+        kept.all.push(new);
     }
 }
 
@@ -82,13 +125,14 @@ fn with_opened<T>(
     handle: u64,
     work: impl FnOnce(&mut Opened) -> Option<T>,
 ) -> Option<T> {
-    let mut all = lock(&OPENED)?;
-    let place = all.iter().position(|one| one.handle == handle && one.mount == mount)?;
-    if all[place].changes != changes() || all[place].when.elapsed() > VALID_OPENED {
-        all.remove(place);
+    let mut kept = lock(&OPENED)?;
+    let place = kept.place(mount, handle)?;
+    let one = &mut kept.all[place];
+    if one.changes != changes() || one.when.elapsed() > VALID_OPENED {
+        kept.remove(place);
         return None;
     }
-    work(&mut all[place])
+    work(one)
 }
 
 /// The attributes of a file that was just opened.
@@ -108,7 +152,7 @@ pub(crate) fn read(
         if opened.end.take() == Some(offset) {
             return Some((0, true));
         }
-        let data = opened.data.as_ref()?;
+        let data = opened.data.as_ref()?.bytes();
         let is_all = data.len() < FIRST_BYTES;
         let rest = usize::try_from(offset).ok().and_then(|offset| data.get(offset..))?;
         let count = rest.len().min(target.len());
@@ -142,8 +186,10 @@ pub(crate) fn listing(mount: usize, handle: u64) -> Option<(Vec<DirEntry>, bool)
 /// Forgets what came with opening: the file is closed.
 pub(crate) fn closed(mount: usize, handle: u64) {
     ahead::forget(mount, handle);
-    if let Some(mut all) = lock(&OPENED) {
-        all.retain(|one| one.handle != handle || one.mount != mount);
+    if let Some(mut kept) = lock(&OPENED)
+        && let Some(place) = kept.place(mount, handle)
+    {
+        kept.remove(place);
     }
 }
 

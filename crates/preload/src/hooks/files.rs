@@ -3,7 +3,7 @@
 use super::{by_path, fifos};
 use crate::descriptors::{self, New, Open};
 use crate::guard::{self, finish, inside, is_inside, ours};
-use crate::opened::{self, FIRST_BYTES, Opened};
+use crate::opened::{self, First, Opened};
 use crate::place::{self, At, Last};
 use crate::table::real;
 use crate::{fresh, known, own, pool, start};
@@ -47,12 +47,9 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let (handle, attr) = at.with(|base, path| {
         let file = match what {
             Comes::Data => {
-                let mut first = vec![0; FIRST_BYTES];
-                let (file, count) = base.open_reading(path, sent, 0, &mut first)?;
-                data = count.map(|count| {
-                    first.truncate(count);
-                    first
-                });
+                let mut memory = First::memory();
+                let (file, count) = base.open_reading(path, sent, 0, &mut memory)?;
+                data = count.map(|count| First::new(memory, count));
                 file
             }
             Comes::Listing => {
