@@ -38,7 +38,6 @@ use crate::guard::{self, Failed, finish};
 use crate::place::{self, At, Last, Led};
 use libc::{c_char, c_int};
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 /// True when the program has mappings of remote files or streams of remote directories.
 pub(crate) fn has_remote_memory() -> bool {
@@ -146,7 +145,7 @@ unsafe fn led_in(
     let errno = guard::errno();
     // SAFETY: as the caller says.
     let found = guard::inside(|| unsafe {
-        if leads_nowhere(here, path, text) {
+        if leads_nowhere(here, path) {
             return Err(libc::ENOENT);
         }
         let mut full = text.to_vec();
@@ -170,46 +169,33 @@ unsafe fn led_in(
     found.ok()
 }
 
-/// True when no link of this local path is to blame that it was not found: the directory is there,
-/// and the name in it is no link. So most searches end, by two system calls.
+/// What `openat2(2)` is told.
+#[repr(C)]
+pub(crate) struct OpenHow {
+    pub(crate) flags: u64,
+    pub(crate) mode: u64,
+    pub(crate) resolve: u64,
+}
+
+/// True when no link of this local path is to blame that it was not found: the kernel comes upon what is missing before it
+/// comes upon a link. So most searches end, by one system call; where that is forbidden, the path is followed.
 ///
 /// # Safety
-/// `path` ends with a zero byte, and is `text`; `at` is what it is relative to.
-unsafe fn leads_nowhere(at: c_int, path: *const c_char, text: &[u8]) -> bool {
-    let mut target = [0u8; 1];
-    let read = [at as usize, path as usize, target.as_mut_ptr() as usize, target.len(), 0, 0];
-    // SAFETY: as the caller says; the target is as long as said.
-    if unsafe { guard::system_call(libc::SYS_readlinkat, read) } >= 0 {
-        return false;
+/// `path` ends with a zero byte; `at` is what it is relative to.
+unsafe fn leads_nowhere(at: c_int, path: *const c_char) -> bool {
+    let flags = libc::O_PATH | libc::O_CLOEXEC;
+    let how = OpenHow { flags: flags as u64, mode: 0, resolve: libc::RESOLVE_NO_SYMLINKS };
+    let (to, length) = (&raw const how as usize, size_of::<OpenHow>());
+    let arguments = [at as usize, path as usize, to, length, 0, 0];
+    // SAFETY: as the caller says; the structure outlives the call.
+    match unsafe { guard::checked(libc::SYS_openat2, arguments) } {
+        Err(error) => error == libc::ENOENT,
+        Ok(fd) => {
+            // SAFETY: nobody else knows of it.
+            unsafe { guard::system_call(libc::SYS_close, [fd, 0, 0, 0, 0, 0]) };
+            false
+        }
     }
-    match text.iter().rposition(|b| *b == b'/') {
-        None => true,
-        Some(cut) => !prefix_is_here() && is_here(at, &text[..cut.max(1)]),
-    }
-}
-
-/// True when a local directory of the name of a prefix exists, so that the kernel finds something
-/// where a link leads to us.
-fn prefix_is_here() -> bool {
-    static KNOWN: AtomicU8 = AtomicU8::new(0);
-    let known = KNOWN.load(Ordering::Relaxed);
-    if known != 0 {
-        return known == 2;
-    }
-    let any =
-        crate::start::mounts().iter().any(|target| is_here(libc::AT_FDCWD, &target.mount.prefix));
-    KNOWN.store(if any { 2 } else { 1 }, Ordering::Relaxed);
-    any
-}
-
-/// True when the kernel finds a path; false, too, for a very long one.
-fn is_here(at: c_int, path: &[u8]) -> bool {
-    let mut copy = [0u8; 512];
-    let Some(room) = copy[..511].get_mut(..path.len()) else { return false };
-    room.copy_from_slice(path);
-    let ask = [at as usize, copy.as_ptr() as usize, libc::F_OK as usize, 0, 0, 0];
-    // SAFETY: the copy ends with a zero byte.
-    unsafe { guard::system_call(libc::SYS_faccessat, ask) == 0 }
 }
 
 /// Copies a text to where C wants it, cut if need be, as `readlink` does; the bytes copied.

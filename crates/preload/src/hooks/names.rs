@@ -1,7 +1,7 @@
 //! Making, removing and renaming names; links.
 
 use super::pairs::{self, Kind, Name};
-use super::{by_path, copy_out, fifos, files::named_descriptor};
+use super::{by_path, copy_out, fifos, files::named_descriptor, leads_nowhere};
 use crate::descriptors::{DELETED, Open};
 use crate::guard::{Failed, finish, inside, ours};
 use crate::moved::{Moving, Removing};
@@ -418,6 +418,7 @@ pub(crate) unsafe fn realpath(path: *const c_char, to: *mut c_char) -> *mut c_ch
                 || crate::guard::errno() != libc::ENOENT
                 || start::mounts().is_empty()
                 || path.is_null()
+                || leads_nowhere(libc::AT_FDCWD, path)
             {
                 return found;
             }

@@ -2,8 +2,8 @@
 //! (`trap.rs`), answered by the same functions as the calls of libc.
 
 use super::{
-    attributes, by_path, copies, directories, exec, files, identity, io, locks, maps, misc, names,
-    remap, status, watches, xattr,
+    OpenHow, attributes, by_path, copies, directories, exec, files, identity, io, locks, maps,
+    misc, names, remap, status, watches, xattr,
 };
 use crate::guard::{self, errno, finish, set_errno};
 use crate::table::real;
@@ -365,14 +365,6 @@ fn is_fork(number: c_long, flags: usize) -> bool {
         libc::SYS_clone => flags as c_int & libc::CLONE_VM == 0,
         _ => false,
     }
-}
-
-/// What `openat2` is told.
-#[repr(C)]
-struct OpenHow {
-    flags: u64,
-    mode: u64,
-    resolve: u64,
 }
 
 unsafe fn openat2(at: c_int, path: *const c_char, how: *const OpenHow, length: usize) -> c_int {
