@@ -151,11 +151,11 @@ class Bench:
     def peers(self, *names, **how):
         return [System(self, name, **how) for name in names if shutil.which(PEERS[name])]
 
-    def load(self, system, *arguments):
+    def load(self, system, *arguments, secs=None):
         """One run of the client against a system; what it says, and `cpu`, seconds of the server."""
         before = system.cpu_seconds()
         at = ["--server", system.address()] if system.via == "shm" else ["--nbd", system.address(), "--export", system.export]
-        done = self.run("disk", *at, "--span", SIZE, "--secs", self.secs, *arguments)
+        done = self.run("disk", *at, "--span", SIZE, "--secs", secs or self.secs, *arguments)
         done["cpu"] = system.cpu_seconds() - before
         return done
 
