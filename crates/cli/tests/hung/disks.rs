@@ -24,6 +24,11 @@ fn byte(at: usize) -> u8 {
 fn image(path: &Path) {
     let bytes: Vec<u8> = (0..SIZE).map(byte).collect();
     fs::write(path, bytes).unwrap();
+    // What stayed in the page cache could be read although the file system hangs. Opening drops it, but for what other
+    // processors still hold.
+    let file = fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
 }
 
 fn nbd(socket: &Path, name: &str) -> Caller {

@@ -3,7 +3,7 @@
 use crate::support::{have, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -78,8 +78,13 @@ impl Mounted {
 
     pub(crate) fn hang(&self) {
         self.process.signal(Signal::STOP);
-        let state = format!("/proc/{}/stat", self.process.0.id());
-        wait_until("it is stopped", || fs::read_to_string(&state).unwrap().contains(") T "));
+        let threads = format!("/proc/{}/task", self.process.0.id());
+        // Each stops by itself: one that has not yet would still answer.
+        let is_stopped = |thread: io::Result<fs::DirEntry>| {
+            let state = fs::read_to_string(thread.unwrap().path().join("stat"));
+            state.is_ok_and(|state| state.contains(") T "))
+        };
+        wait_until("it is stopped", || fs::read_dir(&threads).unwrap().all(is_stopped));
     }
 
     pub(crate) fn go_on(&self) {
