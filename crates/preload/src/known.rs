@@ -8,8 +8,7 @@
 
 use crate::place::At;
 use crate::start;
-use std::collections::{HashMap, VecDeque};
-use std::hash::{DefaultHasher, Hasher};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -28,30 +27,18 @@ const EARNED: std::ops::RangeInclusive<i32> = -5..=3;
 
 /// What reading ahead has earned: each listing costs one, the second use of one pays two.
 static SCORE: AtomicI32 = AtomicI32::new(0);
-/// The one asked for first is the first to be forgotten.
-static KNOWN: Mutex<VecDeque<Directory>> = Mutex::new(VecDeque::new());
+static KNOWN: Mutex<Vec<Directory>> = Mutex::new(Vec::new());
 
 /// Names a directory: an open one and the path from there, which may be empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key<'a> {
-    /// Of the path: tells most others from it without a look at theirs.
-    hash: u64,
     mount: usize,
     base: u64,
     path: &'a [u8],
 }
 
-impl<'a> Key<'a> {
-    fn new(mount: usize, base: u64, path: &'a [u8]) -> Self {
-        let mut hasher = DefaultHasher::new();
-        hasher.write(path);
-        Self { hash: hasher.finish(), mount, base, path }
-    }
-}
-
 /// A key that is kept.
 struct Name {
-    hash: u64,
     mount: usize,
     base: u64,
     path: Vec<u8>,
@@ -59,13 +46,13 @@ struct Name {
 
 impl Name {
     fn key(&self) -> Key<'_> {
-        Key { hash: self.hash, mount: self.mount, base: self.base, path: &self.path }
+        Key { mount: self.mount, base: self.base, path: &self.path }
     }
 }
 
 impl From<Key<'_>> for Name {
-    fn from(Key { hash, mount, base, path }: Key<'_>) -> Self {
-        Self { hash, mount, base, path: path.to_vec() }
+    fn from(Key { mount, base, path }: Key<'_>) -> Self {
+        Self { mount, base, path: path.to_vec() }
     }
 }
 
@@ -167,13 +154,13 @@ enum Answer {
     List,
 }
 
-fn look(known: &mut VecDeque<Directory>, key: Key<'_>, name: &[u8]) -> Answer {
+fn look(known: &mut Vec<Directory>, key: Key<'_>, name: &[u8]) -> Answer {
     let Some(place) = known.iter().position(|directory| directory.is(key)) else {
         let list = SCORE.load(Ordering::Relaxed) > 0;
         let last = name.to_vec();
-        known.push_back(Directory { name: key.into(), also: None, listed: None, asked: 1, last });
+        known.push(Directory { name: key.into(), also: None, listed: None, asked: 1, last });
         if known.len() > DIRECTORIES_MAX {
-            known.pop_front();
+            known.remove(0);
         }
         return if list { Answer::List } else { Answer::Ask };
     };
@@ -210,7 +197,7 @@ fn look(known: &mut VecDeque<Directory>, key: Key<'_>, name: &[u8]) -> Answer {
 
 /// Notes a listing with attributes that was asked for when `before` was the number of changes.
 fn note(
-    known: &mut VecDeque<Directory>,
+    known: &mut Vec<Directory>,
     key: Key<'_>,
     before: u64,
     entries: &[DirEntry],
@@ -223,16 +210,16 @@ fn note(
         Listed { when: Instant::now(), changes: before, complete, names, next, used: 0, own: None };
     known.retain(|directory| !directory.is(key));
     let (name, last) = (key.into(), Vec::new());
-    known.push_back(Directory { name, also: None, listed: Some(listed), asked: 0, last });
+    known.push(Directory { name, also: None, listed: Some(listed), asked: 0, last });
     let count = |directory: &Directory| directory.listed.as_ref().map_or(0, |l| l.names.len());
     while known.len() > DIRECTORIES_MAX || known.iter().map(count).sum::<usize>() > NAMES_MAX {
-        known.pop_front();
+        known.remove(0);
     }
 }
 
 fn key_of<'a>(at: &At, directory: &'a [u8]) -> Option<Key<'a>> {
     let base = at.base().ok()?;
-    Some(Key::new(at.mount, base, plain(directory)))
+    Some(Key { mount: at.mount, base, path: plain(directory) })
 }
 
 fn list(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
@@ -245,7 +232,7 @@ fn list(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
 }
 
 /// What is listed of a directory, as far as it can still be right.
-fn listed_of<'a>(known: &'a mut VecDeque<Directory>, key: Key<'_>) -> Option<&'a mut Listed> {
+fn listed_of<'a>(known: &'a mut [Directory], key: Key<'_>) -> Option<&'a mut Listed> {
     let directory = known.iter_mut().find(|directory| directory.is(key))?;
     directory.listed.as_mut().filter(|listed| listed.is_valid())
 }
@@ -309,7 +296,7 @@ pub(crate) fn listed(
         return;
     }
     let Some(mut known) = lock(&KNOWN) else { return };
-    let key = Key::new(mount, handle, b"");
+    let key = Key { mount, base: handle, path: b"" };
     if cookie == 0 {
         return note(&mut known, key, before, entries, end);
     }
@@ -328,7 +315,7 @@ pub(crate) fn listed_at(at: &At, handle: u64, before: u64, entries: &[DirEntry],
     }
     listed((at.mount, handle), 0, before, entries, end);
     if let (Some(mut known), Some(path)) = (lock(&KNOWN), key_of(at, &at.path)) {
-        let itself = Key::new(at.mount, handle, b"");
+        let itself = Key { mount: at.mount, base: handle, path: b"" };
         if let Some(place) = known.iter().position(|directory| directory.name.key() == itself) {
             known[place].also = Some(path.into());
             let mut number = 0;
