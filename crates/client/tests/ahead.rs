@@ -28,8 +28,8 @@ impl Peer {
         Self { raw: Raw::greeted(port).0, sequence: 0 }
     }
 
-    /// Asks to write to a file of this name, below what is there or not.
-    fn ask(&mut self, name: &[u8], flags: u8) {
+    /// A request to write to a file of this name, below what is there or not.
+    fn request(&mut self, name: &[u8], flags: u8) -> Vec<u8> {
         self.sequence += 1;
         let requests = [
             Request::Attach { name: b"mem" },
@@ -38,6 +38,11 @@ impl Peer {
         ];
         let mut bytes = request(0, self.sequence, &requests, LENGTH as u64);
         bytes[1] = flags;
+        bytes
+    }
+
+    fn ask(&mut self, name: &[u8], flags: u8) {
+        let bytes = self.request(name, flags);
         self.raw.send(&bytes);
     }
 
@@ -139,6 +144,29 @@ fn leave_is_for_one_write_each_and_never_the_way_to_lose_one() {
         drop(client.attach(b"mem").unwrap());
         counter(&client, "buffer_bytes_in_use") == 0
     });
+}
+
+/// Else the beginning of what is written would be what the buffer held before, of others.
+#[test]
+fn data_that_begins_before_its_grant_is_not_taken() {
+    let setup = setup(EngineWish::Automatic);
+    let client = setup.client();
+    let data = pattern(LENGTH, 1);
+    assert!(Peer::new(setup.port()).write_granted(b"secret", &data));
+    let mut peer = Peer::new(setup.port());
+    let mut header = Header::new(Kind::Data, 0, 1);
+    header.payload_bytes = LENGTH as u32;
+    let (begun, rest) = data.split_at(LENGTH / 3);
+    let mut bytes = peer.request(b"mine", 0);
+    bytes.extend_from_slice(&header.to_bytes());
+    bytes.extend_from_slice(begun);
+    peer.raw.send(&bytes);
+    let (header, _) = peer.raw.receive().expect("no grant");
+    assert_eq!(header.kind, Kind::Grant);
+    peer.raw.send(rest);
+    assert!(peer.raw.thrown_out());
+    let mut back = [0; 1];
+    assert_eq!(client.attach(b"mem").unwrap().read_path(b"mine", &mut back).unwrap(), 0);
 }
 
 /// Counted in messages: a request and its data come, an answer leaves.

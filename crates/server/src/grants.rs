@@ -25,6 +25,8 @@ pub(crate) struct Grant {
     pub(crate) offset: u64,
     pub(crate) length: usize,
     pub(crate) buffer: Reserved,
+    /// Bytes that are in their place.
+    pub(crate) placed: usize,
     /// The data comes by leave that was given before the request.
     pub(crate) ahead: bool,
 }

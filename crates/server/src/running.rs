@@ -97,7 +97,13 @@ impl Core {
                 if let (Some(buffer), Some(lane)) = (ahead, lane)
                     && let Some((offset, length)) = running.next_grant()
                 {
-                    running.grants.push_back(Grant { offset, length, buffer, ahead: true });
+                    running.grants.push_back(Grant {
+                        offset,
+                        length,
+                        buffer,
+                        placed: 0,
+                        ahead: true,
+                    });
                     running.granted += length as u64;
                     lane.note_grant(now);
                     self.ticking = true;
@@ -279,7 +285,7 @@ impl Core {
             let mut header = Header::new(Kind::Grant, slot, running.sequence);
             header.offset = offset;
             header.word_a = length as u32;
-            running.grants.push_back(Grant { offset, length, buffer, ahead: false });
+            running.grants.push_back(Grant { offset, length, buffer, placed: 0, ahead: false });
             running.granted += length as u64;
             lane.note_grant(Instant::now());
             self.ticking = true;

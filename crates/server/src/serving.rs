@@ -126,7 +126,7 @@ impl Serving<'_> {
         }
         let is_granted =
             grant.offset == header.offset && grant.length == header.payload_bytes as usize;
-        if !is_granted || grant.ahead != is_ahead {
+        if !is_granted || grant.placed != grant.length || grant.ahead != is_ahead {
             return wrong("data does not match its grant");
         }
         if let Some(store) = running.compound.writes_elsewhere().cloned() {
@@ -267,17 +267,18 @@ impl Sink for Serving<'_> {
         }
         let grant = self.running(session, header)?.grants.front_mut()?;
         let is_granted = grant.offset == header.offset && done + rest <= grant.length;
-        if !is_granted || grant.ahead != is_ahead {
+        // What began before it was granted has no beginning in the buffer, which held data of others.
+        if !is_granted || grant.placed != done || grant.ahead != is_ahead {
             return None;
         }
         Some(Target::Own(&mut grant.buffer.buffer().bytes_mut()[done..done + rest]))
     }
 
     fn placed(&mut self, header: &Header, count: usize) {
-        if let Some(session) = self.session()
-            && self.running(session, header).is_none()
-        {
-            self.core.disk_placed(session, header, count);
+        let Some(session) = self.session() else { return };
+        match self.running(session, header).map(|running| running.grants.front_mut()) {
+            Some(grant) => grant.into_iter().for_each(|grant| grant.placed += count),
+            None => self.core.disk_placed(session, header, count),
         }
     }
 

@@ -129,6 +129,37 @@ fn what_is_no_legal_request_ends_the_connection() {
     }
 }
 
+/// Else the beginning of what is written would be what the buffer held before, of others.
+#[test]
+fn data_that_begins_before_its_grant_is_taken_whole_or_not_at_all() {
+    let disks = disks();
+    let length = 3 * 65536;
+    for name in [&b"delay"[..], b"memory"] {
+        let disk = disks.client().disk(name).unwrap();
+        disk.write_at(&vec![1; length], length as u64).unwrap();
+        let mut raw = opened_as(&disks, name);
+        let write = Request::DiskWrite {
+            disk: 5,
+            flags: 0,
+            offset: 0,
+            length: length as u32,
+            checksums: b"",
+        };
+        let mut bytes = request(1, 1, &[write], length as u64);
+        bytes.extend(message(Header::new(Kind::Data, 1, 1), &[], &vec![2; length]));
+        let (early, late) = bytes.split_at(bytes.len() - length / 2);
+        raw.send(early);
+        let granted = raw.receive().map(|(header, _)| header.kind);
+        raw.send(late);
+        let is_taken = granted == Some(Kind::Grant)
+            && raw.receive().is_some_and(|(header, _)| header.kind == Kind::Reply);
+        let mut found = vec![0; length];
+        disk.read_at(&mut found, 0).unwrap();
+        let allowed: &[u8] = if is_taken { &[2] } else { &[0, 2] };
+        assert!(found.iter().all(|byte| allowed.contains(byte)), "{name:?} {is_taken}");
+    }
+}
+
 #[test]
 fn wrong_checksums_keep_data_away_from_the_disk() {
     let disks = disks();

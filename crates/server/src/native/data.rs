@@ -4,7 +4,7 @@ use super::{Granted, Kind, Writing};
 use crate::core::Core;
 use crate::grants::GRANTS_MAX;
 use std::time::Instant;
-use towline_block::{RequestKey, Short};
+use towline_block::Short;
 use towline_net::Target;
 use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError};
 
@@ -71,7 +71,13 @@ impl Core {
             let mut header = Header::new(MessageKind::Grant, slot, sequence);
             header.offset = write.granted;
             header.word_a = length as u32;
-            write.grants.push_back(Granted { offset: write.granted, length, buffer, lost: false });
+            write.grants.push_back(Granted {
+                offset: write.granted,
+                length,
+                buffer,
+                placed: 0,
+                lost: false,
+            });
             write.granted += length as u64;
             lane.note_grant(Instant::now());
             lane.send_header(&header);
@@ -110,7 +116,9 @@ impl Core {
         };
         let key = write.key;
         let grant = write.grants.front_mut()?;
-        if grant.offset != header.offset || done + rest > grant.length || grant.lost {
+        let is_granted = grant.offset == header.offset && done + rest <= grant.length;
+        // What began before it was granted has no beginning in the buffer, which held data of others.
+        if !is_granted || grant.placed != done || grant.lost {
             return None;
         }
         if let Some(buffer) = &mut grant.buffer {
@@ -123,19 +131,13 @@ impl Core {
 
     /// So many bytes were put where [`Core::disk_place`] said.
     pub(crate) fn disk_placed(&mut self, session: u64, header: &Header, count: usize) {
-        if let Some(key) = self.lands(session, header) {
-            self.engine.landed(key, count);
-        }
-    }
-
-    /// The write whose data goes into the disk's own memory, if it does.
-    fn lands(&mut self, session: u64, header: &Header) -> Option<RequestKey> {
-        let served = self.sessions.get_mut(&session)?;
-        match &served.disks.find(header.slot, header.sequence)?.kind {
-            Kind::Write(write) => {
-                write.grants.front().filter(|grant| grant.buffer.is_none()).map(|_| write.key)
-            }
-            _ => None,
+        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
+        let Kind::Write(write) = &mut under.kind else { return };
+        let Some(grant) = write.grants.front_mut() else { return };
+        grant.placed += count;
+        if grant.buffer.is_none() {
+            self.engine.landed(write.key, count);
         }
     }
 
@@ -167,7 +169,9 @@ impl Core {
             lane.granted = lane.granted.saturating_sub(1);
             lane.since = Instant::now();
         }
-        if grant.offset != header.offset || grant.length != header.payload_bytes as usize {
+        let is_granted =
+            grant.offset == header.offset && grant.length == header.payload_bytes as usize;
+        if !is_granted || (grant.placed != grant.length && !grant.lost) {
             return wrong("data does not match its grant");
         }
         let Granted { length, buffer, lost, .. } = grant;

@@ -106,6 +106,8 @@ struct Granted {
     length: usize,
     /// `None`: it is received into the disk's own memory.
     buffer: Option<PoolBuffer>,
+    /// Bytes that are in their place.
+    placed: usize,
     /// The disk became shorter meanwhile: what comes is thrown away.
     lost: bool,
 }
