@@ -388,7 +388,8 @@ fn seen_by_orphans() -> Option<usize> {
 
 /// Makes two processes, as `run/fork.rs`: this one becomes the program, the other one, which is nobody's
 /// child, the keeper. The process between them is not waited for, which would take as long as others have
-/// the processors: the library does that, which begins when it has long ended.
+/// the processors: the library does that, before the program does anything by which it would learn of it
+/// (`preload/src/between.rs`).
 fn part(beginning: &Beginning, begun: &Begun) {
     // No flags, and no signal at the end.
     const SILENT: [usize; 5] = [0; 5];

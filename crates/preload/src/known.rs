@@ -27,7 +27,7 @@ const EARNED: std::ops::RangeInclusive<i32> = -5..=3;
 
 /// What reading ahead has earned: each listing costs one, the second use of one pays two.
 static SCORE: AtomicI32 = AtomicI32::new(0);
-static KNOWN: Mutex<Vec<Directory>> = Mutex::new(Vec::new());
+static KNOWN: Mutex<Known> = Mutex::new(Known::new());
 
 /// Names a directory: an open one and the path from there, which may be empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,6 +35,23 @@ struct Key<'a> {
     mount: usize,
     base: u64,
     path: &'a [u8],
+}
+
+impl Key<'_> {
+    /// Tells it from most others; never zero.
+    fn hash(&self) -> u32 {
+        hash(self.base ^ (self.mount as u64) << 56, self.path) | 1
+    }
+}
+
+/// Tells a text from most others.
+fn hash(seed: u64, text: &[u8]) -> u32 {
+    const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |hash: u64, word: u64| (hash.rotate_left(23) ^ word).wrapping_mul(SPREAD);
+    let (words, rest) = text.as_chunks();
+    let hash = words.iter().fold(seed, |hash, word| mix(hash, u64::from_ne_bytes(*word)));
+    let rest = rest.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    (mix(hash, rest) >> 32) as u32
 }
 
 /// A key that is kept.
@@ -61,14 +78,88 @@ struct Directory {
     /// Another name of the same one.
     also: Option<Name>,
     listed: Option<Listed>,
-    /// Names asked for while nothing was listed, and the last of them.
+    /// Names asked for while nothing was listed, and the hash of the last of them.
     asked: u32,
-    last: Vec<u8>,
+    last: u32,
 }
 
 impl Directory {
     fn is(&self, key: Key<'_>) -> bool {
         self.name.key() == key || self.also.as_ref().is_some_and(|name| name.key() == key)
+    }
+}
+
+/// What is remembered. Nearly each look of a program at a path comes here twice, mostly in vain.
+struct Known {
+    /// Of the names of each directory, side by side; zero: there is none.
+    hashes: Vec<[u32; 2]>,
+    directories: Vec<Directory>,
+    /// Where the next one comes: the oldest is there, or nothing yet.
+    next: usize,
+}
+
+impl Known {
+    const fn new() -> Self {
+        Self { hashes: Vec::new(), directories: Vec::new(), next: 0 }
+    }
+
+    fn find(&self, key: Key<'_>) -> Option<usize> {
+        let hash = key.hash();
+        // All are looked at, so that the compiler takes many at once.
+        let all = self.hashes.as_flattened();
+        if !all.iter().fold(false, |found, other| found | (*other == hash)) {
+            return None;
+        }
+        let is_there =
+            |(of, directory): (&[u32; 2], &Directory)| of.contains(&hash) && directory.is(key);
+        self.hashes.iter().zip(&self.directories).position(is_there)
+    }
+
+    /// Remembers a directory anew, at its place, if it has one; gives that.
+    fn add(&mut self, known: Option<usize>, key: Key<'_>) -> usize {
+        let place = known.unwrap_or(self.next);
+        if known.is_none() {
+            self.next = (place + 1) % DIRECTORIES_MAX;
+        }
+        if place == self.directories.len() {
+            let name = Name { mount: 0, base: 0, path: Vec::new() };
+            self.directories.push(Directory { name, also: None, listed: None, asked: 0, last: 0 });
+            self.hashes.push([0; 2]);
+        } else {
+            self.forget(place);
+        }
+        self.hashes[place][0] = key.hash();
+        let name = &mut self.directories[place].name;
+        (name.mount, name.base) = (key.mount, key.base);
+        name.path.clear();
+        name.path.extend_from_slice(key.path);
+        place
+    }
+
+    /// Gives a directory a second name.
+    fn add_name(&mut self, place: usize, key: Key<'_>) {
+        self.hashes[place][1] = key.hash();
+        self.directories[place].also = Some(key.into());
+    }
+
+    fn forget(&mut self, place: usize) {
+        self.hashes[place] = [0; 2];
+        let directory = &mut self.directories[place];
+        (directory.also, directory.listed) = (None, None);
+        (directory.asked, directory.last) = (0, 0);
+    }
+
+    /// Forgets the oldest until there are few enough names, but not this one.
+    fn shrink(&mut self, but: usize) {
+        let count = |directory: &Directory| directory.listed.as_ref().map_or(0, |l| l.names.len());
+        let mut names = self.directories.iter().map(count).sum::<usize>();
+        let places = self.directories.len();
+        for place in (self.next..self.next + places).map(|place| place % places) {
+            if names > NAMES_MAX && place != but {
+                names -= count(&self.directories[place]);
+                self.forget(place);
+            }
+        }
     }
 }
 
@@ -110,7 +201,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 /// This process uses memory of its parent: it begins anew and leaves what is there as it is.
 pub(crate) fn leave_to_parent() {
     if let Some(mut known) = lock(&KNOWN) {
-        std::mem::forget(std::mem::take(&mut *known));
+        std::mem::forget(std::mem::replace(&mut *known, Known::new()));
     }
 }
 
@@ -154,17 +245,14 @@ enum Answer {
     List,
 }
 
-fn look(known: &mut Vec<Directory>, key: Key<'_>, name: &[u8]) -> Answer {
-    let Some(place) = known.iter().position(|directory| directory.is(key)) else {
-        let list = SCORE.load(Ordering::Relaxed) > 0;
-        let last = name.to_vec();
-        known.push(Directory { name: key.into(), also: None, listed: None, asked: 1, last });
-        if known.len() > DIRECTORIES_MAX {
-            known.remove(0);
-        }
-        return if list { Answer::List } else { Answer::Ask };
+fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
+    let Some(place) = known.find(key) else {
+        let place = known.add(None, key);
+        let directory = &mut known.directories[place];
+        (directory.asked, directory.last) = (1, hash(0, name));
+        return if SCORE.load(Ordering::Relaxed) > 0 { Answer::List } else { Answer::Ask };
     };
-    let directory = &mut known[place];
+    let directory = &mut known.directories[place];
     if directory.listed.as_ref().is_some_and(|listed| !listed.is_valid()) {
         directory.listed = None;
     }
@@ -181,10 +269,11 @@ fn look(known: &mut Vec<Directory>, key: Key<'_>, name: &[u8]) -> Answer {
         return Answer::Known(found);
     }
     // The same name again and again is somebody who waits for a change.
-    if directory.last == name {
+    let last = hash(0, name);
+    if directory.last == last {
         return Answer::Ask;
     }
-    directory.last = name.to_vec();
+    directory.last = last;
     directory.asked += 1;
     let score = SCORE.load(Ordering::Relaxed);
     let needed = if score > 0 { 1 } else { 2 << -score };
@@ -196,30 +285,23 @@ fn look(known: &mut Vec<Directory>, key: Key<'_>, name: &[u8]) -> Answer {
 }
 
 /// Notes a listing with attributes that was asked for when `before` was the number of changes.
-fn note(
-    known: &mut Vec<Directory>,
-    key: Key<'_>,
-    before: u64,
-    entries: &[DirEntry],
-    complete: bool,
-) {
+fn note(known: &mut Known, key: Key<'_>, before: u64, entries: &[DirEntry], complete: bool) {
     earn(-1);
     let names = entries.iter().map(|entry| (entry.name.clone(), entry.attr)).collect();
     let next = entries.last().map_or(0, |entry| entry.cookie);
     let listed =
         Listed { when: Instant::now(), changes: before, complete, names, next, used: 0, own: None };
-    known.retain(|directory| !directory.is(key));
-    let (name, last) = (key.into(), Vec::new());
-    known.push(Directory { name, also: None, listed: Some(listed), asked: 0, last });
-    let count = |directory: &Directory| directory.listed.as_ref().map_or(0, |l| l.names.len());
-    while known.len() > DIRECTORIES_MAX || known.iter().map(count).sum::<usize>() > NAMES_MAX {
-        known.remove(0);
-    }
+    let place = known.add(known.find(key), key);
+    known.directories[place].listed = Some(listed);
+    known.shrink(place);
 }
 
 fn key_of<'a>(at: &At, directory: &'a [u8]) -> Option<Key<'a>> {
-    let base = at.base().ok()?;
-    Some(Key { mount: at.mount, base, path: plain(directory) })
+    Some(key_from(at, at.base().ok()?, directory))
+}
+
+fn key_from<'a>(at: &At, base: u64, directory: &'a [u8]) -> Key<'a> {
+    Key { mount: at.mount, base, path: plain(directory) }
 }
 
 fn list(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
@@ -232,9 +314,9 @@ fn list(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
 }
 
 /// What is listed of a directory, as far as it can still be right.
-fn listed_of<'a>(known: &'a mut [Directory], key: Key<'_>) -> Option<&'a mut Listed> {
-    let directory = known.iter_mut().find(|directory| directory.is(key))?;
-    directory.listed.as_mut().filter(|listed| listed.is_valid())
+fn listed_of<'a>(known: &'a mut Known, key: Key<'_>) -> Option<&'a mut Listed> {
+    let place = known.find(key)?;
+    known.directories[place].listed.as_mut().filter(|listed| listed.is_valid())
 }
 
 /// Attributes of a path, asked for or known.
@@ -242,8 +324,9 @@ pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
     let usable = |attr: &Attr| !(follow && attr.is_symlink());
     // A slash at the end follows a link that the name alone would not.
     let is_plain = plain(&at.path).len() == at.path.len();
-    let itself = is_plain.then(|| key_of(at, &at.path)).flatten();
-    let named = split(&at.path).and_then(|(above, name)| Some((key_of(at, above)?, name)));
+    let base = at.base().ok();
+    let itself = base.filter(|_| is_plain).map(|base| key_from(at, base, &at.path));
+    let named = split(&at.path).and_then(|(above, name)| Some((key_from(at, base?, above), name)));
     let answer = lock(&KNOWN).and_then(|mut known| {
         // As old as what is told of the names in it: programs look whether those can still be right.
         let own = itself.and_then(|key| listed_of(&mut known, key)?.own);
@@ -311,18 +394,21 @@ pub(crate) fn listed(
 pub(crate) fn listed_at(at: &At, handle: u64, before: u64, entries: &[DirEntry], end: bool) {
     if let Some(mut known) = lock(&KNOWN) {
         // A handle may have meant another directory before.
-        known.retain(|Directory { name, .. }| name.base != handle || name.mount != at.mount);
+        for place in 0..known.directories.len() {
+            let name = &known.directories[place].name;
+            if name.base == handle && name.mount == at.mount {
+                known.forget(place);
+            }
+        }
     }
     listed((at.mount, handle), 0, before, entries, end);
     if let (Some(mut known), Some(path)) = (lock(&KNOWN), key_of(at, &at.path)) {
         let itself = Key { mount: at.mount, base: handle, path: b"" };
-        if let Some(place) = known.iter().position(|directory| directory.name.key() == itself) {
-            known[place].also = Some(path.into());
-            let mut number = 0;
-            known.retain(|directory| {
-                number += 1;
-                number == place + 1 || !directory.is(path)
-            });
+        if let Some(place) = known.find(itself) {
+            if let Some(other) = known.find(path).filter(|other| *other != place) {
+                known.forget(other);
+            }
+            known.add_name(place, path);
         }
     }
 }
