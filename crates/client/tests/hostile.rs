@@ -9,10 +9,13 @@ use common::{
     CREATE, Process, Random, Raw, counter, eventually, hello, hello_message, message, pattern,
     request, seed,
 };
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Options};
+use towline_net::{Wait, receive_descriptors};
 use towline_server::EngineWish;
+use towline_wire::hello::want;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, DIRECTORY};
 use towline_wire::{Header, Hello, Kind, Reply, Request};
@@ -545,6 +548,39 @@ fn connections_beyond_the_limit_of_descriptors_do_not_stop_the_server() {
     });
     honest.check_new(&process, "descriptors came back");
     assert!(process.is_alive());
+}
+
+/// Whoever has a descriptor can take what was rung, and have reads and writes of it wait: that of a peer over shared memory
+/// wakes the server for that peer only.
+#[test]
+fn bells_that_are_spoiled_by_peers_wake_the_server_for_others() {
+    let (directory, process, _) = start();
+    // One for each core.
+    let mut peers = Vec::new();
+    for _ in 0..2 {
+        let socket = UnixStream::connect(directory.path().join("socket")).unwrap();
+        let asked = hello_message(&Hello { want: want::SHARED_MEMORY, ..hello() });
+        std::io::Write::write_all(&mut &socket, &asked).unwrap();
+        let (_, given) = receive_descriptors(&socket, &mut [0; 512], Wait::Any).unwrap();
+        let [_, bell] = <[_; 2]>::try_from(given).unwrap();
+        rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::empty()).unwrap();
+        std::thread::spawn(move || while rustix::io::read(&bell, &mut [0; 8][..]).is_ok() {});
+        peers.push(socket);
+    }
+    let (done, checked) = std::sync::mpsc::channel();
+    let transports = process.transports();
+    std::thread::spawn(move || {
+        for transport in transports.iter().cycle().take(12) {
+            let client = Client::connect(transport, Options::default()).unwrap();
+            let root = client.attach(b"mem").unwrap();
+            for round in 0..50 {
+                root.write_path(b"honest", CREATE, 0o600, &pattern(1000, round)).unwrap();
+                std::thread::sleep(Duration::from_millis(1)); // the server sleeps meanwhile
+            }
+        }
+        done.send(()).unwrap();
+    });
+    checked.recv_timeout(PATIENCE).expect("clients wait for a core that nobody can wake");
 }
 
 #[test]

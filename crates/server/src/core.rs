@@ -105,6 +105,8 @@ impl Shared {
 const LISTENER_TOKENS: u64 = 1 << 32;
 const BELL_TOKEN: u64 = 1 << 33;
 pub(crate) const NBD_TOKENS: u64 = 1 << 34;
+/// Bells of lanes over shared memory, by the lane.
+pub(crate) const LANE_BELL_TOKENS: u64 = 1 << 35;
 /// Bytes read at once from any lane; one such buffer serves all lanes of a core.
 const SCRATCH_BYTES: usize = 128 * 1024;
 /// How often to look for what waited too long, while there is something that may.
@@ -396,6 +398,8 @@ impl Core {
                     self.mail(mail, scratch);
                 }
             }
+            // The rings of all such lanes are looked into in every turn.
+            token if token >= LANE_BELL_TOKENS => {}
             token if token >= NBD_TOKENS => {
                 self.nbd_event((token - NBD_TOKENS) as usize, event, scratch);
             }
@@ -618,7 +622,7 @@ pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn shm_link(lanes: &[Option<Lane>], index: usize) -> Option<&ShmLink> {
+pub(crate) fn shm_link(lanes: &[Option<Lane>], index: usize) -> Option<&ShmLink> {
     match &*lanes.get(index)?.as_ref()?.link {
         Link::Shm(link) => Some(link),
         _ => None,

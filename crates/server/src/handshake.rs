@@ -1,5 +1,6 @@
 //! How a lane is greeted and joined to its session.
 
+use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -47,19 +48,18 @@ pub(crate) fn message(welcome: &Welcome) -> Vec<u8> {
     bytes
 }
 
-/// Makes shared memory, sends it with the welcome over the Unix socket, and turns the link into
+/// Makes shared memory and a bell, sends them with the welcome over the Unix socket, and turns the link into
 /// one over that memory.
-pub(crate) fn move_to_shared_memory(
-    link: &Link,
-    welcome: &Welcome,
-    bell: &Doorbell,
-) -> io::Result<Link> {
+pub(crate) fn move_to_shared_memory(link: &Link, welcome: &Welcome) -> io::Result<Link> {
     let socket = link.fd().ok_or(io::ErrorKind::Unsupported)?.try_clone_to_owned()?;
+    // The client's alone: it can take from it what rang, and have whoever reads or writes it wait. The server does neither:
+    // each ring is an event.
+    let bell = Doorbell::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let memory = Arc::new(SharedMemory::create("towline-session", SHM_BYTES)?);
     let bytes = message(welcome);
     let sent = send_descriptors(&socket, &bytes, &[memory.fd(), bell.fd().as_fd()])?;
     if sent != bytes.len() {
         return Err(io::ErrorKind::WriteZero.into());
     }
-    Ok(Link::Shm(Box::new(ShmLink::new(memory, ShmSide::Server, bell.clone(), socket)?)))
+    Ok(Link::Shm(Box::new(ShmLink::new(memory, ShmSide::Server, bell, socket)?)))
 }

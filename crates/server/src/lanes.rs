@@ -1,13 +1,14 @@
 //! Coming and going of lanes and sessions on a core.
 
 use crate::caller::peer_of;
-use crate::core::{Core, Protocol, REFUSING, REFUSING_TOLD};
+use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD, shm_link};
 use crate::grants::Served;
 use crate::handshake;
 use crate::lane::Lane;
 use crate::loans::{Loans, may_borrow};
 use crate::mailbox::Mail;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -174,7 +175,7 @@ impl Core {
             && self.shm_lanes.len() < SHM_LANES_MAX
         {
             welcome.granted |= want::SHARED_MEMORY;
-            match handshake::move_to_shared_memory(&lane.link, &welcome, &self.mailbox.bell) {
+            match handshake::move_to_shared_memory(&lane.link, &welcome) {
                 Ok(link) => {
                     let link = Arc::new(link);
                     if let Some((uid, _)) = peer_of(&lane.link)
@@ -220,13 +221,17 @@ impl Core {
         id
     }
 
-    /// Watches a lane's new link in place of the old one.
+    /// Watches a lane's new link, which is over shared memory, in place of the old one.
     fn rewatch(&mut self, index: usize, old: &Link) {
-        let watched = match (old.fd(), self.lanes[index].as_ref().and_then(|l| l.link.fd())) {
+        let token = index as u64;
+        let watched = match (old.fd(), shm_link(&self.lanes, index)) {
             (Some(old), Some(new)) => self
                 .reactor
-                .unwatch(old, index as u64)
-                .and_then(|()| self.reactor.watch(new, index as u64)),
+                .unwatch(old, token)
+                .and_then(|()| self.reactor.watch(new.socket().as_fd(), token))
+                .and_then(|()| {
+                    self.reactor.watch(new.doorbell().fd().as_fd(), LANE_BELL_TOKENS + token)
+                }),
             _ => Ok(()),
         };
         if let Err(error) = watched {
@@ -241,6 +246,10 @@ impl Core {
             // closed first.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
             let _ = self.reactor.unwatch(fd, index as u64);
+        }
+        if let Link::Shm(link) = &*lane.link {
+            let bell = link.doorbell().fd().as_fd();
+            let _ = self.reactor.unwatch(bell, LANE_BELL_TOKENS + index as u64);
         }
         if let Some(reads) = lane.reads {
             self.engine.remove_owner(reads);
