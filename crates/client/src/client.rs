@@ -203,9 +203,15 @@ impl Client {
         result
     }
 
-    /// Closes an open file of this family, without waiting for the answer.
+    /// Closes an open file of this family, without waiting for the answer, unless this client has locked it: whoever
+    /// is told then that it is closed may want its locks, and ask for them in another session.
     pub fn close_handle(&self, handle: u64) {
-        self.core.close_later(handle);
+        if self.has_locked(handle) {
+            self.core.forget(handle);
+            let _ = self.core.call(&[Request::Close { handle }], &[], &mut []); // as `close(2)` of a file that is read
+        } else {
+            self.core.close_later(handle);
+        }
     }
 
     /// A process of this family, or of this client, that took locks ([`crate::Lock::owner`]) has ended: they

@@ -33,6 +33,41 @@ static void pause_a_bit(int most_us) {
     usleep((state >> 8) % most_us);
 }
 
+/* Who is told that a file was closed finds its locks gone, through connections of its own. */
+static void files_are_closed(void) {
+    int ask[2], told[2];
+    make("f", "hello");
+    for (enum way way = OPEN_FILE; way < WAYS; way++) {
+        MUST(pipe(ask));
+        MUST(pipe(told));
+        pid_t other = MUST(fork());
+        if (other == 0) {
+            char byte;
+            close(ask[1]);
+            int fd = MUST(open("f", O_RDWR));
+            while (read(ask[0], &byte, 1) == 1) {
+                byte = lock(way, fd, F_WRLCK, 0) == 0;
+                if (byte) MUST(lock(way, fd, F_UNLCK, 0));
+                MUST(write(told[1], &byte, 1));
+            }
+            _exit(0);
+        }
+        int good = 0, rounds = 1500;
+        for (int round = 0; round < rounds; round++) {
+            char byte = 0;
+            int fd = MUST(open("f", O_RDWR));
+            MUST(lock(way, fd, F_WRLCK, 0));
+            MUST(close(fd));
+            MUST(write(ask[1], &byte, 1));
+            MUST(read(told[0], &byte, 1));
+            good += byte;
+        }
+        say("%s, closed: %d of %d", ways[way], good, rounds);
+        close(ask[0]), close(ask[1]), close(told[0]), close(told[1]);
+        MUST(waitpid(other, NULL, 0));
+    }
+}
+
 static void holders_end(void) {
     make("f", "hello");
     for (enum way way = 0; way < WAYS; way++) {
@@ -184,6 +219,7 @@ static void waits_are_cut_when_they_end(void) {
 
 static const struct test tests[] = {
     {"ended", holders_end},
+    {"closed", files_are_closed},
     {"left", holders_are_killed},
     {"killed", waiters_are_killed},
     {"killed-then", waiters_are_killed_when_they_get_it},
