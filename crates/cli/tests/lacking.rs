@@ -8,7 +8,7 @@ mod support;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::process::{Command, Stdio};
-use support::{TOWLINE, World, noise};
+use support::{TOWLINE, World, forbidding, have, noise};
 
 /// Runs a script in a mount namespace: its exit status, and all that it said. `None`, which is said, where that is
 /// impossible.
@@ -143,4 +143,40 @@ with open(sys.argv[1], 'r+b') as f:
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let written = fs::read(world.local("served/file")).unwrap();
     assert_eq!(&written[70000..70005], b"there");
+}
+
+/// Filters of programs may forbid a system call that only the library makes.
+#[test]
+fn programs_that_may_not_wait_reach_their_files() {
+    if !have("python3") || !have("flock") {
+        return;
+    }
+    let world = World::new();
+    let script = "cd /towline-lacking && cp file copy && cmp file copy || exit
+for i in $(seq 40); do [ -e missing$i ] || echo $i >>list; done
+(flock 9; sleep 0.3; echo first >>list) 9>>lock & sleep 0.1
+(flock 9; echo second >>list) 9>>lock; wait; tail -3 list";
+    fs::write(world.local("served/file"), noise(600_000, 3)).unwrap();
+    let calls = [
+        libc::SYS_ppoll,
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_poll,
+    ];
+    for (call, transport) in calls.iter().flat_map(|call| ["tcp", "unix", "shm"].map(|t| (call, t)))
+    {
+        let filter = forbidding(*call);
+        let at = format!("/towline-lacking={}", world.through(transport, "dir"));
+        let output = Command::new("timeout")
+            .args(["100", TOWLINE, "run", "--at", &at, "--"])
+            .arg(filter.get_program())
+            .args(filter.get_args())
+            .args(["/bin/sh", "-c", script])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said, "40\nfirst\nsecond\n", "{call} {transport}: {complaint}");
+        fs::remove_file(world.local("served/list")).unwrap();
+    }
 }

@@ -1,7 +1,10 @@
 //! Addresses of servers: listening and connecting.
 
 use crate::congestion::Withheld;
+use crate::socket::wait;
 use crate::{Link, LinkKind};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
 use rustix::net::sockopt;
 use socket2::{Domain, Socket, Type};
 use std::fmt;
@@ -12,7 +15,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use towline_wire::limits::PEER_SILENCE_SECONDS;
 
 /// Longest path of a Unix socket: `sun_path` of `unix(7)` without the zero at its end.
@@ -299,7 +302,7 @@ pub fn connect_stream(place: impl ToSocketAddrs, limit: Duration) -> io::Result<
 fn connect_to(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     let withheld = Withheld::from(&socket);
-    socket.connect_timeout(&address.into(), limit)?;
+    connect_within(&socket, address, limit)?;
     let stream = TcpStream::from(socket);
     // The kernel lets a socket connect to itself when nobody listens on a port that it may choose
     // for outgoing connections; that is no server.
@@ -308,6 +311,28 @@ fn connect_to(address: SocketAddr, limit: Duration) -> io::Result<TcpStream> {
     }
     tune(&stream, withheld.as_ref(), Side::Client)?;
     Ok(stream)
+}
+
+fn connect_within(socket: &Socket, address: SocketAddr, limit: Duration) -> io::Result<()> {
+    let until = Instant::now() + limit;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&address.into()) {
+        Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            wait(socket.as_fd(), PollFlags::OUT, Some(left))?;
+            if let Some(error) = socket.take_error()? {
+                return Err(error);
+            }
+            if socket.peer_addr().is_ok() {
+                break;
+            }
+        },
+        connected => connected?,
+    }
+    socket.set_nonblocking(false)
 }
 
 /// The link of [`connect_stream`].

@@ -3,7 +3,7 @@
 use crate::local::LocalLink;
 use crate::socket::{self, Piece, Wait};
 use crate::{Counters, ShmLink, Spin, Target};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use smallvec::SmallVec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -167,13 +167,7 @@ impl Link {
     }
 
     fn poll(&self, flags: PollFlags, limit: Option<Duration>) -> io::Result<()> {
-        let Some(fd) = self.fd() else { return Ok(()) };
-        let limit = limit
-            .map(|l| Timespec { tv_sec: l.as_secs() as i64, tv_nsec: l.subsec_nanos().into() });
-        match rustix::event::poll(&mut [PollFd::from_borrowed_fd(fd, flags)], limit.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
+        self.fd().map_or(Ok(()), |fd| socket::wait(fd, flags, limit))
     }
 
     /// Sends as much of the parts as the link takes without waiting; returns how many bytes.

@@ -10,14 +10,45 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 /// True when the other end of a socket is closed, or nobody has it any more.
 pub(crate) fn peer_closed(socket: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
     match poll(&mut watched, Some(&Timespec::default())) {
         Ok(_) => !watched[0].revents().is_empty(),
-        Err(rustix::io::Errno::INTR) => false,
-        Err(_) => true,
+        Err(_) => {
+            // Where waiting is forbidden: seen once what was sent before is taken.
+            let how = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            match rustix::net::recv(socket, &mut [0], how) {
+                Ok((_, count)) => count == 0,
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+                Err(_) => true,
+            }
+        }
+    }
+}
+
+/// Waits until a socket can be read or written, at most about `limit`. It may come back before: whoever waits looks
+/// again. So it does after a moment where a filter of this process, which may be a program that `towline run` started,
+/// forbids `ppoll(2)`.
+pub(crate) fn wait(
+    socket: BorrowedFd<'_>,
+    flags: PollFlags,
+    limit: Option<Duration>,
+) -> io::Result<()> {
+    const MOMENT: Duration = Duration::from_millis(1);
+    let time = limit.map(|limit| Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: limit.subsec_nanos().into(),
+    });
+    match poll(&mut [PollFd::from_borrowed_fd(socket, flags)], time.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS | rustix::io::Errno::NOSYS) => {
+            std::thread::sleep(limit.unwrap_or(MOMENT).min(MOMENT));
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

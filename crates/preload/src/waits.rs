@@ -9,6 +9,10 @@ use crate::handlers;
 use crate::trap::masks::{self, SET_BYTES};
 use libc::c_int;
 use std::cell::Cell;
+use std::time::Duration;
+
+/// How long it takes until one looks again where the program has forbidden itself to wait.
+const MOMENT: Duration = Duration::from_millis(1);
 
 /// A signal came whose handler restarts calls: the call is to be begun again, where nothing is held.
 /// The kernel's own number for it, which no program sees.
@@ -147,9 +151,15 @@ impl Wait {
             let mut list = [poll(fd), poll(held_up)];
             let (at, set) = (list.as_mut_ptr() as usize, &raw const let_in as usize);
             // SAFETY: both outlive the call; the set is 8 bytes as the kernel's are.
-            let _ = unsafe { checked(libc::SYS_ppoll, [at, list.len(), 0, set, SET_BYTES, 0]) };
+            let waited =
+                unsafe { checked(libc::SYS_ppoll, [at, list.len(), 0, set, SET_BYTES, 0]) };
+            // A filter of the program may forbid it.
+            let is_forbidden = waited.is_err_and(|error| error != libc::EINTR);
+            if is_forbidden {
+                std::thread::sleep(MOMENT);
+            }
             self.came |= handlers::take_put_back();
-            if list[1].revents != 0 {
+            if list[1].revents != 0 || is_forbidden {
                 self.came |= pending() & masked & !self.blocked;
             }
             if self.came != 0 {
