@@ -7,6 +7,7 @@
 //! in place.
 
 mod aggregate;
+mod huge;
 mod lending;
 mod page;
 mod pool;
@@ -15,6 +16,7 @@ mod segment;
 mod shared;
 
 pub use aggregate::{Aggregate, Slice, Slices};
+pub use huge::HUGE_BYTES;
 pub use lending::{Lending, Loan};
 pub use page::page_bytes;
 pub use pool::{Pool, PoolBuffer, Reserved};

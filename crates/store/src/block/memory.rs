@@ -6,7 +6,10 @@
 //!
 //! The memfd is longer than the disk, so that it can grow: what is not used takes no memory, and its
 //! length never changes, so that whoever mapped it reads without looking.
+//!
+//! Where all pages of 2 MiB hold data they become one huge page ([`Settling`]).
 
+use super::settle::Settling;
 use crate::block_store::{BlockStore, Extent, Geometry, Now, ZeroHow};
 use std::io;
 use std::ops::Range;
@@ -26,8 +29,9 @@ const GROWTH: u64 = 16;
 pub struct MemoryDisk {
     memory: Arc<SharedMemory>,
     /// A bit for each page of `memory`; memory of its own, since most of it is never touched.
-    written: SharedMemory,
+    written: Arc<SharedMemory>,
     size: AtomicU64,
+    settling: Settling,
 }
 
 fn failed<T>(errno: i32) -> io::Result<T> {
@@ -46,7 +50,9 @@ impl MemoryDisk {
         }
         let (memory, written) =
             Self::map(name, size.saturating_mul(GROWTH)).or_else(|_| Self::map(name, size))?;
-        Ok(Arc::new(Self { memory: Arc::new(memory), written, size: AtomicU64::new(size) }))
+        let (memory, written) = (Arc::new(memory), Arc::new(written));
+        let settling = Settling::of(&memory, &written);
+        Ok(Arc::new(Self { memory, written, size: AtomicU64::new(size), settling }))
     }
 
     /// Memory for so many bytes, and for their bits.
@@ -69,7 +75,10 @@ impl MemoryDisk {
     fn set_written(&self, offset: u64, length: u64) {
         for page in offset / PAGE..(offset + length).div_ceil(PAGE) {
             if !self.is_written(page) {
-                self.word(page).fetch_or(1 << (page % 64), Ordering::Release);
+                let bit = 1 << (page % 64);
+                if self.word(page).fetch_or(bit, Ordering::Release) | bit == u64::MAX {
+                    self.settling.look(&self.written, page);
+                }
             }
         }
     }

@@ -8,6 +8,7 @@ mod foreign;
 mod members;
 mod memory;
 mod populate;
+mod settle;
 mod stripe;
 
 pub use delay::DelayStore;

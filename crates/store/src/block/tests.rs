@@ -218,6 +218,70 @@ fn memory_is_taken_by_writes_alone() {
     assert_eq!(extents, [(4096, true), (4096, false), ((1 << 20) - 8192, true)]);
 }
 
+/// They are moved meanwhile, once all of a huge page is written, and again when it is full anew.
+#[test]
+fn memory_that_is_full_stays_what_was_written() {
+    const BLOCK: usize = towline_mem::HUGE_BYTES;
+    let disk = MemoryDisk::new("test", 4 * BLOCK as u64 + 4096).unwrap();
+    let pages = 4 * BLOCK / 4096 + 1;
+    std::thread::scope(|scope| {
+        for part in 0..2 {
+            let disk = &disk;
+            scope.spawn(move || {
+                for round in 0..6_u8 {
+                    // Each page is written by one of both.
+                    for page in (part..pages).step_by(2) {
+                        let at = (page * 4096) as u64;
+                        disk.write(at, &[round; 4096], false).unwrap();
+                        let mut found = [9; 4096];
+                        disk.read(at, &mut found).unwrap();
+                        assert_eq!(found, [round; 4096], "page {page}");
+                        if page % 100 == usize::from(round) {
+                            disk.trim(at, 4096).unwrap();
+                            disk.read(at, &mut found).unwrap();
+                            assert_eq!(found, [0; 4096], "page {page}");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    for page in 0..pages {
+        let (mut found, expected) = ([9; 4096], if page % 100 == 5 { 0 } else { 5 });
+        disk.read((page * 4096) as u64, &mut found).unwrap();
+        assert_eq!(found, [expected; 4096], "page {page}");
+    }
+}
+
+/// As the kernel tells of the mapping, where it can make huge pages.
+#[test]
+fn memory_that_is_full_becomes_huge_pages() {
+    const BLOCK: usize = towline_mem::HUGE_BYTES;
+    let probe = towline_mem::SharedMemory::create("probe", BLOCK).unwrap();
+    probe.copy_in(0, &vec![1; BLOCK]);
+    if let Err(error) = probe.make_huge(0) {
+        eprintln!("no huge pages here: {error}");
+        return;
+    }
+    let disk = MemoryDisk::new("huge-test", 3 * BLOCK as u64).unwrap();
+    disk.write(0, &vec![1; BLOCK], false).unwrap();
+    disk.write(BLOCK as u64, &vec![1; BLOCK - 4096], false).unwrap();
+    let huge = || {
+        // What the kernel has moved is mapped again when it is touched.
+        disk.read(0, &mut vec![0; 2 * BLOCK]).unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let ours = maps.split("/memfd:huge-test").nth(1).unwrap();
+        let line = ours.lines().find(|line| line.starts_with("ShmemPmdMapped:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
+    };
+    let mut tries = 0;
+    while huge() == 0 && tries < 2000 {
+        std::thread::sleep(Duration::from_millis(5));
+        tries += 1;
+    }
+    assert_eq!(huge(), BLOCK, "the first is full, of the second a page is missing");
+}
+
 /// What is added reads as zeroes, and what was cut off is gone, on every disk that can be resized.
 #[test]
 fn disks_that_change_their_size() {

@@ -1,0 +1,75 @@
+//! Memory that is full becomes huge pages, one after the other, by a thread.
+//!
+//! What a small request touches is in no cache, most likely, and neither is what tells where its page is: in a virtual machine
+//! that are up to 24 looks at memory for a page of 4 KiB, and most of them are in a cache for one of 2 MiB. The kernel makes none of its own
+//! accord, unless the machine is set up so, and to write the first page of 2 MiB must not take all of them. So it is asked for each that has become
+//! full. It takes new memory and copies, which takes about a millisecond.
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock, Weak};
+use towline_mem::{HUGE_BYTES, SharedMemory};
+
+/// Pages whose bits are one word.
+const WORD_PAGES: u64 = 64;
+/// Words of the bits of a huge page.
+const WORDS: usize = HUGE_BYTES / 4096 / WORD_PAGES as usize;
+
+/// Tells the thread of one memory what has become full.
+#[derive(Debug)]
+pub(super) struct Settling {
+    memory: Weak<SharedMemory>,
+    written: Weak<SharedMemory>,
+    /// `None`: there is no thread. It ends when this is gone, or when there can be no huge pages.
+    full: OnceLock<Option<Sender<usize>>>,
+}
+
+impl Settling {
+    /// Nothing is full yet, and there is no thread. `written` has a bit for each page of 4 KiB.
+    pub(super) fn of(memory: &Arc<SharedMemory>, written: &Arc<SharedMemory>) -> Self {
+        let (memory, written) = (Arc::downgrade(memory), Arc::downgrade(written));
+        Self { memory, written, full: OnceLock::new() }
+    }
+
+    /// 64 pages are written, this one among them: looks whether all around them are.
+    pub(super) fn look(&self, written: &SharedMemory, page: u64) {
+        let block = (page / WORD_PAGES) as usize / WORDS;
+        if !is_full(written, block) {
+            return;
+        }
+        let start = || {
+            let (sender, receiver) = channel();
+            let (memory, written) = (self.memory.clone(), self.written.clone());
+            let body = move || settle(&receiver, &memory, &written);
+            // Without a thread pages stay as they are.
+            let thread = std::thread::Builder::new().name("towline-settle".into()).spawn(body);
+            thread.is_ok().then_some(sender)
+        };
+        if let Some(full) = self.full.get_or_init(start) {
+            let _ = full.send(block); // the thread may have ended
+        }
+    }
+}
+
+/// True when all pages of a block hold data; false also for one that is cut off by the end of the memory.
+fn is_full(written: &SharedMemory, block: usize) -> bool {
+    let words = block * WORDS..(block + 1) * WORDS;
+    words.end * 8 <= written.len()
+        && words
+            .into_iter()
+            .all(|word| written.word64(word * 8).load(Ordering::Acquire) == u64::MAX)
+}
+
+fn settle(full: &Receiver<usize>, memory: &Weak<SharedMemory>, written: &Weak<SharedMemory>) {
+    for block in full {
+        let (Some(memory), Some(written)) = (memory.upgrade(), written.upgrade()) else { return };
+        // A page of it that is given back in this moment takes memory until it is written and given back once more.
+        let made = match is_full(&written, block) {
+            true => memory.make_huge(block * HUGE_BYTES),
+            false => Ok(()),
+        };
+        if made.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+            return; // this kernel makes none
+        }
+    }
+}
