@@ -263,25 +263,26 @@ fn rates_together(outcomes: &[Outcome]) -> Vec<f64> {
     let (Some(began), Some(ended)) = (began, ended) else { return Vec::new() };
     let seconds = ended.saturating_duration_since(began).as_secs_f64().max(1e-9);
     let rate = |outcome: &Outcome| {
-        let alone = outcome.answered.partition_point(|at| *at <= began);
-        let each = outcome.bytes as f64 / outcome.answered.len().max(1) as f64;
-        (outcome.answered.len() - alone) as f64 * each / seconds
+        let each = outcome.bytes as f64 / outcome.answered.count().max(1) as f64;
+        outcome.answered.after(began) as f64 * each / seconds
     };
     outcomes.iter().map(rate).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::nbd_client::Answered;
     use super::*;
 
     #[test]
     fn who_begins_late_is_compared_for_the_time_with_the_others() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let client = |began: u32, answered: std::ops::Range<u32>| Outcome {
-            began: Some(start + second * began),
-            answered: answered.clone().map(|at| start + second * at).collect(),
-            bytes: 10 * u64::from(answered.end - answered.start),
-            ..Outcome::default()
+        let client = |began: u32, times: std::ops::Range<u32>| {
+            let bytes = 10 * u64::from(times.end - times.start);
+            let mut answered = Answered::default();
+            times.for_each(|at| answered.note(start + second * at));
+            let began = Some(start + second * began);
+            Outcome { began, answered, bytes, ..Outcome::default() }
         };
         // The third begins when half of the time is over; the last one gets less than the others then.
         let four = [client(0, 1..21), client(0, 2..21), client(10, 11..21), client(0, 1..16)];

@@ -37,7 +37,7 @@ impl DiskClient {
             let (buffer, now) = (done?, Instant::now());
             let since = &mut since[cookie as usize];
             outcome.whole_us.push(now.duration_since(*since).as_secs_f64() * 1e6);
-            outcome.answered.push(now);
+            outcome.answered.note(now);
             outcome.bytes += load.size as u64;
             if now.duration_since(start) >= load.limit {
                 continue;
