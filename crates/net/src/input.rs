@@ -4,8 +4,9 @@
 //! lanes of a core). The payload of a data message, and of a reply, is bulk: it goes straight to
 //! the place that the receiver names, and only what came along in the buffer is copied there.
 
+use crate::in_ring::receive_in_place;
 use crate::socket::is_nothing;
-use crate::{Counters, Link, Spin, Target};
+use crate::{Counters, Link, Payload, Spin, Target};
 use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind, ProtocolError};
@@ -35,6 +36,20 @@ pub trait Sink {
 
     /// So many bytes were put where [`Sink::place`] said.
     fn placed(&mut self, _header: &Header, _count: usize) {}
+
+    /// As [`Sink::message`], with a payload that is still where its sender put it and may change at any time. Only of requests over
+    /// shared memory. False: [`Sink::message`] shall get it.
+    ///
+    /// # Errors
+    /// As [`Sink::message`].
+    fn message_in_place(
+        &mut self,
+        _header: &Header,
+        _body: &[u8],
+        _payload: Payload<'_>,
+    ) -> Result<bool, ProtocolError> {
+        Ok(false)
+    }
 
     /// True when bulk is expected next, so that little is read ahead of it.
     fn expects_bulk(&self) -> bool;
@@ -119,6 +134,12 @@ impl Input {
         scratch[..have].copy_from_slice(&self.partial);
         if std::mem::take(&mut self.full) {
             self.parse(&scratch[..have], sink, counters)?;
+            return Ok(Incoming::Progress);
+        }
+        if have == 0
+            && let Link::Shm(link) = link
+            && receive_in_place(link, sink, counters)?
+        {
             return Ok(Incoming::Progress);
         }
         let ahead = if sink.expects_bulk() {
@@ -314,7 +335,7 @@ fn some(received: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-fn invalid(error: ProtocolError) -> io::Error {
+pub(crate) fn invalid(error: ProtocolError) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 

@@ -6,9 +6,10 @@
 //! peer is not trusted: its positions are read once and checked before use.
 
 use crate::socket::{Piece, Wait, receive_descriptors, send_descriptors};
-use crate::{Spin, Target, look_often};
+use crate::{Payload, Spin, Target, look_often};
 use rustix::thread::futex;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex};
@@ -275,15 +276,53 @@ impl ShmLink {
             target.put_shared(done, &self.memory, from..from + count);
             done += count;
         }
-        let position = start + done as u64;
+        self.consume(&ring, available, done);
+        Ok(done)
+    }
+
+    /// So many of the bytes that are there have been read.
+    fn consume(&self, ring: &Ring, available: usize, count: usize) {
+        let position = self.read.load(Ordering::Relaxed) + count as u64;
         self.read.store(position, Ordering::Relaxed);
         self.memory.word64(ring.words + READ).store(position, Ordering::Release);
         // A sender that found the ring full waits until half of it is free: one wake-up for many
         // pieces.
-        if available > ring.bytes / 2 && available - done <= ring.bytes / 2 {
+        if available > ring.bytes / 2 && available - count <= ring.bytes / 2 {
             self.wake_peer();
         }
-        Ok(done)
+    }
+
+    /// Bytes that can be received.
+    pub(crate) fn unread(&self) -> io::Result<usize> {
+        self.available(&self.rings().1)
+    }
+
+    /// Where bytes stand that can be received, from `skip` bytes behind the first: two ranges, the second behind the first.
+    /// Whoever has looked at [`ShmLink::unread`] asks for no more.
+    fn standing(&self, ring: &Ring, skip: usize, count: usize) -> [Range<usize>; 2] {
+        let start = self.read.load(Ordering::Relaxed) + skip as u64;
+        let at = (start % ring.bytes as u64) as usize;
+        let first = count.min(ring.bytes - at);
+        let at = ring.base + at;
+        [at..at + first, ring.base..ring.base + count - first]
+    }
+
+    /// The same as the payload of a message.
+    pub(crate) fn payload(&self, skip: usize, count: usize) -> Payload<'_> {
+        Payload::Shared(&self.memory, self.standing(&self.rings().1, skip, count))
+    }
+
+    /// Copies bytes that can be received, and leaves them there.
+    pub(crate) fn peek(&self, skip: usize, target: &mut [u8]) {
+        let [first, second] = self.standing(&self.rings().1, skip, target.len());
+        let (front, back) = target.split_at_mut(first.len());
+        self.memory.copy_out(first.start, front);
+        self.memory.copy_out(second.start, back);
+    }
+
+    /// So many bytes have been received where they stand.
+    pub(crate) fn received(&self, available: usize, count: usize) {
+        self.consume(&self.rings().1, available, count);
     }
 
     fn wake_peer(&self) {

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_mem::Aggregate;
-use towline_net::{Sink, Target};
+use towline_net::{Payload, Sink, Target};
 use towline_session::Compound;
 use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
@@ -57,7 +57,7 @@ impl Serving<'_> {
         session: u64,
         header: &Header,
         body: &[u8],
-        payload: &[u8],
+        payload: Payload<'_>,
     ) -> Result<(), ProtocolError> {
         // What was closed before this came is closed before it is executed.
         self.core.closing.clear();
@@ -169,7 +169,7 @@ impl Core {
     /// # Errors
     /// It is no legal request.
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
-        let Arrived { session, lane, header, body, payload, at, .. } = *arrived;
+        let Arrived { session, lane, header, body, ref payload, at, .. } = *arrived;
         let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
         let is_ahead = header.flags & request_flag::AHEAD != 0;
         let leave = served.leave.take_if(|_| is_ahead);
@@ -185,7 +185,7 @@ impl Core {
         }
         let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
         let mut compound =
-            Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
+            Compound::new(header.slot, header.sequence, body, &payload.bytes(), header.offset)?;
         let recorded = served.session.take_recorded(header.slot);
         if let Some(journal) = &served.session.journal
             && compound.keep(journal, recorded)
@@ -231,7 +231,7 @@ impl Sink for Serving<'_> {
         }
         let Some(session) = self.session() else { return wrong("message before the hello") };
         match header.kind {
-            Kind::Request => self.request(session, header, body, payload),
+            Kind::Request => self.request(session, header, body, Payload::Own(payload)),
             Kind::Data => self.data(session, header),
             Kind::Cancel => {
                 self.cancel(session, header);
@@ -251,6 +251,20 @@ impl Sink for Serving<'_> {
             }
             _ => wrong("message of a kind that only servers send"),
         }
+    }
+
+    fn message_in_place(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        payload: Payload<'_>,
+    ) -> Result<bool, ProtocolError> {
+        let Some(session) = self.session() else { return Ok(false) };
+        // All other bytes are needed one behind the other, or must not change any more.
+        if !self.core.lands(session, body) {
+            return Ok(false);
+        }
+        self.request(session, header, body, payload).map(|()| true)
     }
 
     fn place(

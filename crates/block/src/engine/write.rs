@@ -99,6 +99,11 @@ impl<T: Copy> Engine<T> {
         self.end_write(key.0);
     }
 
+    /// A write that was not asked of the engine put so many bytes where its disk's memory takes them.
+    pub fn note_landed(&mut self, count: u64) {
+        self.moved.written_in_place += count;
+    }
+
     /// What was missing of a write up to this byte of it was thrown away, since the disk became shorter.
     pub fn lost(&mut self, key: RequestKey, done: u64) {
         let Some(request) = self.requests.get_mut(key.0) else { return };

@@ -266,6 +266,57 @@ fn long_writes_to_memory_disks_land_in_place() {
     }
 }
 
+/// Over shared memory they are copied out of the ring to where they belong, wherever it ends; over sockets, and where they have to wait or
+/// to be checked first, they are received before.
+#[test]
+fn short_writes_to_memory_disks_land_in_place_over_shared_memory() {
+    const WRITES: usize = 400;
+    let mut limited = DiskExport::new("limited", DiskKind::Memory(SIZE as u64));
+    limited.limit.bytes = 400 << 20;
+    let free = DiskExport::new("memory", DiskKind::Memory(SIZE as u64));
+    let disks = start(TempDir::new().unwrap(), vec![free, limited]);
+    for (transport, client) in disks.transports.iter().zip(clients(&disks)) {
+        let is_shared = matches!(transport, Transport::Shm(_));
+        for (name, checked) in [(&b"memory"[..], false), (b"memory", true), (b"limited", false)] {
+            let what = format!("{name:?} over {transport:?}, checked: {checked}");
+            let disk = client.disk(name).unwrap().with_checksums(checked);
+            let mut random = Random::new(seed());
+            let (mut model, mut group) = (vec![0; SIZE], Group::new());
+            let (mut bytes, mut free) = (0, 32);
+            let before = counter(&client, "disk_bytes_written_in_place");
+            for write in 0..WRITES {
+                if free == 0 {
+                    let (_, done) = group.wait_any().unwrap();
+                    done.unwrap();
+                    free += 1;
+                }
+                let length = 1024 + random.below(15 * 1024) as usize;
+                let offset = random.below((SIZE - length) as u64) as usize;
+                let data = pattern(length, write as u8);
+                model[offset..offset + length].copy_from_slice(&data);
+                bytes += length as u64;
+                group.add(disk.start_write_at(data, offset as u64, write % 9 == 0).unwrap(), 0);
+                free -= 1;
+            }
+            while let Some((_, done)) = group.wait_any() {
+                done.unwrap();
+            }
+            let moved = counter(&client, "disk_bytes_written_in_place") - before;
+            match (is_shared && !checked, name) {
+                // Messages that were half there are received with what came along; others wait for their turn.
+                (true, b"memory") => assert!(moved > bytes / 2, "{what}: {moved} of {bytes}"),
+                (true, _) => assert!(moved <= bytes, "{what}"),
+                _ => assert_eq!(moved, 0, "{what}"),
+            }
+            let mut found = vec![1; SIZE];
+            disk.read_at(&mut found, 0).unwrap();
+            let wrong = (0..SIZE).find(|at| found[*at] != model[*at]);
+            assert_eq!(wrong, None, "{what}");
+            disk.zero(0, SIZE as u64, ZeroHow::default()).unwrap();
+        }
+    }
+}
+
 #[test]
 fn memory_disks_are_read_in_place_over_shared_memory() {
     let mut limited = DiskExport::new("limited", DiskKind::Memory(SIZE as u64));
