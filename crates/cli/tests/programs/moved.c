@@ -144,6 +144,15 @@ static void open_directories_are_renamed(void) {
     peek(f, 4);
 }
 
+static void removed_directories_are_no_way_out(void) {
+    MUST(mkdir("d", 0755));
+    int d = MUST(open("d", O_RDONLY | O_DIRECTORY));
+    MUST(rmdir("d"));
+    SAY(renameat(d, "x", AT_FDCWD, "/proc/none"));
+    SAY(renameat(d, "x/", AT_FDCWD, "/proc/none"));
+    SAY(renameat(AT_FDCWD, "/proc/none", d, "./x//"));
+}
+
 static void removed_directories_lead_up(void) {
     struct stat s;
     MUST(mkdir("d", 0755));
@@ -158,7 +167,7 @@ static void removed_directories_lead_up(void) {
     IN_CHILD(again("cwd", "../beside"));
     SAY(fstatat(d, "../beside", &s, 0));
     SAY(unlink("../way"));
-    name_of(d);
+    name_of(held);
     SAY(chdir(".."));
     here("above");
     SAY(fchdir(held));
@@ -315,7 +324,8 @@ static const struct test tests[] = {
     {"working-directory-by-links", working_directory_is_renamed_by_links},
     {"open-directories", open_directories_are_renamed},
     {"renamed-by-links", open_directories_are_renamed_by_links},
-    {"open-directories", removed_directories_lead_up},
+    {"removed-directories", removed_directories_lead_up},
+    {"no-way-out", removed_directories_are_no_way_out},
     {"mappings", mappings_see_what_calls_change},
     {"shrinking", mappings_that_shrink},
     {"growing", mappings_that_grow},

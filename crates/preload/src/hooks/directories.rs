@@ -23,7 +23,9 @@ fn go(at: &At) -> Result<c_int, i32> {
         }
         // It was removed, or is not below the prefix any more.
         Err(libc::ENOENT | libc::EXDEV) => {
-            let up = [&at.path, &b"/.."[..]].concat();
+            // Of a removed directory the server knows only where `..` itself leads.
+            let up =
+                if at.path == b"." { b"..".to_vec() } else { [&at.path, &b"/.."[..]].concat() };
             let above = at.with(|base, _| base.path_to_enter(&up)).ok().and_then(Result::ok);
             working::go_to_removed(above.as_deref().map(|above| (at.mount, above)))?;
         }

@@ -126,10 +126,11 @@ fn is_one_root(one: &At, other: &At) -> bool {
     root(one) == root(other)
 }
 
-/// True for a path that leads nowhere else: one name.
+/// True for a path that leads nowhere else: one name, perhaps with slashes behind it, for these lead through no link here.
 fn is_name(path: &[u8]) -> bool {
     let name = path.strip_prefix(b"./").unwrap_or(path);
-    !name.contains(&b'/') && name != b".."
+    let end = name.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
+    !name[..end].contains(&b'/') && &name[..end] != b".."
 }
 
 /// Runs the remote form where both names lead below one root. An error: they do not.
