@@ -459,6 +459,23 @@ fn devices_and_pipes_are_read_and_written_in_place() {
     assert_eq!(text(&["cat", &target]), "through a pipe");
 }
 
+/// Of what the kernel makes up while it is read the size says nothing.
+#[test]
+fn files_whose_size_says_nothing_are_copied_to_their_end() {
+    let world = World::new();
+    let target = world.local("copy");
+    for name in ["version", "kallsyms"] {
+        let Ok(expected) = fs::read(Path::new("/proc").join(name)) else {
+            println!("SKIPPED /proc/{name}: it cannot be read");
+            continue;
+        };
+        good(&["cp", &format!("/proc/{name}"), &world.url("dir/copy")]);
+        good(&["cp", &world.url("dir/copy"), target.to_str().unwrap()]);
+        assert_eq!(fs::metadata(&target).unwrap().len(), expected.len() as u64, "{name}");
+        assert!(fs::read(&target).unwrap() == expected, "{name}");
+    }
+}
+
 #[test]
 fn progress_is_told_in_lines_where_there_is_no_terminal() {
     let world = World::new();

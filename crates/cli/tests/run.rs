@@ -353,6 +353,22 @@ fn a_directory_is_served_for_the_time_of_a_run() {
     assert_eq!(fs::read(served.join("made")).unwrap(), b"x\n");
 }
 
+/// Of what the kernel makes up while it is read the size says nothing, and reads are short before the end.
+#[test]
+fn files_whose_size_says_nothing_are_read_to_their_end() {
+    let expected = fs::read("/proc/kallsyms").unwrap_or_default();
+    if expected.len() < 100_000 {
+        println!("SKIPPED files whose size says nothing: there is no long one in /proc");
+        return;
+    }
+    let output = Command::new(TOWLINE)
+        .args(["run", "--serve", "/proc", "--at", PREFIX, "--", "cat"])
+        .arg(format!("{PREFIX}/kallsyms"))
+        .output()
+        .unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(0), expected.len()));
+}
+
 #[test]
 fn libraries_of_other_versions_go_unless_a_run_uses_them() {
     let world = World::new();

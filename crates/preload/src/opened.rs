@@ -78,7 +78,7 @@ pub(crate) struct Opened {
     /// Number of changes before it was opened.
     pub(crate) changes: u64,
     pub(crate) attr: Attr,
-    /// The first bytes; fewer than [`FIRST_BYTES`] are all.
+    /// The first bytes; fewer than [`FIRST_BYTES`] are all if the file has no more.
     pub(crate) data: Option<First>,
     /// A directory's first entries, and whether they are all.
     pub(crate) listing: Option<(Vec<DirEntry>, bool)>,
@@ -153,7 +153,8 @@ pub(crate) fn read(
             return Some((0, true));
         }
         let data = opened.data.as_ref()?.bytes();
-        let is_all = data.len() < FIRST_BYTES;
+        // Where the size says nothing (`/proc`), a read may be short before the end.
+        let is_all = data.len() < FIRST_BYTES && data.len() as u64 == opened.attr.size;
         let rest = usize::try_from(offset).ok().and_then(|offset| data.get(offset..))?;
         let count = rest.len().min(target.len());
         target[..count].copy_from_slice(&rest[..count]);

@@ -84,8 +84,12 @@ impl Files {
         let expected = status.attr.size as usize;
         let data = source.read_start(expected + 1).map_err(|f| f.about(source))?;
         if data.len() > expected {
-            // It grew since it was looked at, by how much nobody knows.
-            return self.large(source, target, status, existing, sparse);
+            // It grew since it was looked at, by how much nobody knows; or its size says nothing, as in `/proc`.
+            let size = source.status(true).map_err(|f| f.about(source))?.attr.size;
+            return match size {
+                0 => self.stream(source, target, status),
+                _ => self.large(source, target, status, existing, sparse),
+            };
         }
         self.whole(source, target, status, existing, &data)?;
         self.progress.bytes(status.attr.size);
