@@ -215,6 +215,14 @@ impl Reactor {
         }
     }
 
+    /// True when [`Reactor::is_ready`] knows of whatever made a watched descriptor readable as soon as the system call that
+    /// did so has returned, in any process: the kernel notes it in memory of the ring on the way. (Without such
+    /// a ring, of Linux 6.1, it is noted when this thread is next interrupted; over epoll a call asks.)
+    #[must_use]
+    pub fn tells_at_once(&self) -> bool {
+        matches!(&self.inner, Inner::Uring(ring) if ring.tells_at_once())
+    }
+
     /// Waits for changes and appends them to `events`; `None` waits without end, zero not at all
     /// (and makes no system call when there is nothing, over io_uring).
     ///

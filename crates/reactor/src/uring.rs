@@ -50,6 +50,8 @@ pub(crate) struct Uring {
     pub(crate) sent: Vec<Sent>,
     /// The kernel knows the operation.
     sends_zero_copy: bool,
+    /// What happens is told in memory of the ring while it happens.
+    tells_at_once: bool,
 }
 
 struct UnderWay {
@@ -75,13 +77,14 @@ const INTEREST: u32 = (libc::POLLIN | libc::POLLRDHUP) as u32;
 
 impl Uring {
     pub(crate) fn new() -> io::Result<Self> {
-        let ring = IoUring::builder()
+        let deferring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_taskrun_flag()
             .setup_cqsize(4096)
-            .build(256)
-            .or_else(|_| IoUring::builder().setup_cqsize(4096).build(256))?;
+            .build(256);
+        let tells_at_once = deferring.is_ok();
+        let ring = deferring.or_else(|_| IoUring::builder().setup_cqsize(4096).build(256))?;
         if !ring.params().is_feature_ext_arg() {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         }
@@ -103,7 +106,12 @@ impl Uring {
             free_sends: Vec::new(),
             sent: Vec::new(),
             sends_zero_copy,
+            tells_at_once,
         })
+    }
+
+    pub(crate) fn tells_at_once(&self) -> bool {
+        self.tells_at_once
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {

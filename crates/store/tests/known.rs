@@ -143,3 +143,35 @@ fn links_in_a_known_directory_never_lead_out() {
         assert_eq!(look(&store, "d/in"), truth(&root, "inside"));
     }
 }
+
+#[test]
+fn changes_of_other_threads_are_seen_at_once() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = temporary.path();
+    fs::create_dir_all(root.join("a")).unwrap();
+    fs::create_dir_all(root.join("b")).unwrap();
+    fs::write(root.join("a/f"), "x").unwrap();
+    fs::write(root.join("b/f"), "y").unwrap();
+    let store = DirectoryStore::new(root, false).unwrap();
+    let (changed, wait) = std::sync::mpsc::channel();
+    let (seen, go_on) = std::sync::mpsc::channel();
+    // The ends of the channels are moved in, so that a failure here ends the other thread.
+    std::thread::scope(move |scope| {
+        scope.spawn(move || {
+            for _ in 0..300 {
+                fs::rename(root.join("a"), root.join("c")).unwrap();
+                fs::rename(root.join("b"), root.join("a")).unwrap();
+                fs::rename(root.join("c"), root.join("b")).unwrap();
+                changed.send(()).unwrap();
+                go_on.recv().unwrap();
+            }
+        });
+        while wait.recv().is_ok() {
+            // Often enough that it is known, and found in the quiet queue.
+            for _ in 0..6 {
+                assert_eq!(look(&store, "a/f"), truth(root, "a/f"));
+            }
+            seen.send(()).unwrap();
+        }
+    });
+}

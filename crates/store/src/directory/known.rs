@@ -6,7 +6,7 @@
 //! change returns to whoever made it. So a path is as good as walked when the queue was found
 //! empty after the request that names it arrived. The first of the requests that arrived together which
 //! names a path looks, and the others rely on it: [`requests_arrived`] says that a look is due. Whatever comes out of the queue
-//! forgets everything.
+//! forgets everything. To look is to look at memory, where the kernel says so ([`Bell`]), else it is a system call.
 //!
 //! Nobody is told that a directory was removed while it is held open. But then it is empty for ever:
 //! whoever does not find a name in a known directory has to walk.
@@ -15,12 +15,13 @@
 //! export (so everything is forgotten after [`FORGET`]; a path across a mount is never known).
 
 use super::attributes::identity_of;
+use super::bell::Bell;
 use super::resolve::{PARENT, Tree, proc_path};
 use foldhash::fast::RandomState;
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, ResolveFlags};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,6 +66,7 @@ enum Look {
 
 thread_local! {
     static LOOK: Cell<Look> = const { Cell::new(Look::Never) };
+    static BELL: RefCell<Bell> = const { RefCell::new(Bell::new()) };
 }
 
 #[derive(Default)]
@@ -105,11 +107,19 @@ fn look(now: Instant) {
     if !watching.busy.load(Ordering::Acquire) {
         return;
     }
+    let generation = watching.generation.load(Ordering::Acquire);
+    if BELL.with_borrow_mut(|bell| bell.is_silent(generation, now)) {
+        return;
+    }
     let mut queue = watching.queue.lock();
-    let Some(inotify) = &queue.inotify else { return };
+    let (Some(inotify), Some(since)) = (&queue.inotify, queue.since) else { return };
+    // The lock keeps it the queue of this generation.
+    let generation = watching.generation.load(Ordering::Acquire);
+    // Before it is read: what comes since rings.
+    BELL.with_borrow_mut(|bell| bell.attach(inotify, generation, since + FORGET));
     let quiet =
         matches!(rustix::io::read(inotify, &mut [0; 256][..]), Err(rustix::io::Errno::AGAIN));
-    if !quiet || queue.since.is_none_or(|since| now.saturating_duration_since(since) >= FORGET) {
+    if !quiet || now.saturating_duration_since(since) >= FORGET {
         watching.generation.fetch_add(1, Ordering::Release);
         watching.busy.store(false, Ordering::Release);
         // All watches end with their queue.

@@ -21,6 +21,7 @@
 //! clients depend on their being unique.
 
 mod attributes;
+mod bell;
 mod changes;
 mod copy;
 mod identity;

@@ -114,7 +114,7 @@ impl Tree {
         mode: Mode,
     ) -> Result<OwnedFd, Errno> {
         if let Some((directory, name)) = self.known(acting, base, path) {
-            match open_beneath(directory.as_fd(), name, flags, mode) {
+            match open_name(directory.as_fd(), name, flags, mode) {
                 // A symbolic link that leads out of the directory, but perhaps not of the export;
                 // or the directory was removed.
                 Err(Code::XDEV | Code::NOENT) => {}
@@ -245,6 +245,24 @@ pub(super) fn proc_path(fd: impl AsFd) -> String {
 fn path_of(fd: impl AsFd) -> Result<Vec<u8>, Errno> {
     let path = rustix::fs::readlinkat(CWD, proc_path(fd), Vec::new()).map_err(errno)?;
     Ok(path.into_bytes())
+}
+
+/// Opens a name for which [`is_name`] holds. Where it is no symbolic link nothing can lead out, and the kernel
+/// need not look out for that, which takes it a fifth of the time.
+fn open_name(
+    directory: BorrowedFd<'_>,
+    name: &[u8],
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd, Code> {
+    // With these a link that is not followed is opened, or fails as something else than a link.
+    if !flags.intersects(OFlags::PATH.union(OFlags::DIRECTORY)) {
+        match rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, mode) {
+            Err(Code::LOOP | Code::INTR) => {}
+            result => return result,
+        }
+    }
+    open_beneath(directory, name, flags, mode)
 }
 
 fn open_beneath(

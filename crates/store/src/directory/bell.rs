@@ -1,0 +1,79 @@
+//! Whether a queue of events is still empty, without a system call.
+//!
+//! A ring that polls a descriptor is told of what comes by whoever makes it come, before that one's system call returns: a bit
+//! in the ring's memory says so. Each thread that looks has a ring of its own, which polls nothing else.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use towline_reactor::{Engine, Reactor};
+
+/// Threads that have a bell. Each may keep one old queue, until it looks again; and of queues a user has 128, by
+/// default.
+const BELLS_MAX: usize = 16;
+
+static BELLS: AtomicUsize = AtomicUsize::new(0);
+
+/// The token of the one thing that is watched.
+const QUEUE: u64 = 0;
+
+/// A thread's look at a queue.
+#[derive(Debug)]
+pub(super) struct Bell {
+    ring: Ring,
+    /// Which queue it is attached to, and until when that is good.
+    attached: Option<(u64, Instant)>,
+}
+
+#[derive(Debug)]
+enum Ring {
+    NotTried,
+    /// Not to be had, or too many have one.
+    None,
+    Some(Reactor),
+}
+
+impl Bell {
+    pub(super) const fn new() -> Self {
+        Self { ring: Ring::NotTried, attached: None }
+    }
+
+    /// True when nothing came into the queue of this generation since it was attached to. False may mean anything.
+    pub(super) fn is_silent(&mut self, generation: u64, now: Instant) -> bool {
+        let good = self.attached.is_some_and(|(to, until)| to == generation && now < until);
+        match &mut self.ring {
+            Ring::Some(reactor) if good => !reactor.is_ready(),
+            _ => false,
+        }
+    }
+
+    /// Looks at this queue from now on, instead of any other. What is in it has to be read after this.
+    pub(super) fn attach(&mut self, queue: &OwnedFd, generation: u64, until: Instant) {
+        if matches!(self.ring, Ring::NotTried) {
+            self.ring = ring().map_or(Ring::None, Ring::Some);
+        }
+        let Ring::Some(reactor) = &mut self.ring else { return };
+        let is_new = self.attached.is_none_or(|(to, _)| to != generation);
+        let mut attach = || {
+            if is_new && self.attached.is_some() {
+                reactor.unwatch(queue.as_fd(), QUEUE)?;
+            }
+            if is_new {
+                reactor.watch(queue.as_fd(), QUEUE)?;
+            }
+            // Takes what rang, and has the kernel begin to watch.
+            reactor.wait(Some(Duration::ZERO), &mut Vec::new())
+        };
+        match attach() {
+            Ok(()) => self.attached = Some((generation, until)),
+            Err(_) => (self.ring, self.attached) = (Ring::None, None),
+        }
+    }
+}
+
+fn ring() -> Option<Reactor> {
+    if BELLS.fetch_add(1, Ordering::Relaxed) >= BELLS_MAX {
+        return None;
+    }
+    Reactor::new(Some(Engine::Uring)).ok().filter(Reactor::tells_at_once)
+}
