@@ -269,6 +269,16 @@ static void process_locks(void) {
         SAY(fcntl(fd, F_GETLK, &wanted));
         say("start %ld length %ld", (long)wanted.l_start, (long)wanted.l_len);
     });
+    /* As far as offsets go, and further. */
+    lock = (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 9, .l_len = LONG_MAX};
+    SAY(fcntl(fd, F_SETLK, &lock));
+    lock.l_len = LONG_MAX - 8;
+    SAY(fcntl(fd, F_SETLK, &lock));
+    IN_CHILD({
+        struct flock wanted = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 20};
+        SAY(fcntl(fd, F_GETLK, &wanted));
+        say("start %ld length %ld", (long)wanted.l_start, (long)wanted.l_len);
+    });
 }
 
 /* A lock is held across exec, and given up when the process ends, however it ends. */

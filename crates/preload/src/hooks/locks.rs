@@ -154,6 +154,11 @@ fn range(open: Open, whence: c_int, start: i64, length: i64) -> Result<(u64, u64
         Some(before) if before > 0 => (start.checked_add(length).ok_or(libc::EINVAL)?, before),
         _ => (start, length),
     };
+    // As far as files can reach is without end.
+    let length = match length {
+        1.. if start >= 0 && start.checked_add(length - 1).ok_or(libc::EOVERFLOW)? == i64::MAX => 0,
+        length => length,
+    };
     match (u64::try_from(start), u64::try_from(length)) {
         (Ok(start), Ok(length)) => Ok((start, length)),
         _ => Err(libc::EINVAL),
