@@ -9,7 +9,7 @@ mod sample;
 use crate::copy::end::End;
 use crate::copy::local::Local;
 use crate::remote::Remotes;
-use crate::report::{Failure, Outcome, Report};
+use crate::report::{Failure, Outcome, Report, writable};
 use crate::text::human;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -133,7 +133,7 @@ fn tour(args: &Args, report: &Report) -> Outcome<()> {
     let scratch = Scratch::new("demo")?;
     scratch.remove_on_signals()?;
     let say = |text: String| {
-        let said = writeln!(io::stdout(), "{text}");
+        let said = writeln!(io::stdout(), "{text}").and_then(|()| writable());
         if said.is_err() {
             remove(&scratch.path); // what follows ends the process
         }

@@ -1,6 +1,7 @@
 //! How commands tell what failed: one line each on standard error, and the exit status.
 
 use indicatif::ProgressBar;
+use rustix::fs::OFlags;
 use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -101,11 +102,22 @@ impl From<rustix::io::Errno> for Failure {
 /// [`Report::output`].
 pub(crate) fn say(text: impl Display) -> Result<(), String> {
     let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+    match writeln!(out, "{text}").and_then(|()| out.flush()).and_then(|()| writable()) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(STATUS_PIPE),
         Err(error) => Err(Failure::from(error).about("standard output").to_string()),
     }
+}
+
+/// The error of writing to a standard output that is closed, or open only for reading, which std does not tell. What takes the
+/// place of closed streams (`launch/system.rs`) can only be read.
+pub(crate) fn writable() -> io::Result<()> {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    let is_writable = FOUND.get_or_init(|| {
+        rustix::fs::fcntl_getfl(io::stdout())
+            .is_ok_and(|flags| !(flags & (OFlags::WRONLY | OFlags::RDWR)).is_empty())
+    });
+    if *is_writable { Ok(()) } else { Err(rustix::io::Errno::BADF.into()) }
 }
 
 /// Prints a line on standard error, in one piece, since programs of a run write there, too. A line that cannot be written
@@ -165,7 +177,7 @@ impl Report {
     /// Deals with the result of writing to standard output: a reader that went away ends the
     /// program quietly, as SIGPIPE would.
     pub(crate) fn output(&self, result: io::Result<()>) {
-        match result {
+        match result.and_then(|()| writable()) {
             Ok(()) => (),
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 std::process::exit(STATUS_PIPE);

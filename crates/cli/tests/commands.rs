@@ -225,7 +225,19 @@ fn what_cannot_be_printed_is_told() {
         assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
         assert!(said.contains("standard output: no space left on device"), "{arguments:?}: {said}");
         assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+        for closed in [">&-", "1</dev/null"] {
+            let script = format!("exec \"$0\" \"$@\" {closed}");
+            let output = Command::new("sh").args(["-c", &script, TOWLINE]).args(arguments).output();
+            let output = output.unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{arguments:?} {closed}: {said}");
+            assert!(said.contains("standard output: bad file descriptor"), "{closed}: {said}");
+        }
     }
+    // Nothing is to be printed.
+    let script = "exec \"$0\" mkdir \"$1\" >&-";
+    let made = Command::new("sh").args(["-c", script, TOWLINE, &world.url("dir/made")]).status();
+    assert!(made.unwrap().success());
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Standard input as a source and standard output as a target: bytes in order, once.
 
 use super::pieces::PIECE_BYTES;
-use crate::report::{Failure, Outcome};
+use crate::report::{Failure, Outcome, writable};
 use std::io::{self, Read, StdinLock, Write};
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -56,7 +56,7 @@ impl Output {
             return Ok(false);
         }
         let mut out = io::stdout().lock();
-        let done = write(&mut out).and_then(|()| out.flush());
+        let done = write(&mut out).and_then(|()| out.flush()).and_then(|()| writable());
         state.written += length;
         state.ended = done.is_err();
         self.turns.notify_all();
