@@ -128,7 +128,8 @@ impl Drop for Remotes {
     }
 }
 
-fn no_export(error: towline_client::Error, url: &Url) -> Failure {
+/// Why an export cannot be opened.
+pub(crate) fn no_export(error: towline_client::Error, url: &Url) -> Failure {
     let name = crate::text::escaped(&url.export);
     let missing = error.errno() == Errno::ENOENT;
     let failure = Failure::from(error);

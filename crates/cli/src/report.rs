@@ -98,14 +98,18 @@ impl From<rustix::io::Errno> for Failure {
     }
 }
 
-/// Prints a line on standard output, for what reads it at once; a reader that went away ends the program as by
-/// [`Report::output`].
+/// Prints a line on standard output, for what reads it at once.
 pub(crate) fn say(text: impl Display) -> Result<(), String> {
     let mut out = io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()).and_then(|()| writable()) {
-        Ok(()) => Ok(()),
+    let said = writeln!(out, "{text}").and_then(|()| out.flush());
+    printed(said).map_err(|failure| failure.to_string())
+}
+
+/// The result of writing to standard output: a reader that went away ends the program quietly, as SIGPIPE would.
+pub(crate) fn printed(result: io::Result<()>) -> Outcome<()> {
+    match result.and_then(|()| writable()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(STATUS_PIPE),
-        Err(error) => Err(Failure::from(error).about("standard output").to_string()),
+        result => result.map_err(|error| Failure::from(error).about("standard output")),
     }
 }
 
@@ -174,18 +178,11 @@ impl Report {
         result.map_err(|failure| self.error(subject, failure)).ok()
     }
 
-    /// Deals with the result of writing to standard output: a reader that went away ends the
-    /// program quietly, as SIGPIPE would.
+    /// Deals with the result of writing to standard output, as [`printed`] does; a failure ends the program, too.
     pub(crate) fn output(&self, result: io::Result<()>) {
-        match result.and_then(|()| writable()) {
-            Ok(()) => (),
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                std::process::exit(STATUS_PIPE);
-            }
-            Err(error) => {
-                self.error("standard output", error.into());
-                std::process::exit(1);
-            }
+        if let Err(failure) = printed(result) {
+            self.error("standard output", failure);
+            std::process::exit(1);
         }
     }
 

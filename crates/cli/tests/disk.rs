@@ -439,6 +439,13 @@ fn a_server_that_is_killed_in_the_middle_of_a_copy() {
         assert!(child.0.wait().unwrap().success());
         assert!(back == bytes, "other bytes from {from}");
     }
+    // A reader that has enough is no error.
+    let mut command = place.command(&["copy", &place.url("img"), "-"]);
+    let mut child = Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    child.0.stdout.take().unwrap().read_exact(&mut [0; 10]).unwrap();
+    let mut said = String::new();
+    child.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!((child.0.wait().unwrap().code(), &*said), (Some(141), ""), "as of SIGPIPE");
     // An NBD server that comes back may have forgotten what it was given: that is a failure.
     let mut child = Running(
         place

@@ -328,7 +328,8 @@ fn wrong_use_is_explained_and_statuses_passed_on() {
         // Told of the prefix, and not.
         for command in [&touch[..], &goes_there] {
             let (code, complaint) = status(&[report, &["--at", &gone, "--"], command].concat());
-            assert!(code == Some(125) && complaint.contains("none"), "{code:?}: {complaint}");
+            let told = complaint.contains("has no export \"none\"");
+            assert!(code == Some(125) && told, "{code:?}: {complaint}");
             assert_eq!(complaint.lines().count(), 1, "{complaint}");
             assert!(!marked.exists(), "the program went on");
         }
@@ -336,6 +337,13 @@ fn wrong_use_is_explained_and_statuses_passed_on() {
     }
     let (code, complaint) = status(&["--at", PREFIX, "--", "true"]);
     assert!(code == Some(125) && complaint.contains("--serve"), "{complaint}");
+    for url in ["http://h/x", "towlin+tcp://h/x", "://h"] {
+        for own in [&[][..], &["--serve", "/"]] {
+            let at = format!("{PREFIX}={url}");
+            let (code, complaint) = status(&[own, &["--at", &at, "--", "true"]].concat());
+            assert!(code == Some(125) && complaint.contains("unknown scheme"), "{complaint}");
+        }
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Standard input as a source and standard output as a target: bytes in order, once.
 
 use super::pieces::PIECE_BYTES;
-use crate::report::{Failure, Outcome, writable};
+use crate::report::{Failure, Outcome, printed};
 use std::io::{self, Read, StdinLock, Write};
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -56,12 +56,11 @@ impl Output {
             return Ok(false);
         }
         let mut out = io::stdout().lock();
-        let done = write(&mut out).and_then(|()| out.flush()).and_then(|()| writable());
+        let done = printed(write(&mut out).and_then(|()| out.flush()));
         state.written += length;
         state.ended = done.is_err();
         self.turns.notify_all();
-        done.map_err(|error| Failure::from(error).about("standard output"))?;
-        Ok(true)
+        done.map(|()| true)
     }
 
     /// Some piece will never come: nobody is to wait for it.

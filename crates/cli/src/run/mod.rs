@@ -19,6 +19,7 @@ pub(crate) mod signals;
 mod summary;
 
 use crate::demo::start_server;
+use crate::remote::no_export;
 use crate::report::{Failure, Outcome, Report};
 use directory::{Library, RunDirectory};
 use keeper::Keeper;
@@ -301,7 +302,10 @@ const SERVED: &str = "served";
 /// Takes an argument of `--at` apart.
 fn prefix_and_url(at: &OsString, own: Option<&RunDirectory>) -> Outcome<(Vec<u8>, Url)> {
     let bytes = at.as_bytes();
-    let cut = bytes.windows(9).position(|part| part == b"=towline:" || part == b"=towline+");
+    let cut = bytes
+        .windows(9)
+        .position(|part| part == b"=towline:" || part == b"=towline+")
+        .or_else(|| other_scheme(bytes));
     let (prefix, url) = match cut {
         Some(cut) => (&bytes[..cut], Some(&bytes[cut + 1..])),
         None => (bytes, None),
@@ -325,19 +329,29 @@ fn prefix_and_url(at: &OsString, own: Option<&RunDirectory>) -> Outcome<(Vec<u8>
     let url = match (url, own) {
         (Some(url), _) => {
             let text = std::str::from_utf8(url).map_err(|_| Failure::new("the URL is not text"))?;
-            Url::parse(text).map_err(Failure::new)?
+            Url::parse(text).map_err(|error| Failure::new(error).about(shown(bytes)))?
         }
         (None, Some(directory)) => Url {
             transport: Transport::Unix(directory.socket()),
             export: SERVED.as_bytes().to_vec(),
             path: Vec::new(),
         },
-        (None, None) => return wrong("no \"=URL\" after the prefix, and no --serve"),
+        (None, None) => {
+            return wrong("no \"=towline://HOST/EXPORT\" after the prefix, and no --serve");
+        }
     };
     if url.export.is_empty() {
         return wrong("the URL names no export");
     }
     Ok((clean.into_os_string().into_vec(), url))
+}
+
+/// Where the `=` stands before what can only be meant for a URL of some kind.
+fn other_scheme(bytes: &[u8]) -> Option<usize> {
+    let end = bytes.windows(3).position(|part| part == b"://")?;
+    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"+-.".contains(byte);
+    let start = bytes[..end].iter().rposition(|byte| !is_part(byte))?;
+    (bytes[start] == b'=').then_some(start)
 }
 
 fn shown(bytes: &[u8]) -> String {
@@ -378,7 +392,10 @@ fn meet(url: Url, family: u64, met: &[Met]) -> Outcome<Met> {
         }
     };
     // What is above the prefix is here, whatever is above that directory on the server.
-    let root = client.attach(&url.root()).map_err(about)?;
+    let root = client.attach(&url.root()).map_err(|error| match url.path.is_empty() {
+        true => no_export(error, &url).about(&url),
+        false => about(error),
+    })?;
     Ok(Met { url, client, root })
 }
 
