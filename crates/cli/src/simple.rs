@@ -4,6 +4,7 @@ use crate::remote::{Place, Remotes, flag};
 use crate::report::{Failure, Outcome, Report};
 use std::process::ExitCode;
 use towline_client::{Attr, Errno, SetAttr, Url};
+use towline_wire::request::UMASK_SHIFT;
 
 const EXIT: &str = "Exit status: 0 all done, 1 something was not, 2 wrong usage.";
 
@@ -82,7 +83,7 @@ fn umask() -> u32 {
 pub(crate) fn make_directories(args: &MkdirArgs) -> ExitCode {
     let report = Report::new("mkdir");
     let remotes = Remotes::default();
-    let usual = 0o777 & !umask();
+    let usual = 0o777 | umask() << UMASK_SHIFT;
     let mode = args.mode.unwrap_or(usual);
     for url in &args.urls {
         let made = remotes.place(url).and_then(|place| {
@@ -116,6 +117,8 @@ fn make_with_parents(
     mode: u32,
     usual: u32,
 ) -> Outcome<()> {
+    // Whatever the umask takes away, the next one is to be made in it.
+    let between = usual & !(0o300 << UMASK_SHIFT);
     // Usually only the last is missing, or nothing.
     match make(place, mode) {
         Err(failure) if failure.is(Errno::ENOENT) => (),
@@ -126,7 +129,7 @@ fn make_with_parents(
     let names = names(place.full());
     for (index, name) in names.iter().enumerate() {
         at = at.child(name);
-        let mode = if index + 1 == names.len() { mode } else { usual | 0o300 };
+        let mode = if index + 1 == names.len() { mode } else { between };
         let made = make(&at, mode);
         existing(&at, made).map_err(|failure| failure.about(&at))?;
     }

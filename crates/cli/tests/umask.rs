@@ -3,20 +3,53 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
+
+const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
+
+/// Makes a file and directories by programs of a run, with a umask of 027 and then of 077.
+fn make_below(served: &Path) {
+    let script = "umask 027; exec \"$0\" run --serve \"$1\" --at /d -- \
+                  sh -c 'echo x > /d/f; mkdir /d/d; umask 077; mkdir /d/later'";
+    let run = Command::new("sh").args(["-c", script, TOWLINE]).arg(served).status().unwrap();
+    assert!(run.success());
+}
+
+/// A directory that hands down an access control list decides alone, as locally.
+#[test]
+fn a_umask_does_not_count_where_access_control_lists_are_handed_down() {
+    // Entries of user, of the user 1234, group, mask and others: tag, rights, number.
+    let entries = [
+        (1_u16, 7_u16, u32::MAX),
+        (2, 7, 1234),
+        (4, 5, u32::MAX),
+        (16, 7, u32::MAX),
+        (32, 5, u32::MAX),
+    ];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, rights, number) in entries {
+        list.extend(tag.to_le_bytes().into_iter().chain(rights.to_le_bytes()));
+        list.extend(number.to_le_bytes());
+    }
+    let served = tempfile::tempdir().unwrap();
+    let flags = rustix::fs::XattrFlags::empty();
+    if rustix::fs::setxattr(served.path(), "system.posix_acl_default", &list, flags).is_err() {
+        return println!("SKIPPED: no access control lists here");
+    }
+    make_below(served.path());
+    let mode = |name: &str| {
+        std::fs::metadata(served.path().join(name)).unwrap().permissions().mode() & 0o777
+    };
+    assert_eq!((mode("f"), mode("d"), mode("later")), (0o664, 0o775, 0o775));
+}
 
 #[test]
 fn programs_keep_their_umask_beside_an_embedded_server() {
     let served = tempfile::tempdir().unwrap();
-    let script = "umask 027; towline=$1; dir=$2; \
-                  exec $towline run --serve $dir --at /d -- sh -c 'echo x > /d/f; mkdir /d/d'";
-    let status = Command::new("sh")
-        .args(["-c", script, "sh", env!("CARGO_BIN_EXE_towline"), served.path().to_str().unwrap()])
-        .status()
-        .unwrap();
-    assert!(status.success());
+    make_below(served.path());
     let mode = |name: &str| {
         std::fs::metadata(served.path().join(name)).unwrap().permissions().mode() & 0o777
     };
-    assert_eq!((mode("f"), mode("d")), (0o640, 0o750));
+    assert_eq!((mode("f"), mode("d"), mode("later")), (0o640, 0o750, 0o700));
 }

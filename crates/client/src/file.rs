@@ -76,7 +76,8 @@ impl File {
         std::mem::replace(&mut self.handle, CURRENT)
     }
 
-    /// `openat(2)`: one round trip, whatever the depth of the path.
+    /// `openat(2)`: one round trip, whatever the depth of the path. `mode` is that of a new file, here and below: permission bits,
+    /// from which the server takes those of a umask that may stand beside them ([`towline_wire::request::UMASK_SHIFT`]).
     ///
     /// # Errors
     /// As the system call; `EXDEV` where a link or `..` leads out of the export.

@@ -210,7 +210,7 @@ impl File {
         })
     }
 
-    /// `mkdirat(2)`.
+    /// `mkdirat(2)`; `mode` as for [`File::open`].
     ///
     /// # Errors
     /// As the system call.
@@ -218,7 +218,7 @@ impl File {
         self.one(Request::MakeDir { base: self.handle, mode, path: check(path)? }, attributes)
     }
 
-    /// `mknodat(2)`.
+    /// `mknodat(2)`; `mode` as for [`File::open`], with the type.
     ///
     /// # Errors
     /// As the system call.

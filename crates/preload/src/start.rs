@@ -6,6 +6,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use towline_client::Url;
 use towline_instance::{Config, MOUNTS_MAX, Mount, Root, State, VARIABLE};
+use towline_wire::request::UMASK_SHIFT;
 
 /// The run, set once at start.
 struct Run {
@@ -121,7 +122,7 @@ pub(crate) fn call(name: &[u8], is_told: bool) {
 }
 
 static RUN: AtomicPtr<Run> = AtomicPtr::new(null_mut());
-/// What `umask` is; the server is told modes that it leaves as they are.
+/// What `umask` is; the server is told with each mode.
 static UMASK: AtomicU32 = AtomicU32::new(0o022);
 
 fn run() -> Option<&'static Run> {
@@ -151,9 +152,9 @@ pub(crate) fn mounts() -> &'static [Target] {
     run().map_or(&[], |run| &run.mounts)
 }
 
-/// A mode without what `umask` takes away.
-pub(crate) fn masked(mode: u32) -> u32 {
-    mode & 0o7777 & !UMASK.load(Ordering::Relaxed)
+/// A mode for something new, with what `umask` takes away, as requests have it.
+pub(crate) fn with_umask(mode: u32) -> u32 {
+    mode & 0o7777 | UMASK.load(Ordering::Relaxed) << UMASK_SHIFT
 }
 
 /// Notes a new umask.

@@ -230,9 +230,6 @@ impl Server {
             };
             let (started, outcome) = std::sync::mpsc::channel();
             let body = move || {
-                // Modes that clients ask for are already masked by their own umask. Threads that may
-                // block are started by this one.
-                towline_store::directory::drop_umask();
                 // A ring belongs to the thread that made it.
                 let reactor = match Reactor::new(wish) {
                     Ok(reactor) => reactor,

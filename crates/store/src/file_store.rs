@@ -24,7 +24,7 @@ pub struct OpenHow {
     /// `O_*` of Linux; `O_CLOEXEC`, `O_NONBLOCK` and unknown bits are ignored, and so is `O_APPEND`,
     /// as each write says whether it appends.
     pub flags: u32,
-    /// Permission bits of a new file, already masked by the client's umask.
+    /// Permission bits of a new file, and the client's umask ([`towline_wire::request::UMASK_SHIFT`]).
     pub mode: u32,
 }
 

@@ -16,6 +16,16 @@ pub use flags::*;
 /// Handle that stands for the file opened last in the same compound.
 pub const CURRENT: u64 = u64::MAX;
 
+/// How far left of the permission bits of something new the umask of its maker stands (nine bits). What the umask takes away is
+/// taken by the server, since it does not count in directories that hand down an access control list.
+pub const UMASK_SHIFT: u32 = 16;
+
+/// The type and permission bits of something new, without what the umask takes away.
+#[must_use]
+pub const fn masked(mode: u32) -> u32 {
+    mode & 0xffff & !(mode >> UMASK_SHIFT & 0o777)
+}
+
 messages! {
     /// One operation of a compound.
     pub enum Request<'a> {
@@ -31,7 +41,7 @@ messages! {
             base: u64,
             /// `O_*` of Linux on x86-64.
             flags: u32,
-            /// Permission bits for a new file.
+            /// Permission bits for a new file, and the umask ([`UMASK_SHIFT`]).
             mode: u32,
             /// Path from `base`.
             path: &'a [u8],
@@ -108,7 +118,7 @@ messages! {
         9 MakeDir {
             /// Directory.
             base: u64,
-            /// Permission bits.
+            /// Permission bits, and the umask ([`UMASK_SHIFT`]).
             mode: u32,
             /// Path from `base`.
             path: &'a [u8],
@@ -117,7 +127,7 @@ messages! {
         10 MakeNode {
             /// Directory.
             base: u64,
-            /// Type and permission bits.
+            /// Type and permission bits, and the umask ([`UMASK_SHIFT`]).
             mode: u32,
             /// Device number.
             rdev: u64,

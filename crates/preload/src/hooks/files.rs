@@ -58,7 +58,7 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
                 listing = entries;
                 file
             }
-            Comes::Nothing => base.open(path, sent, start::masked(mode))?,
+            Comes::Nothing => base.open(path, sent, start::with_umask(mode))?,
         };
         let attr = *file.attr();
         Ok((file.into_handle(), attr))

@@ -29,8 +29,9 @@ pub(crate) unsafe fn mkdir(path: *const c_char, mode: mode_t) -> c_int {
 pub(crate) unsafe fn mkdirat(at: c_int, path: *const c_char, mode: mode_t) -> c_int {
     // SAFETY: as the program says.
     let local = |at, path| unsafe { real::mkdirat(at, path, mode) };
-    let remote =
-        |at: &At| at.with(|base, path| base.make_directory(path, start::masked(mode))).map(|_| 0);
+    let remote = |at: &At| {
+        at.with(|base, path| base.make_directory(path, start::with_umask(mode))).map(|_| 0)
+    };
     // SAFETY: as the program says.
     unsafe { by_path(at, path, false, local, remote) }
 }
@@ -55,7 +56,7 @@ unsafe fn mknodat_by(
 ) -> c_int {
     let kind = if mode & libc::S_IFMT == 0 { libc::S_IFREG } else { mode & libc::S_IFMT };
     let remote = |at: &At| {
-        let mode = kind | start::masked(mode);
+        let mode = kind | start::with_umask(mode);
         let made = at.with(|base, path| base.make_node(path, mode, device))?;
         if kind == libc::S_IFIFO {
             fifos::made(at.mount, made.inode);

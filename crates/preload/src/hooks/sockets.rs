@@ -56,7 +56,7 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
     // SAFETY: as the program says.
     let local = |_, _| unsafe { real::bind(fd, address, length) };
     let remote = |at: &At| {
-        let mode = libc::S_IFSOCK | start::masked(0o777);
+        let mode = libc::S_IFSOCK | start::with_umask(0o777);
         let made = at.with(|base, path| base.make_node(path, mode, 0)).map_err(|e| match e {
             libc::EEXIST => libc::EADDRINUSE,
             other => other,

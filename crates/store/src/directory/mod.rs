@@ -15,10 +15,9 @@
 //! - Appending reports exactly where the bytes went, whoever else appends to the file, here or in
 //!   another process: the kernel picks the place under its inode lock and tells it.
 //!
-//! What it relies on: Linux 5.8 or later, `/proc` mounted, and no `umask(2)` in the threads that
-//! call it ([`drop_umask`]), else the modes of new files are not those that clients sent. Inode
-//! numbers are those of the file system: export a tree without further mounts below it where
-//! clients depend on their being unique.
+//! What it relies on: Linux 5.8 or later, and `/proc` mounted. Threads that make files get a `umask(2)` of
+//! their own, that of the client. Inode numbers are those of the file system: export a tree without
+//! further mounts below it where clients depend on their being unique.
 
 mod attributes;
 mod bell;
@@ -39,4 +38,3 @@ mod tests;
 
 pub use known::requests_arrived;
 pub use store::DirectoryStore;
-pub use system::drop_umask;

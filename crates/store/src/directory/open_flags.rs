@@ -1,5 +1,6 @@
 //! The flags of `open(2)` as they travel, in terms of this machine.
 
+use super::system::mode_for_new;
 use crate::OpenHow;
 use rustix::fs::{Mode, OFlags};
 use towline_wire::Errno;
@@ -69,8 +70,8 @@ impl Opening {
             _ => OFlags::RDONLY,
         };
         let creates = flags.contains(OFlags::CREATE) || flags.contains(OFlags::TMPFILE);
-        let bits = if creates { how.mode & 0o7777 } else { 0 };
-        Ok(Self { flags, mode: Mode::from_raw_mode(bits), readable, writable })
+        let mode = if creates { mode_for_new(how.mode) } else { Mode::empty() };
+        Ok(Self { flags, mode, readable, writable })
     }
 
     /// True when nothing but a reference is opened.

@@ -10,6 +10,7 @@ use super::open_file::DirectoryFile;
 use super::open_flags::Opening;
 use super::residency::Residency;
 use super::resolve::{Found, PARENT, Tree, is_name, proc_path};
+use super::system::mode_for_new;
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use parking_lot::Mutex;
 use rustix::fs::{
@@ -273,7 +274,7 @@ impl FileStore for DirectoryStore {
         let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
         let place = self.tree.place(acting.as_ref(), base, path)?;
-        let mode = Mode::from_raw_mode(mode & 0o7777);
+        let mode = mode_for_new(mode);
         rustix::fs::mkdirat(&place.directory, place.name, mode).map_err(errno)?;
         place.stat().map(|stat| attr_of(&stat))
     }
@@ -295,7 +296,7 @@ impl FileStore for DirectoryStore {
         let acting = self.tree.server.act_as(caller)?;
         self.tree.check_writable()?;
         let place = self.tree.place(acting.as_ref(), base, path)?;
-        let mode = Mode::from_raw_mode(mode & 0o7777);
+        let mode = mode_for_new(mode);
         rustix::fs::mknodat(&place.directory, place.name, kind, mode, rdev).map_err(errno)?;
         place.stat().map(|stat| attr_of(&stat))
     }

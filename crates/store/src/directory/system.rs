@@ -1,8 +1,11 @@
 //! The few system calls that have no safe wrapper.
 #![allow(unsafe_code)]
 
+use rustix::fs::Mode;
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::os::fd::{AsFd, AsRawFd};
+use towline_wire::request::{UMASK_SHIFT, masked};
 
 /// Number of `cachestat(2)`: it came after system calls got one number on all machines.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -63,10 +66,39 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Gives the calling thread, and those that it starts, a `umask(2)` of their own: none. Where that
-/// is forbidden (some containers), the whole process gets none.
-pub fn drop_umask() {
-    // SAFETY: only working directory, root and umask are separated; nothing relies on sharing them.
-    let _ = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) };
-    rustix::process::umask(rustix::fs::Mode::empty());
+/// What the calling thread's `umask(2)` is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Umask {
+    /// That of the process, whatever it is.
+    Unknown,
+    /// Its own, and this.
+    Own(u32),
+    /// None, as for the whole process: threads cannot have their own here (some containers).
+    Shared,
+}
+
+thread_local! {
+    static UMASK: Cell<Umask> = const { Cell::new(Umask::Unknown) };
+}
+
+/// The permission bits to create a file with that was asked for so ([`UMASK_SHIFT`]). The umask becomes that of this thread:
+/// only the kernel knows whether the directory hands down an access control list, and then ignores it.
+pub(super) fn mode_for_new(mode: u32) -> Mode {
+    let asked = mode >> UMASK_SHIFT & 0o777;
+    let mut umask = UMASK.get();
+    if umask == Umask::Unknown {
+        // SAFETY: only working directory, root and umask are separated; nothing relies on sharing them.
+        let separated = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::FS) };
+        umask = if separated.is_ok() { Umask::Own(0) } else { Umask::Shared };
+        rustix::process::umask(Mode::empty());
+    }
+    if let Umask::Own(now) = &mut umask
+        && *now != asked
+    {
+        rustix::process::umask(Mode::from_raw_mode(asked));
+        *now = asked;
+    }
+    UMASK.set(umask);
+    let mode = if umask == Umask::Shared { masked(mode) } else { mode };
+    Mode::from_raw_mode(mode & 0o7777)
 }

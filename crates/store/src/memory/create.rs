@@ -13,6 +13,7 @@ use towline_wire::attr::{
     TYPE_SYMLINK,
 };
 use towline_wire::limits::PATH_BYTES_MAX;
+use towline_wire::request::masked;
 use towline_wire::{Attr, Errno};
 
 impl Tree {
@@ -24,7 +25,7 @@ impl Tree {
         mode: u32,
     ) -> Result<Attr, Errno> {
         let last = self.walk(caller, at)?.last()?;
-        let mode = TYPE_DIRECTORY | mode & 0o1777;
+        let mode = TYPE_DIRECTORY | masked(mode) & 0o1777;
         let content = Content::directory(Arc::downgrade(&last.directory));
         self.add(caller, &last, mode, 0, content)
     }
@@ -52,7 +53,7 @@ impl Tree {
             check_names(caller, &last.directory)?;
             return Err(Errno::EPERM);
         }
-        self.add(caller, &last, file_type | mode & MODE_BITS, rdev, content)
+        self.add(caller, &last, file_type | masked(mode) & MODE_BITS, rdev, content)
     }
 
     /// `symlinkat(2)`.

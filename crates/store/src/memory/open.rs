@@ -9,6 +9,7 @@ use crate::{Caller, OpenHow, Source};
 use std::sync::Arc;
 use towline_wire::Errno;
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_SYMLINK};
+use towline_wire::request::masked;
 use towline_wire::request::open_flag::{
     self, CREATE, DIRECTORY, EXCLUSIVE, NO_FOLLOW, TEMPORARY, TRUNCATE,
 };
@@ -148,7 +149,7 @@ impl Tree {
     }
 
     fn birth(&self, caller: &Caller, directory: &Inode, mode: u32) -> Birth {
-        let (uid, gid, mode) = inherit(caller, directory, TYPE_FILE | mode & MODE_BITS);
+        let (uid, gid, mode) = inherit(caller, directory, TYPE_FILE | masked(mode) & MODE_BITS);
         Birth { mode, uid, gid, rdev: 0, content: Content::file(&self.arena) }
     }
 
