@@ -368,6 +368,12 @@ static void readiness(void) {
     say("%s", strerrorname_np(errno));
     int rest = -1;
     SAY(ioctl(fd, FIONREAD, &rest));
+    int on = 1, off = 0;
+    SAY(ioctl(fd, FIONBIO, &on));
+    SAY(fcntl(fd, F_GETFL) & O_NONBLOCK);
+    SAY(ioctl(fd, FIONBIO, &off));
+    SAY(fcntl(fd, F_GETFL) & O_NONBLOCK);
+    SAY(ioctl(fd, FIONBIO, NULL));
     say("%d to be read", rest);
     SAY(ioctl(fd, TIOCGWINSZ, &rest));
 }

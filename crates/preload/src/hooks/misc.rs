@@ -7,6 +7,7 @@ use crate::handlers;
 use crate::table::real;
 use crate::trap;
 use libc::{c_int, c_uint, c_ulong, c_void, mmsghdr, msghdr, ssize_t, timespec};
+use std::sync::atomic::Ordering;
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     const FICLONE: c_ulong = 0x4004_9409;
@@ -21,12 +22,25 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_
         libc::FIONREAD if is_remote(fd) => {
             let Some(open) = descriptors::find(fd) else { return finish(Err(libc::EBADF)) };
             return guard::ours(|| {
-                let offset = open.entry.offset.load(std::sync::atomic::Ordering::Relaxed);
+                let offset = open.entry.offset.load(Ordering::Relaxed);
                 let rest = (crate::remote::stat(open)?.size as i64 - offset).max(0);
                 // SAFETY: FIONREAD has a place for an int as argument.
                 unsafe { *(argument as *mut c_int) = rest.min(i64::from(i32::MAX)) as c_int };
                 Ok(0)
             });
+        }
+        libc::FIONBIO if is_remote(fd) => {
+            let Some(open) = descriptors::find(fd) else { return finish(Err(libc::EBADF)) };
+            if argument == 0 {
+                return finish(Err(libc::EFAULT));
+            }
+            let (flags, nonblocking) = (&open.entry.flags, libc::O_NONBLOCK as u32);
+            // SAFETY: FIONBIO has an int as argument.
+            match unsafe { *(argument as *const c_int) } {
+                0 => flags.fetch_and(!nonblocking, Ordering::Relaxed),
+                _ => flags.fetch_or(nonblocking, Ordering::Relaxed),
+            };
+            return 0;
         }
         _ if is_remote(fd) => return finish(Err(libc::ENOTTY)),
         _ => {}
