@@ -398,9 +398,9 @@ fn go_programs_work_with_libc_and_without() {
     let world = World::new();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/files.go");
     let program = world.local("files");
-    let build = |source: &Path, cgo: &str| {
+    let build = |source: &Path, cgo: &str, mode: &str| {
         let mut command = Command::new("go");
-        command.args(["build", "-o"]).arg(&program).arg(source).env("CGO_ENABLED", cgo);
+        command.args(["build", mode, "-o"]).arg(&program).arg(source).env("CGO_ENABLED", cgo);
         let built = finish(&mut command);
         assert!(built.status.success(), "{}", text(&built.stderr));
     };
@@ -408,16 +408,22 @@ fn go_programs_work_with_libc_and_without() {
     let plain = plain.replace("// #include <stdlib.h>\nimport \"C\"\n", "");
     let other = world.local("plain.go");
     fs::write(&other, plain.replace("C.abs(-1)", "1")).unwrap();
-    for (source, cgo) in [(&source, "1"), (&other, "0")] {
-        build(source, cgo);
-        let local = world.local("local").join(cgo);
+    // The last one names the dynamic linker of glibc, but none of its libraries.
+    let ways = [
+        ("libc", &source, "1", "exe"),
+        ("static", &other, "0", "exe"),
+        ("pie", &other, "0", "pie"),
+    ];
+    for (way, source, cgo, mode) in ways {
+        build(source, cgo, &format!("-buildmode={mode}"));
+        let local = world.local("local").join(way);
         fs::create_dir_all(&local).unwrap();
         let expected = finish(Command::new(&program).arg(&local));
         assert_eq!(text(&expected.stderr), "");
         for round in 0..5 {
-            let top = world.local("served").join(format!("round-{cgo}-{round}"));
+            let top = world.local("served").join(format!("round-{way}-{round}"));
             fs::create_dir(&top).unwrap();
-            let name = format!("{PREFIX}/round-{cgo}-{round}");
+            let name = format!("{PREFIX}/round-{way}-{round}");
             let got = under_run(&world, &[], &[program.to_str().unwrap(), &name]);
             assert_eq!(text(&got.stdout), text(&expected.stdout), "{}", text(&got.stderr));
             assert!(got.status.success());

@@ -27,7 +27,7 @@ pub struct Binary {
     pub native: bool,
     /// The dynamic linker that it names; empty where the name is further back in the file.
     pub loader: Option<Vec<u8>>,
-    /// The Go tool chain made it.
+    /// The Go tool chain made it, and needs no library.
     pub go: bool,
     /// An object that the linker can load, too.
     pub shared: bool,
@@ -36,6 +36,10 @@ pub struct Binary {
 /// The machine of this build.
 const MACHINE: u16 =
     if cfg!(target_arch = "x86_64") { elf::EM_X86_64.0 } else { elf::EM_AARCH64.0 };
+
+/// At most so long is what Go tells the dynamic linker of a program that needs no library: 12 entries, up to 14 with options of
+/// its linker. Names of a library, of symbols and of their versions take seven more.
+const DYNAMIC_BYTES_ALONE: u64 = 15 * 16;
 
 /// Kind and owner of that note.
 const NOTE: &[u8] = b"\x01\0\0\0Towline\0";
@@ -67,18 +71,23 @@ fn binary<H: FileHeader<Endian = Endianness>>(first: &[u8], wide: bool) -> Optio
         .position(|bytes| bytes == NOTE)
         .and_then(|at| first[at + NOTE.len()..].split(|b| *b == 0).next())
         .map(<[u8]>::to_vec);
+    let mut dynamic_bytes = 0;
     // Headers that lie further back than what we have are a linker's whim that no linker has.
     for part in header.program_headers(endian, first).ok()? {
         if part.p_type(endian) == elf::PT_INTERP {
             let name = part.interpreter(endian, first).ok().flatten();
             loader = Some(name.unwrap_or_default().to_vec());
         }
+        if part.p_type(endian) == elf::PT_DYNAMIC {
+            dynamic_bytes = part.p_filesz(endian).into();
+        }
     }
     Some(Binary {
         native: wide && header.e_machine(endian).0 == MACHINE,
         loader,
         // The first page has the note with its build's identifier.
-        go: first.windows(8).any(|bytes| bytes == b"\x04\0\0\0Go\0\0"),
+        go: dynamic_bytes <= DYNAMIC_BYTES_ALONE
+            && first.windows(8).any(|bytes| bytes == b"\x04\0\0\0Go\0\0"),
         shared: header.e_type(endian) == elf::ET_DYN,
     })
 }
@@ -126,7 +135,8 @@ impl Obstacle {
         match &binary.loader {
             // The dynamic linker itself, which takes the library like any program.
             None if binary.shared && name.starts_with(b"ld-linux") => None,
-            None if binary.go => Some(Self::Go),
+            // The linker only places some of them (`-buildmode=pie`): they have libc's registers for themselves.
+            _ if binary.go => Some(Self::Go),
             None => Some(Self::Static),
             Some(loader) => {
                 let name = loader.rsplit(|b| *b == b'/').next().unwrap_or_default();
@@ -251,6 +261,7 @@ mod tests {
             Obstacle::of(&Binary { native: true, loader, go, shared: true }, b"ld-linux-x")
         };
         assert_eq!(with(Some("/lib64/ld-linux-x86-64.so.2"), false), None);
+        assert_eq!(with(Some("/lib64/ld-linux-x86-64.so.2"), true), Some(Obstacle::Go));
         assert_eq!(with(Some("/lib/ld-musl-x86_64.so.1"), false), Some(Obstacle::OtherLibc));
         assert_eq!(with(None, true), None, "the linker itself");
         let binary = Binary { native: true, loader: None, go: true, shared: true };

@@ -176,9 +176,10 @@ fn place(file: &File, part: &Elf64_Phdr, base: usize) -> Result<(), i32> {
     if part.p_filesz > 0 {
         let from = (offset - at % PAGE) as u64;
         map(down(at), up(of_file) - down(at), access, fixed, file.0, from)?;
-        // What is behind the end in its last page is of another part of the file.
+        // What is behind the end in its last page is of another part of the file. All of it, as the kernel does: the linker
+        // of glibc takes its first memory from there.
         if all > of_file && part.p_flags & libc::PF_W != 0 {
-            let rest = up(of_file).min(all) - of_file;
+            let rest = up(of_file) - of_file;
             // SAFETY: in the page that was just mapped writable.
             unsafe { (of_file as *mut u8).write_bytes(0, rest) };
         }
