@@ -110,10 +110,15 @@ impl SharedMemory {
         };
         // SAFETY: a new mapping in a room that is reserved for it, or at an address of the kernel's choice, touches no existing
         // memory.
-        let address = unsafe { rustix::mm::mmap(at, length, protection, flags, &fd, 0)? };
+        let mapped = unsafe { rustix::mm::mmap(at, length, protection, flags, &fd, 0) };
         if let Some(room) = room {
-            room.leave(length);
+            match mapped {
+                Ok(_) => room.leave(length),
+                // The kernel may have given the addresses back, and others have them.
+                Err(_) => std::mem::forget(room),
+            }
         }
+        let address = mapped?;
         Ok(Self { fd, address: address.cast(), length, writable, lending: None })
     }
 
@@ -301,7 +306,7 @@ impl SharedMemory {
     /// there takes memory then.
     ///
     /// # Errors
-    /// `EINVAL`: the kernel cannot (before Linux 6.1, or with other sizes of pages); `ENOMEM`, `EAGAIN` and others: not now.
+    /// `EINVAL`: the kernel cannot (before Linux 6.1, or with other sizes of pages), or not now; `ENOMEM`, `EAGAIN` and others: not now.
     ///
     /// # Panics
     /// When the range is not inside.

@@ -63,10 +63,10 @@ pub(crate) fn receive_in_place(
         if !sink.message_in_place(&head.header, head.body(), payload).map_err(invalid)? {
             break;
         }
-        link.received(unread, end);
+        unread = link.received(unread, end)?;
         Counters::add(&counters.messages_received, 1);
         Counters::add(&counters.bytes_received, end as u64);
-        (unread, some) = (unread - end, true);
+        some = true;
     }
     Ok(some)
 }

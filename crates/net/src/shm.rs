@@ -109,6 +109,10 @@ const TO_SERVER: Ring = Ring { words: RINGS[0], base: CONTROL_BYTES, bytes: TO_S
 const TO_CLIENT: Ring =
     Ring { words: RINGS[1], base: CONTROL_BYTES + TO_SERVER_BYTES, bytes: TO_CLIENT_BYTES };
 
+fn impossible() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "peer set an impossible ring position")
+}
+
 impl ShmLink {
     /// One end over memory of [`SHM_BYTES`] bytes.
     ///
@@ -178,10 +182,7 @@ impl ShmLink {
         let read = self.memory.word64(ring.words + READ).load(Ordering::Acquire);
         let unread = self.written.load(Ordering::Relaxed).wrapping_sub(read);
         if unread > ring.bytes as u64 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "peer set an impossible ring position",
-            ));
+            return Err(impossible());
         }
         // Whoever reads this may write over what the peer had read by then: the acquire above goes before that.
         self.peer_read.store(read, Ordering::Release);
@@ -202,10 +203,7 @@ impl ShmLink {
         let written = self.memory.word64(ring.words + WRITTEN).load(Ordering::Acquire);
         let unread = written.wrapping_sub(self.read.load(Ordering::Relaxed));
         if unread > ring.bytes as u64 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "peer set an impossible ring position",
-            ));
+            return Err(impossible());
         }
         Ok(unread as usize)
     }
@@ -320,9 +318,18 @@ impl ShmLink {
         self.memory.copy_out(second.start, back);
     }
 
-    /// So many bytes have been received where they stand.
-    pub(crate) fn received(&self, available: usize, count: usize) {
-        self.consume(&self.rings().1, available, count);
+    /// So many bytes have been received where they stand, of those that were there when it was last looked. How many are left.
+    pub(crate) fn received(&self, unread: usize, count: usize) -> io::Result<usize> {
+        let ring = self.rings().1;
+        let half = ring.bytes / 2;
+        // More may have come since: a sender waits until half is free of what is there now.
+        let available = match unread > half && unread - count <= half {
+            true => self.available(&ring)?,
+            false => unread,
+        };
+        let left = available.checked_sub(count).ok_or_else(impossible)?;
+        self.consume(&ring, available, count);
+        Ok(left)
     }
 
     fn wake_peer(&self) {

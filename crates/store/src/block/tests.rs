@@ -274,12 +274,20 @@ fn memory_that_is_full_becomes_huge_pages() {
         let line = ours.lines().find(|line| line.starts_with("ShmemPmdMapped:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() * 1024
     };
-    let mut tries = 0;
-    while huge() == 0 && tries < 2000 {
-        std::thread::sleep(Duration::from_millis(5));
-        tries += 1;
+    let becomes_huge = || {
+        let mut tries = 0;
+        while huge() == 0 && tries < 2000 {
+            std::thread::sleep(Duration::from_millis(5));
+            tries += 1;
+        }
+        assert_eq!(huge(), BLOCK, "the first is full, of the second a page is missing");
+    };
+    becomes_huge();
+    for _ in 0..3 {
+        disk.trim(4096, 4096).unwrap();
+        disk.write(4096, &[2; 4096], false).unwrap();
+        becomes_huge();
     }
-    assert_eq!(huge(), BLOCK, "the first is full, of the second a page is missing");
 }
 
 /// What is added reads as zeroes, and what was cut off is gone, on every disk that can be resized.
