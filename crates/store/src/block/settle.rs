@@ -8,14 +8,17 @@
 
 use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::io;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 use towline_mem::{HUGE_BYTES, SharedMemory};
 
-/// How long to wait after one that had been made before: a tenth of a processor at most is spent on those.
+/// How long to wait after one that had been made before, or could not be: a tenth of a processor at most is spent on those.
 const AGAIN: Duration = Duration::from_millis(10);
+/// How often to try one that cannot be made, with the same pauses.
+const TRIES: u32 = 5;
 
 /// Pages whose bits are one word.
 const WORD_PAGES: u64 = 64;
@@ -82,20 +85,39 @@ fn settle(
     let mut made = HashSet::new();
     for block in full {
         queued.lock().remove(&block);
-        let (Some(memory), Some(written)) = (memory.upgrade(), written.upgrade()) else { return };
-        let is_inside = (block + 1) * HUGE_BYTES <= memory.len();
-        if !is_inside || !is_full(&written, block) {
-            continue;
+        match try_often(block, memory, written) {
+            Some(Ok(())) if made.insert(block) => (),
+            Some(Err(error)) if error.raw_os_error() == Some(libc::EINVAL) && made.is_empty() => {
+                return; // this kernel makes none
+            }
+            Some(_) => std::thread::sleep(AGAIN),
+            None => (),
+        }
+    }
+}
+
+/// Makes a block huge. `None`: it is not full any more, or the memory is gone.
+fn try_often(
+    block: usize,
+    memory: &Weak<SharedMemory>,
+    written: &Weak<SharedMemory>,
+) -> Option<io::Result<()>> {
+    let mut tries = 0;
+    loop {
+        // Not held during the pauses, in which all may end.
+        let (memory, written) = (memory.upgrade()?, written.upgrade()?);
+        // One that is cut off by the end of the memory stays as it is.
+        if (block + 1) * HUGE_BYTES > memory.len() || !is_full(&written, block) {
+            return None;
         }
         // A page of it that is given back in this moment takes memory until it is written and given back once more.
-        let outcome = memory.make_huge(block * HUGE_BYTES);
-        drop((memory, written)); // they may end during the pause
-        match outcome {
-            Ok(()) if made.insert(block) => (),
-            // This kernel makes none.
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && made.is_empty() => return,
-            // Made before, or what may be otherwise the next time, as where pages of it are being sent.
-            _ => std::thread::sleep(AGAIN),
+        let made = memory.make_huge(block * HUGE_BYTES);
+        tries += 1;
+        // Not now may be in a moment, as where pages of it are being sent.
+        if made.is_ok() || tries == TRIES {
+            return Some(made);
         }
+        drop((memory, written));
+        std::thread::sleep(AGAIN);
     }
 }
