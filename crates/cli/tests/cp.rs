@@ -476,6 +476,21 @@ fn files_whose_size_says_nothing_are_copied_to_their_end() {
     }
 }
 
+/// As by any others in a tree, wherever the links lead.
+#[test]
+fn links_are_replaced_by_files_whose_size_says_nothing() {
+    let source = Path::new("/proc/sys/kernel/keys/maxkeys");
+    let Ok(expected) = fs::read(source) else {
+        return println!("SKIPPED {source:?}: it cannot be read");
+    };
+    let world = World::new();
+    let (tree, place) = (world.url("dir/tree"), world.url("dir/tree/keys/maxkeys"));
+    good(&["mkdir", "-p", &world.url("dir/tree/keys")]);
+    good(&["ln", "-s", ".", &place]);
+    good(&["cp", "-r", source.parent().unwrap().to_str().unwrap(), &tree]);
+    assert_eq!(text(&["cat", &place]).as_bytes(), expected);
+}
+
 #[test]
 fn progress_is_told_in_lines_where_there_is_no_terminal() {
     let world = World::new();

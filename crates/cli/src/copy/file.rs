@@ -87,7 +87,15 @@ impl Files {
             // It grew since it was looked at, by how much nobody knows; or its size says nothing, as in `/proc`.
             let size = source.status(true).map_err(|f| f.about(source))?.attr.size;
             return match size {
-                0 => self.stream(source, target, status),
+                0 if self.verify => Err(Failure::new(
+                    "its size says nothing, so that it cannot be compared (--verify)",
+                )
+                .about(source)),
+                0 => {
+                    let existing = looked_at(target, existing)?;
+                    let mut input = source.open().map_err(|f| f.about(source))?;
+                    self.stream_to_part(source, target, status, &existing, &mut input)
+                }
                 _ => self.large(source, target, status, existing, sparse),
             };
         }
@@ -256,14 +264,27 @@ impl Files {
             let mut output = target.open_write().map_err(|f| f.about(target))?;
             return self.pump(source, target, &mut input, &mut output);
         }
-        let replaced = replaced(status, &Existing::from(existing)).map_err(|f| f.about(target))?;
+        let mode = status.attr.mode & 0o666;
+        let as_file = Status { attr: Attr { mode, ..status.attr }, ..*status };
+        self.stream_to_part(source, target, &as_file, &Existing::from(existing), &mut input)
+    }
+
+    /// Copies what has no length beside the target, and puts it in its place.
+    fn stream_to_part(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        existing: &Existing,
+        input: &mut Handle,
+    ) -> Outcome<()> {
+        let replaced = replaced(status, existing).map_err(|f| f.about(target))?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mut output = part.create(0o600).map_err(|f| f.about(target))?;
-        let attr = Attr { mode: status.attr.mode & 0o666, ..status.attr };
         let copied = self
-            .pump(source, target, &mut input, &mut output)
+            .pump(source, target, input, &mut output)
             .and_then(|()| output.close())
-            .and_then(|()| self.finish(source, &part, &attr, replaced.as_ref(), None))
+            .and_then(|()| self.finish(source, &part, &status.attr, replaced.as_ref(), None))
             .and_then(|()| part.rename(target));
         copied.map_err(|failure| {
             let _ = part.unlink();
