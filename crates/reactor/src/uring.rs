@@ -277,6 +277,20 @@ impl Uring {
         news || !self.ring.completion().is_empty()
     }
 
+    /// True when the kernel has something to tell, and when that cannot be but changes of readiness.
+    pub(crate) fn has_only_changes(&mut self) -> bool {
+        let idle = |places: usize, free: &[usize]| places == free.len();
+        if !self.rearm.is_empty()
+            || !self.remove.is_empty()
+            || !idle(self.transfers.len(), &self.free_transfers)
+            || !idle(self.sends.len(), &self.free_sends)
+        {
+            return false;
+        }
+        let submission = self.ring.submission();
+        submission.taskrun() && !submission.cq_overflow() && submission.is_empty()
+    }
+
     /// Returns true when a system call was made.
     pub(crate) fn wait(
         &mut self,
