@@ -12,6 +12,7 @@ mod in_place;
 #[path = "../../../block/tests/powerfail/model.rs"]
 mod model;
 mod order;
+mod page_cache;
 mod paths;
 mod rates;
 mod reload;
