@@ -1,13 +1,13 @@
 # Each target does all its own set-up on a Debian machine with the Rust toolchain.
-.PHONY: demo test test-long test-vm check check-aarch64 build fuzz bench goals conformance install
+.PHONY: demo test test-long test-vm check check-aarch64 build fuzz bench goals conformance install compiler
 
-demo: ## build, then a guided tour with real timings
+demo: compiler ## build, then a guided tour with real timings
 	cargo run --release --quiet --bin towline -- demo
 
-test: ## what has to pass: style, unit, property, integration and fault tests
+test: compiler ## what has to pass: style, unit, property, integration and fault tests
 	sh tests/run
 
-test-long: ## most of an hour: many more random sequences, cuts and foreign suites, a minute of fuzzing for each decoder; TOWLINE_LONG=10: ten times as many
+test-long: compiler ## most of an hour: many more random sequences, cuts and foreign suites, a minute of fuzzing for each decoder; TOWLINE_LONG=10: ten times as many
 	sh tests/run long
 
 test-vm: ## disks in virtual machines: attached, striped, booted from; see tests/vm/run
@@ -19,7 +19,7 @@ check-aarch64: ## on ARM processors, in emulated machines; see tests/aarch64/run
 conformance: ## pjdfstest and fsx on a remote directory under `towline run`; needs root
 	sh tests/conformance
 
-build:
+build: compiler
 	cargo build --release
 
 check: ## style only
@@ -41,3 +41,6 @@ install: build ## to PREFIX (default /usr/local)
 	for page in man/*.[1-8]; do \
 	    install -D -m 644 $$page $(or $(PREFIX),/usr/local)/share/man/man$${page##*.}/$${page##*/} || exit 1; \
 	done
+
+compiler: # rustc calls cc to link
+	@command -v cc >/dev/null || { apt-get update -qq && apt-get install -y -qq gcc libc6-dev; }
