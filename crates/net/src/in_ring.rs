@@ -1,13 +1,16 @@
 //! Requests that are handed over while they stand in a ring.
 
 use crate::input::invalid;
-use crate::{Counters, ShmLink, Sink};
+use crate::{Counters, Payload, ShmLink, Sink};
+use smallvec::SmallVec;
 use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind};
 
 /// Shorter payloads are copied out of the ring with all that is there: that costs less than taking them one by one.
 const IN_PLACE_BYTES_MIN: usize = 1024;
+/// Most of them that are taken together.
+const IN_PLACE_TOGETHER: usize = 8;
 /// Most bytes of the body of a message with such a payload.
 const BODY_BYTES_MAX: usize = 128;
 
@@ -38,37 +41,47 @@ impl Head {
     }
 }
 
-/// Hands over the requests with which a ring begins whose payload is worth to be copied once, to where it belongs. False: there is
-/// none, or the sink wants none so.
+/// Hands over the requests with which a ring begins whose payload is worth to be copied once, to where it belongs: first all
+/// that is to be known of some, then their payloads, one behind the other. What a processor has written and what it reads back of that
+/// soon has to wait until all that it wrote before is in its cache, so it pays not to look at anything between two copies. False:
+/// there is none, or the sink wants none so.
 pub(crate) fn receive_in_place(
     link: &ShmLink,
     sink: &mut dyn Sink,
     counters: &Counters,
 ) -> io::Result<bool> {
-    let mut unread = link.unread()?;
-    let mut found = Head::peek(link, 0, unread);
-    let mut some = false;
-    while let Some(head) = found {
+    let unread = link.unread()?;
+    let (mut taken, mut failed) = (0, Ok(()));
+    let mut payloads: SmallVec<[Payload<'_>; IN_PLACE_TOGETHER]> = SmallVec::new();
+    while payloads.len() < IN_PLACE_TOGETHER
+        && !sink.is_full()
+        && let Some(head) = Head::peek(link, taken, unread)
+    {
         let (start, length) = head.payload();
-        let end = start + length;
+        let end = taken + start + length;
         let is_kind = head.header.kind == Kind::Request && length >= IN_PLACE_BYTES_MIN;
-        if !is_kind || end > unread || sink.is_full() {
+        if !is_kind || end > unread {
             break;
         }
-        found = Head::peek(link, end, unread);
-        if let Some(next) = &found {
-            sink.upcoming(&next.header, next.body());
+        link.expect(end, unread);
+        match sink.message_in_place(&head.header, head.body(), length) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                failed = Err(invalid(error));
+                break;
+            }
         }
-        let payload = link.payload(start, length);
-        if !sink.message_in_place(&head.header, head.body(), payload).map_err(invalid)? {
-            break;
-        }
-        unread = link.received(unread, end)?;
-        Counters::add(&counters.messages_received, 1);
-        Counters::add(&counters.bytes_received, end as u64);
-        some = true;
+        payloads.push(link.payload(taken + start, length));
+        taken = end;
     }
-    Ok(some)
+    if taken > 0 {
+        sink.land(&payloads);
+        link.received(unread, taken)?;
+        Counters::add(&counters.messages_received, payloads.len() as u64);
+        Counters::add(&counters.bytes_received, taken as u64);
+    }
+    failed.map(|()| taken > 0)
 }
 
 #[cfg(test)]
@@ -95,7 +108,10 @@ mod tests {
     #[derive(Default)]
     struct Both {
         taken: Vec<(u32, Vec<u8>, bool)>,
-        upcoming: Vec<u32>,
+        /// Those whose payloads have not been landed: sequence number and length.
+        waiting: Vec<(u32, usize)>,
+        /// How many were landed together.
+        together: Vec<usize>,
         full_at: usize,
     }
 
@@ -106,6 +122,7 @@ mod tests {
             _: &[u8],
             payload: &[u8],
         ) -> Result<(), ProtocolError> {
+            assert!(self.waiting.is_empty(), "another message before all are landed");
             self.taken.push((header.sequence, payload.to_vec(), false));
             Ok(())
         }
@@ -114,21 +131,28 @@ mod tests {
             &mut self,
             header: &Header,
             body: &[u8],
-            payload: Payload<'_>,
+            length: usize,
         ) -> Result<bool, ProtocolError> {
             match body {
                 b"no" => return Ok(false),
                 b"wrong" => return Err(ProtocolError { what: "wrong", at: 0 }),
                 _ => {}
             }
-            let whole = payload.bytes().into_owned();
-            let memory = SharedMemory::create("target", 64 * 1024).unwrap();
-            payload.copy_to(&memory, 7);
-            let mut copied = vec![0; payload.len()];
-            memory.copy_out(7, &mut copied);
-            assert!(copied == whole, "{}", header.sequence);
-            self.taken.push((header.sequence, whole, true));
+            self.waiting.push((header.sequence, length));
             Ok(true)
+        }
+
+        fn land(&mut self, payloads: &[Payload<'_>]) {
+            self.together.push(payloads.len());
+            let memory = SharedMemory::create("target", 64 * 1024).unwrap();
+            assert_eq!(payloads.len(), self.waiting.len());
+            for ((sequence, length), payload) in self.waiting.drain(..).zip(payloads) {
+                assert_eq!(payload.len(), length);
+                payload.copy_to(&memory, 7);
+                let mut copied = vec![0; length];
+                memory.copy_out(7, &mut copied);
+                self.taken.push((sequence, copied, true));
+            }
         }
 
         fn place(&mut self, _: &Header, _: &[u8], _: usize, _: usize) -> Option<Target<'_>> {
@@ -139,12 +163,8 @@ mod tests {
             false
         }
 
-        fn upcoming(&mut self, header: &Header, _: &[u8]) {
-            self.upcoming.push(header.sequence);
-        }
-
         fn is_full(&self) -> bool {
-            self.taken.len() == self.full_at
+            self.taken.len() + self.waiting.len() == self.full_at
         }
     }
 
@@ -222,7 +242,37 @@ mod tests {
         near.send(&[&first, &wrong], &counters).unwrap();
         let failed = input.receive(&far, &mut scratch, None, &mut sink, &counters);
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::InvalidData);
-        assert_eq!((sink.taken.len(), sink.upcoming), (2, vec![3]));
+        assert_eq!((sink.taken.len(), sink.together), (2, vec![1]), "what came before is landed");
+    }
+
+    /// The ring is given back for those that are landed, and no more than some wait for that.
+    #[test]
+    fn some_are_landed_together() {
+        let ([near, far], counters) = (pair(), Counters::default());
+        let (mut input, mut scratch) = (Input::default(), vec![0; 128 * 1024]);
+        let mut sink = Both { full_at: usize::MAX, ..Both::default() };
+        let count = 2 * IN_PLACE_TOGETHER + 3;
+        let bytes: Vec<u8> = (1..=count)
+            .flat_map(|at| message(Kind::Request, at as u32, b"body", 1024 + at))
+            .collect();
+        near.send(&[&bytes], &counters).unwrap();
+        let Link::Shm(ring) = &far else { unreachable!() };
+        let mut left = ring.unread().unwrap();
+        while sink.taken.len() < count {
+            let before = sink.taken.len();
+            input.receive(&far, &mut scratch, None, &mut sink, &counters).unwrap();
+            let taken: usize = sink.taken[before..]
+                .iter()
+                .map(|(_, bytes, _)| HEADER_BYTES + 4 + bytes.len())
+                .sum();
+            left -= taken;
+            assert_eq!(ring.unread().unwrap(), left);
+        }
+        assert_eq!(sink.together, [IN_PLACE_TOGETHER, IN_PLACE_TOGETHER, 3]);
+        let told = sink.taken.iter().map(|(sequence, ..)| *sequence as usize);
+        assert!(told.eq(1..=count));
+        let received = counters.messages_received.load(std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(received, count as u64);
     }
 
     #[test]

@@ -37,8 +37,8 @@ pub trait Sink {
     /// So many bytes were put where [`Sink::place`] said.
     fn placed(&mut self, _header: &Header, _count: usize) {}
 
-    /// As [`Sink::message`], with a payload that is still where its sender put it and may change at any time. Only of requests over
-    /// shared memory. False: [`Sink::message`] shall get it.
+    /// As [`Sink::message`], with a payload of so many bytes that is still where its sender put it. Only of requests over
+    /// shared memory. True: [`Sink::land`] shall get it. False: [`Sink::message`] shall get all of it.
     ///
     /// # Errors
     /// As [`Sink::message`].
@@ -46,10 +46,14 @@ pub trait Sink {
         &mut self,
         _header: &Header,
         _body: &[u8],
-        _payload: Payload<'_>,
+        _length: usize,
     ) -> Result<bool, ProtocolError> {
         Ok(false)
     }
+
+    /// The payloads of the messages that [`Sink::message_in_place`] has taken since this was called last, in their order. They may change
+    /// at any time.
+    fn land(&mut self, _payloads: &[Payload<'_>]) {}
 
     /// True when bulk is expected next, so that little is read ahead of it.
     fn expects_bulk(&self) -> bool;

@@ -36,6 +36,9 @@ const READ: usize = 128;
 /// How long to look for room in a full ring before sleeping: what a peer takes to copy a piece.
 const ROOM_SPIN: Duration = Duration::from_micros(20);
 
+/// Bytes that [`ShmLink::expect`] fetches: the head of a message, and enough of its payload for the processor to go on by itself.
+const EXPECTED_BYTES: usize = 256;
+
 /// Most bytes that [`ShmLink::prepare_send`] fetches: longer messages do not gain from it.
 const PREPARED_BYTES_MAX: usize = 8192;
 
@@ -307,7 +310,7 @@ impl ShmLink {
 
     /// The same as the payload of a message.
     pub(crate) fn payload(&self, skip: usize, count: usize) -> Payload<'_> {
-        Payload::Shared(&self.memory, self.standing(&self.rings().1, skip, count))
+        Payload { memory: &self.memory, ranges: self.standing(&self.rings().1, skip, count) }
     }
 
     /// Copies bytes that can be received, and leaves them there.
@@ -315,11 +318,22 @@ impl ShmLink {
         let [first, second] = self.standing(&self.rings().1, skip, target.len());
         let (front, back) = target.split_at_mut(first.len());
         self.memory.copy_out(first.start, front);
-        self.memory.copy_out(second.start, back);
+        if !back.is_empty() {
+            self.memory.copy_out(second.start, back);
+        }
     }
 
-    /// So many bytes have been received where they stand, of those that were there when it was last looked. How many are left.
-    pub(crate) fn received(&self, unread: usize, count: usize) -> io::Result<usize> {
+    /// Has the processor fetch the first of the bytes that can be received from `skip` bytes behind the first: they are in the cache
+    /// of the peer, who has written them.
+    pub(crate) fn expect(&self, skip: usize, unread: usize) {
+        let count = unread.saturating_sub(skip).min(EXPECTED_BYTES);
+        for part in self.standing(&self.rings().1, skip, count) {
+            self.memory.expect_reads(part.start, part.len());
+        }
+    }
+
+    /// So many bytes have been received where they stand, of those that were there when it was last looked.
+    pub(crate) fn received(&self, unread: usize, count: usize) -> io::Result<()> {
         let ring = self.rings().1;
         let half = ring.bytes / 2;
         // More may have come since: a sender waits until half is free of what is there now.
@@ -327,9 +341,21 @@ impl ShmLink {
             true => self.available(&ring)?,
             false => unread,
         };
-        let left = available.checked_sub(count).ok_or_else(impossible)?;
+        if available < count {
+            return Err(impossible());
+        }
         self.consume(&ring, available, count);
-        Ok(left)
+        Ok(())
+    }
+
+    /// True when the peer sleeps, so that the next thing sent has to wake it.
+    #[must_use]
+    pub fn peer_sleeps(&self) -> bool {
+        let flag = match self.side {
+            ShmSide::Client => SERVER_SLEEPS,
+            ShmSide::Server => CLIENT_SLEEPS,
+        };
+        self.memory.word32(flag).load(Ordering::Relaxed) != 0
     }
 
     fn wake_peer(&self) {

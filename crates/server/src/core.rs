@@ -9,7 +9,7 @@ use crate::grace::Grace;
 use crate::grants::Served;
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
-use crate::native;
+use crate::native::{self, Taken};
 use crate::nbd::driver::{CoreDriver, Late};
 use crate::nbd::{self, Nbd};
 use crate::pools::Pools;
@@ -172,6 +172,8 @@ pub(crate) struct Core {
     pub(crate) waiting: Waiting,
     /// Sizes of disks by their identity, as somebody who wanted to write saw them in this turn.
     pub(crate) disk_sizes: Vec<(u64, u64)>,
+    /// Writes that were taken while they stand in a ring, of the lane that is received from.
+    pub(crate) taken: Vec<Taken>,
     /// Memory in which messages are put together.
     pub(crate) message: Vec<u8>,
     /// Finished requests, by the tags of their operations, that the statistics do not have yet: all of a turn are told together,
@@ -239,6 +241,7 @@ impl Core {
             disk_grants: Queue::default(),
             waiting: Waiting::default(),
             disk_sizes: Vec::new(),
+            taken: Vec::new(),
             message: Vec::new(),
             recorded: Vec::new(),
             dirty: Vec::new(),
@@ -549,7 +552,7 @@ impl Core {
             if lane.hello.is_some() {
                 break;
             }
-            let mut sink = Serving { core: self, index, news: false };
+            let mut sink = Serving { core: self, index, news: false, since: None };
             match input.receive(&link, scratch, None, &mut sink, &statistics.counters) {
                 Ok(Incoming::Progress) => {}
                 Ok(Incoming::Drained) if last_look => last_look = false,
@@ -581,9 +584,14 @@ impl Core {
         }
     }
 
-    pub(crate) fn flush_dirty(&mut self) {
+    /// Tells the statistics of requests that are finished: before their answers leave.
+    pub(crate) fn tell_recorded(&mut self) {
         self.statistics.record_all(&self.recorded);
         self.recorded.clear();
+    }
+
+    pub(crate) fn flush_dirty(&mut self) {
+        self.tell_recorded();
         let mut dirty = std::mem::take(&mut self.dirty);
         for index in dirty.drain(..) {
             self.flush(index);
@@ -593,7 +601,7 @@ impl Core {
         self.closing.clear();
     }
 
-    fn flush(&mut self, index: usize) {
+    pub(crate) fn flush(&mut self, index: usize) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         self.answered = Some(index);
         match lane.out.flush(&lane.link, &self.statistics.counters) {

@@ -27,6 +27,8 @@ pub(crate) struct Serving<'a> {
     pub(crate) core: &'a mut Core,
     /// A request was among what arrived: the stores have been told.
     pub(crate) news: bool,
+    /// When the first was taken of the requests that are taken while they stand in a ring.
+    pub(crate) since: Option<Instant>,
     pub(crate) index: usize,
 }
 
@@ -57,7 +59,7 @@ impl Serving<'_> {
         session: u64,
         header: &Header,
         body: &[u8],
-        payload: Payload<'_>,
+        payload: &[u8],
     ) -> Result<(), ProtocolError> {
         // What was closed before this came is closed before it is executed.
         self.core.closing.clear();
@@ -169,7 +171,7 @@ impl Core {
     /// # Errors
     /// It is no legal request.
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
-        let Arrived { session, lane, header, body, ref payload, at, .. } = *arrived;
+        let Arrived { session, lane, header, body, payload, at, .. } = *arrived;
         let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
         let is_ahead = header.flags & request_flag::AHEAD != 0;
         let leave = served.leave.take_if(|_| is_ahead);
@@ -185,7 +187,7 @@ impl Core {
         }
         let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
         let mut compound =
-            Compound::new(header.slot, header.sequence, body, &payload.bytes(), header.offset)?;
+            Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
         let recorded = served.session.take_recorded(header.slot);
         if let Some(journal) = &served.session.journal
             && compound.keep(journal, recorded)
@@ -231,7 +233,7 @@ impl Sink for Serving<'_> {
         }
         let Some(session) = self.session() else { return wrong("message before the hello") };
         match header.kind {
-            Kind::Request => self.request(session, header, body, Payload::Own(payload)),
+            Kind::Request => self.request(session, header, body, payload),
             Kind::Data => self.data(session, header),
             Kind::Cancel => {
                 self.cancel(session, header);
@@ -257,14 +259,17 @@ impl Sink for Serving<'_> {
         &mut self,
         header: &Header,
         body: &[u8],
-        payload: Payload<'_>,
+        length: usize,
     ) -> Result<bool, ProtocolError> {
         let Some(session) = self.session() else { return Ok(false) };
-        // All other bytes are needed one behind the other, or must not change any more.
-        if !self.core.lands(session, body) {
-            return Ok(false);
+        self.since.get_or_insert_with(Instant::now);
+        Ok(self.core.take_write(session, self.index, header, body, length))
+    }
+
+    fn land(&mut self, payloads: &[Payload<'_>]) {
+        if let (Some(session), Some(since)) = (self.session(), self.since.take()) {
+            self.core.land_taken(session, self.index, payloads, since);
         }
-        self.request(session, header, body, payload).map(|()| true)
     }
 
     fn place(

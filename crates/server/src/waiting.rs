@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_block::{ClientKey, Meter};
-use towline_net::{Link, LinkKind, Payload};
+use towline_net::{Link, LinkKind};
 use towline_session::Exports as _;
 use towline_store::directory::requests_arrived;
 use towline_wire::header::request_flag;
@@ -27,7 +27,7 @@ pub(crate) struct Arrived<'a> {
     pub(crate) lane: usize,
     pub(crate) header: &'a Header,
     pub(crate) body: &'a [u8],
-    pub(crate) payload: Payload<'a>,
+    pub(crate) payload: &'a [u8],
     pub(crate) at: Instant,
     /// Its client's limits hold for it.
     pub(crate) may_wait: bool,
@@ -42,7 +42,7 @@ impl Arrived<'_> {
             session: self.session,
             header,
             body: self.body.to_vec(),
-            payload: self.payload.bytes().into_owned(),
+            payload: self.payload.to_vec(),
             at: self.at,
         }
     }
@@ -87,6 +87,14 @@ impl Waiting {
     /// When to look again.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         self.throttled.iter().map(|throttled| throttled.until).min()
+    }
+
+    /// A request that is not of low priority has come.
+    pub(crate) fn note_other(&mut self) {
+        self.others = true;
+        if !self.low.is_empty() {
+            self.turn.other();
+        }
     }
 
     /// Limits have changed: who waits looks again.
@@ -142,10 +150,7 @@ impl Core {
             self.waiting.low.push_back(arrived.keep());
             return Ok(());
         }
-        self.waiting.others = true;
-        if !self.waiting.low.is_empty() {
-            self.waiting.turn.other();
-        }
+        self.waiting.note_other();
         self.begin_request(arrived)
     }
 
@@ -195,7 +200,7 @@ impl Core {
         let Kept { session, header, body, payload, at } = kept;
         let lane = self.sessions.get(&session).and_then(|served| served.lane);
         let Some(lane) = lane.map(|lane| lane as usize) else { return };
-        let (header, body, payload) = (&header, &body[..], Payload::Own(&payload));
+        let (header, body, payload) = (&header, &body[..], &payload[..]);
         self.closing.clear();
         requests_arrived(Instant::now());
         let arrived = Arrived { session, lane, header, body, payload, at, may_wait };

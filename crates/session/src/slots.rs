@@ -27,6 +27,11 @@ impl Slot {
     fn is_new(&self) -> bool {
         self.sequence == 0 && matches!(self.state, State::Free)
     }
+
+    fn begin(&mut self, sequence: u32) {
+        (self.sequence, self.state) = (sequence, State::Running);
+        self.reply.clear();
+    }
 }
 
 /// The slots of a session.
@@ -51,12 +56,26 @@ impl Default for Slots {
 }
 
 impl Slots {
+    /// Takes a request into its slot, if it is the one behind the last, and that was answered. False: ask [`Slots::arrive`].
+    pub fn begin_next(&mut self, header: &Header) -> bool {
+        let slot = &mut self.0[usize::from(header.slot)];
+        let is_next = header.sequence == slot.sequence.wrapping_add(1)
+            && !matches!(slot.state, State::Running);
+        if is_next {
+            slot.begin(header.sequence);
+        }
+        is_next
+    }
+
     /// Takes a request into its slot.
     ///
     /// # Errors
     /// Its slot is busy with another request, or its sequence number is neither the last one nor
     /// the next.
     pub fn arrive(&mut self, header: &Header) -> Result<Arrival, ProtocolError> {
+        if self.begin_next(header) {
+            return Ok(Arrival::Execute);
+        }
         let slot = &mut self.0[usize::from(header.slot)];
         if header.sequence == slot.sequence {
             match slot.state {
@@ -71,8 +90,7 @@ impl Slots {
         } else if matches!(slot.state, State::Running) {
             return Err(ProtocolError { what: "slot is busy with another request", at: 2 });
         }
-        (slot.sequence, slot.state) = (header.sequence, State::Running);
-        slot.reply.clear();
+        slot.begin(header.sequence);
         Ok(Arrival::Execute)
     }
 

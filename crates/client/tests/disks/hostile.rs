@@ -1,8 +1,19 @@
 //! Peers that send what no client would.
 
-use crate::common::{Raw, message, request};
+use crate::common::{Raw, hello, hello_message, message, request};
 use crate::setup::{Disks, SIZE, disks};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+use towline_client::Transport;
+use towline_mem::SharedMemory;
+use towline_net::{
+    Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Spin, Target, Wait, receive_descriptors,
+};
 use towline_wire::disk::{checksums, disk_flag};
+use towline_wire::hello::{Hello, want};
+use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
 use towline_wire::{Errno, Header, Kind, Reply, Request};
 
@@ -233,4 +244,130 @@ fn a_disk_that_becomes_shorter_takes_no_more_of_a_write() {
     raw.send(&request(1, 2, &[Request::DiskFlush { disk: 5 }], 0));
     let (_, body) = raw.receive().unwrap();
     assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Stored { .. }]));
+}
+
+/// A peer over shared memory that says what it likes.
+struct Ring(Link, Vec<u8>);
+
+impl Ring {
+    /// Has opened three disks, by the numbers 5, 6 and 7.
+    fn opened(disks: &Disks) -> Self {
+        let path = disks.transports.iter().find_map(|transport| match transport {
+            Transport::Shm(path) => Some(path),
+            _ => None,
+        });
+        let socket = UnixStream::connect(path.unwrap()).unwrap();
+        let hello = Hello { want: want::SHARED_MEMORY, ..hello() };
+        (&socket).write_all(&hello_message(&hello)).unwrap();
+        let (_, descriptors) = receive_descriptors(&socket, &mut [0; 512], Wait::Any).unwrap();
+        let [memory, bell] = <[_; 2]>::try_from(descriptors).unwrap();
+        let memory = Arc::new(SharedMemory::open(memory, SHM_BYTES, true).unwrap());
+        let bell = Doorbell::new(bell);
+        let link = ShmLink::new(memory, ShmSide::Client, bell, socket.into()).unwrap();
+        let mut ring = Self(Link::Shm(Box::new(link)), Vec::new());
+        for (slot, name) in [(0, &b"memory"[..]), (1, b"read-only"), (2, b"cached")] {
+            let open = Request::DiskOpen { disk: 5 + u32::from(slot), name };
+            ring.send(&request(slot, 1, &[open], 0));
+            assert!(matches!(ring.answer(), (_, 1, Ok(None))));
+        }
+        ring
+    }
+
+    fn send(&self, bytes: &[u8]) {
+        assert_eq!(self.0.send(&[bytes], &Counters::default()).unwrap(), bytes.len());
+    }
+
+    /// False: the server has ended the link.
+    fn fill(&mut self, wanted: usize) -> bool {
+        while self.1.len() < wanted {
+            let mut part = [0; 4096];
+            let mut target = Target::Own(&mut part);
+            match self.0.receive_wait(&mut target, &mut Spin::new(Duration::ZERO), false) {
+                Ok(count) if count > 0 => self.1.extend_from_slice(&part[..count]),
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// Slot, flags and result of the next answer: the epoch of a change, why there was none, or neither.
+    fn answer(&mut self) -> (u16, u32, Result<Option<u64>, Errno>) {
+        assert!(self.fill(HEADER_BYTES));
+        let header = Header::parse(self.1.first_chunk().unwrap()).unwrap();
+        let end = HEADER_BYTES + header.body_bytes as usize;
+        assert!(self.fill(end));
+        let message: Vec<u8> = self.1.drain(..end).collect();
+        let result = match parse_results(&message[HEADER_BYTES..]).unwrap()[..] {
+            [Reply::Stored { epoch }] => Ok(Some(epoch)),
+            [Reply::Failed { errno }] => Err(Errno(errno)),
+            [Reply::Disk { .. }] => Ok(None),
+            ref other => panic!("{other:?}"),
+        };
+        (header.slot, header.sequence, result)
+    }
+}
+
+/// Some are taken together, as far as they are plain; each is answered for itself, once, and done in its turn.
+#[test]
+fn writes_that_stand_in_a_ring_together_are_answered_each_for_itself() {
+    let disks = disks();
+    let mut ring = Ring::opened(&disks);
+    let size = SIZE as u64;
+    let write = |slot: u16, sequence, disk, offset, flags, length: usize, fill: u8| {
+        let data = vec![fill; length];
+        let sums =
+            if flags & disk_flag::CHECKSUMS == 0 { Vec::new() } else { checksums(&[9; 4096]) };
+        let write =
+            Request::DiskWrite { disk, flags, offset, length: length as u32, checksums: &sums };
+        let body = towline_wire::request::encode_compound(&[write]);
+        message(Header::new(Kind::Request, slot, sequence), &body, &data)
+    };
+    let stored = |result: &Result<Option<u64>, Errno>| matches!(result, Ok(Some(_)));
+    // What is sent, and how it ends: errors by their number.
+    let cases = [
+        (write(10, 1, 5, 0, 0, 4096, 1), 0),
+        (write(11, 1, 5, 4096, disk_flag::DURABLE, 4096, 2), 0),
+        (write(12, 1, 5, 2048, 0, 4096, 3), 0),
+        (write(13, 1, 6, 0, 0, 4096, 4), Errno::EROFS.0),
+        (write(14, 1, 5, size - 4095, 0, 4096, 4), Errno::ENOSPC.0),
+        (write(15, 1, 5, u64::MAX - 4095, 0, 4096, 4), Errno::EINVAL.0),
+        (write(16, 1, 8, 0, 0, 4096, 4), Errno::EBADF.0),
+        (write(17, 1, 5, 0, disk_flag::CHECKSUMS, 4096, 4), Errno::EBADMSG.0),
+        (write(18, 1, 5, 8192, disk_flag::CHECKSUMS, 4096, 9), 0),
+        // Asked again: answered, and not done once more.
+        (write(10, 1, 5, 0, 0, 4096, 5), 0),
+        (write(19, 1, 5, 1 << 20, 0, 4096, 6), 0),
+        (write(20, 1, 5, size - 4096, 0, 4096, 7), 0),
+        (write(21, 1, 5, 12288, 0, 16384, 8), 0),
+        (write(11, 2, 5, 1 << 20, 0, 4096, 9), 0),
+    ];
+    ring.send(&cases.iter().flat_map(|(message, _)| message.clone()).collect::<Vec<_>>());
+    for (number, (sent, errno)) in cases.iter().enumerate() {
+        let header = Header::parse(sent.first_chunk().unwrap()).unwrap();
+        let (slot, sequence, result) = ring.answer();
+        assert_eq!((slot, sequence), (header.slot, header.sequence), "case {number}");
+        match errno {
+            0 => assert!(stored(&result), "case {number}: {result:?}"),
+            errno => assert_eq!(result, Err(Errno(*errno)), "case {number}"),
+        }
+    }
+    let mut model = vec![0; SIZE];
+    let parts =
+        [(0, 2048, 1), (2048, 4096, 3), (6144, 2048, 2), (8192, 4096, 9), (12288, 16384, 8)];
+    for (at, length, fill) in parts.into_iter().chain([(1 << 20, 4096, 9), (SIZE - 4096, 4096, 7)])
+    {
+        model[at..at + length].fill(fill);
+    }
+    let mut found = vec![1; SIZE];
+    let disk = disks.client().disk(b"memory").unwrap();
+    disk.read_at(&mut found, 0).unwrap();
+    assert_eq!((0..SIZE).find(|at| found[*at] != model[*at]), None);
+    // What came before an illegal one is done, and what comes behind is not.
+    let illegal = message(Header::new(Kind::Request, 30, 1), &[36, 1, 2], &[0; 4096]);
+    let parts = [write(22, 1, 5, 0, 0, 4096, 11), illegal, write(23, 1, 5, 4096, 0, 4096, 12)];
+    ring.send(&parts.concat());
+    while ring.fill(ring.1.len() + 1) {}
+    disk.read_at(&mut found[..8192], 0).unwrap();
+    model[..4096].fill(11);
+    assert!(found[..8192] == model[..8192]);
 }

@@ -190,13 +190,9 @@ impl Core {
     ) {
         let Some(served) = self.sessions.get_mut(&session) else { return };
         let mut message = std::mem::take(&mut self.message);
-        message.clear();
-        message.resize(HEADER_BYTES, 0);
-        reply.encode(&mut message);
         let mut header = Header::new(MessageKind::Reply, slot, sequence);
-        header.body_bytes = (message.len() - HEADER_BYTES) as u32;
         self.shared.sign(&mut header, server_ns);
-        message[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+        put_together(&mut message, header, reply);
         // The answer to a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);
         if let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) {
@@ -212,6 +208,15 @@ impl Core {
         let stages = Stages { server: elapsed_ns(arrived), storage: disk, disk, data };
         self.recorded.push((operation, stages));
     }
+}
+
+/// Puts an answer without data together, in place of what `message` held.
+pub(super) fn put_together(message: &mut Vec<u8>, mut header: Header, reply: &Reply<'_>) {
+    message.clear();
+    message.resize(HEADER_BYTES, 0);
+    reply.encode(message);
+    header.body_bytes = (message.len() - HEADER_BYTES) as u32;
+    message[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
 }
 
 fn checksums_of(bytes: &Aggregate) -> Vec<u8> {

@@ -3,14 +3,17 @@
 //! A request's way: lane -> `Serving` -> [`requests`] -> engine of disks -> [`answers`] -> send queue
 //! of the lane. Data of long writes comes under grants, as for files, straight into the buffers it
 //! is written from, or into the memory of a memory disk ([`data`]). Small reads of what is in memory, and small writes into it, skip the
-//! engine.
+//! engine; such writes over shared memory are copied once, from the ring ([`in_ring`]).
 //!
 //! Reads belong to the lane: when it is lost they are forgotten, and the client asks again. Changes
 //! belong to the session: they go on, and are answered when the client asks again.
 
 mod answers;
 mod data;
+mod in_ring;
 mod requests;
+
+pub(crate) use in_ring::Taken;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

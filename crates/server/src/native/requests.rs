@@ -1,6 +1,6 @@
 //! What a core does with each request for a disk.
 
-use super::{EXPECTED_BYTES, Kind, Open, Reading, SessionDisks, Tag, Under, Writing};
+use super::{Kind, Open, Reading, SessionDisks, Tag, Under, Writing};
 use crate::core::{Core, Ticket, elapsed_ns};
 use crate::extents::{allocation, written};
 use crate::grants::Served;
@@ -10,9 +10,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
-use towline_block::{Disk, Engine, How, OwnerKey, Status};
-use towline_mem::{Aggregate, SharedMemory};
-use towline_net::Payload;
+use towline_block::{Disk, How, OwnerKey, Status};
+use towline_mem::Aggregate;
 use towline_store::{Now, ZeroHow};
 use towline_wire::codec::Field;
 use towline_wire::disk::{
@@ -87,30 +86,6 @@ impl Core {
         Ok(())
     }
 
-    /// A request for a disk will be taken after the one that is about to be. Where it writes is fetched meanwhile: it is in no
-    /// cache, most likely, and neither is what tells where its page is.
-    pub(crate) fn expect_disk_request(&self, session: u64, body: &[u8]) {
-        if let Some((memory, at, length)) = self.landing(session, body) {
-            memory.expect_writes(at, length.min(EXPECTED_BYTES as usize));
-        }
-    }
-
-    /// True for a write to a disk whose memory takes the bytes as they are.
-    pub(crate) fn lands(&self, session: u64, body: &[u8]) -> bool {
-        let is_disk = body.first().is_some_and(|tag| Request::is_disk_tag(*tag));
-        is_disk && self.landing(session, body).is_some()
-    }
-
-    /// Where in the memory of a disk a request writes, and how many bytes, unless they are to be checked first.
-    fn landing(&self, session: u64, body: &[u8]) -> Option<(&SharedMemory, usize, usize)> {
-        let request = parse_disk_request(body).ok()?;
-        let Request::DiskWrite { disk, offset, length, flags, .. } = request else { return None };
-        let Open { disk, .. } = self.sessions.get(&session)?.disks.open.get(&disk)?;
-        within(disk, offset, length.into(), Errno::EINVAL).ok()?;
-        let (memory, at) = disk.store.landing(offset, length.into())?;
-        (flags & disk_flag::CHECKSUMS == 0).then_some((memory, at, length as usize))
-    }
-
     fn begin_disk_request(
         &mut self,
         request: &Request<'_>,
@@ -144,7 +119,7 @@ impl Core {
         if let Request::DiskWrite { flags, offset, length, .. } = *request {
             may_change(&mut self.disk_sizes, disk, offset, length.into())?;
             if flags & disk_flag::CHECKSUMS == 0
-                && let Some(stored) = write_now(disk, &mut self.engine, arrived, offset, flags)
+                && let Some(stored) = write_now(disk, arrived, offset, flags)
             {
                 return stored.map(Begun::Answer);
             }
@@ -171,11 +146,11 @@ impl Core {
                 let checking =
                     Checking::new(length as usize, checksums).map_err(|_| Errno::EBADMSG)?;
                 if !arrived.payload.is_empty()
-                    && first_difference(&arrived.payload.bytes(), checksums).is_some()
+                    && first_difference(arrived.payload, checksums).is_some()
                 {
                     return Err(Errno::EBADMSG);
                 }
-                if let Some(stored) = write_now(&disk, &mut self.engine, arrived, offset, flags) {
+                if let Some(stored) = write_now(&disk, arrived, offset, flags) {
                     return stored.map(Begun::Answer);
                 }
                 self.write_disk(arrived, &disk, offset, flags, Some(checking))
@@ -399,7 +374,7 @@ impl Core {
     ) -> Result<Begun<'static>, Errno> {
         let durable = flags & disk_flag::DURABLE != 0;
         let (inline, length) =
-            (&arrived.payload, arrived.payload.len() as u64 + arrived.header.offset);
+            (arrived.payload, arrived.payload.len() as u64 + arrived.header.offset);
         let Some(owner) = self.session_owner(arrived.session) else { return Ok(Begun::Goes) };
         let ticket = Ticket::Native(arrived.tag(owner));
         let range = offset..offset + length;
@@ -408,7 +383,7 @@ impl Core {
         let writing = Writing {
             key,
             length,
-            inline: (!inline.is_empty()).then(|| inline.bytes().into_owned()),
+            inline: (!inline.is_empty()).then(|| inline.to_vec()),
             grants: VecDeque::new(),
             granted: 0,
             filled: 0,
@@ -431,7 +406,7 @@ impl Arrived<'_> {
 
 /// Checks a change. The size is looked at anew, once for all requests that came together (`sizes`): a
 /// write beyond the end of a file that became shorter would make it long again.
-fn may_change(
+pub(super) fn may_change(
     sizes: &mut Vec<(u64, u64)>,
     disk: &Disk,
     offset: u64,
@@ -457,13 +432,12 @@ fn may_change(
 /// Writes what came with its request, if that does not wait; `None`: it would. The range was checked.
 fn write_now(
     disk: &Disk,
-    engine: &mut Engine<Ticket>,
     arrived: &Arrived<'_>,
     offset: u64,
     flags: u32,
 ) -> Option<Result<Reply<'static>, Errno>> {
     let durable = flags & disk_flag::DURABLE != 0;
-    let inline = &arrived.payload;
+    let inline = arrived.payload;
     let length = inline.len() as u64 + arrived.header.offset;
     let epoch = disk.epoch();
     disk.changes.note(offset, length);
@@ -471,15 +445,7 @@ fn write_now(
         if inline.is_empty() {
             return None;
         }
-        let now = match inline {
-            Payload::Shared(..) if let Some((memory, at)) = disk.store.landing(offset, length) => {
-                inline.copy_to(memory, at);
-                disk.store.landed(offset, length);
-                engine.note_landed(length);
-                Now::Done(Ok(()))
-            }
-            _ => disk.store.write_now(offset, &inline.bytes(), durable),
-        };
+        let now = disk.store.write_now(offset, inline, durable);
         let Now::Done(result) = now else { return None };
         let result = if durable { disk.note_durable_write(result) } else { result };
         if let Err(error) = result {
@@ -526,7 +492,7 @@ pub(super) fn description(disk: &Disk) -> Reply<'static> {
 }
 
 /// Checks a range: `EINVAL` when it is not in whole blocks, `beyond` when it is not all inside.
-fn within(disk: &Disk, offset: u64, length: u64, beyond: Errno) -> Result<(), Errno> {
+pub(super) fn within(disk: &Disk, offset: u64, length: u64, beyond: Errno) -> Result<(), Errno> {
     let geometry = disk.geometry();
     if !(offset | length).is_multiple_of(geometry.block_minimum.into()) {
         return Err(Errno::EINVAL);
