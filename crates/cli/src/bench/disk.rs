@@ -105,7 +105,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) requests: &'a Requests,
     /// Threads that share the connections to an NBD server; `None`: one for each.
     pub(crate) threads: Option<usize>,
-    /// Bytes of the disk that are used.
+    /// Bytes of the disk that are used, at most all of it.
     pub(crate) span: u64,
     pub(crate) secs: f64,
 }
@@ -146,6 +146,7 @@ pub(crate) fn put(
                 32 << 20,
                 mark,
                 || Client::connect(place, export, *order).map_err(failed),
+                Client::size,
                 |clients, load| several::run(clients, load).map_err(failed),
             )
         }
@@ -156,6 +157,7 @@ pub(crate) fn put(
                 8 << 20,
                 mark,
                 || DiskClient::connect(url, *coalesce).map_err(failed),
+                DiskClient::size,
                 |clients, load| {
                     clients.iter_mut().map(|client| client.run(load).map_err(failed)).collect()
                 },
@@ -170,6 +172,7 @@ fn load<C: Send>(
     most: u64,
     mark: impl Fn(&str) -> Result<(), String>,
     connect: impl Fn() -> Result<C, String>,
+    size_of: impl Fn(&C) -> u64,
     run: impl Fn(&mut [C], Load) -> Result<Vec<Outcome>, String> + Sync,
 ) -> Result<serde_json::Value, String> {
     let &Asked { requests, threads, span, secs } = asked;
@@ -188,6 +191,11 @@ fn load<C: Send>(
         return Err("--threads: expected at least 1, and at most --clients".into());
     }
     let each = clients.div_ceil(threads);
+    let mut connected: Vec<C> = (0..*clients).map(|_| connect()).collect::<Result<_, _>>()?;
+    let span = connected.iter().map(size_of).fold(span, u64::min);
+    if *size > span {
+        return Err(format!("--size: the disk has {span} bytes"));
+    }
     let load = Load {
         writes: *write,
         random: *random,
@@ -197,7 +205,6 @@ fn load<C: Send>(
         again: true,
         limit: Duration::from_secs_f64(secs),
     };
-    let mut connected: Vec<C> = (0..*clients).map(|_| connect()).collect::<Result<_, _>>()?;
     // Where processors are short, threads start one after the other: all wait for the last one, end at the
     // same time, and what counts is the time from the first request to the last answer of any of them.
     let (run, all, end) = (&run, &Barrier::new(clients.div_ceil(each)), &OnceLock::new());

@@ -20,6 +20,11 @@ impl DiskClient {
         Ok(Self { client, disk })
     }
 
+    /// Bytes of the disk.
+    pub(super) fn size(&self) -> u64 {
+        self.disk.info().size
+    }
+
     /// Goes through the span until the limit.
     pub(super) fn run(&mut self, load: Load) -> Result<Outcome, Error> {
         let start = Instant::now();

@@ -157,6 +157,8 @@ pub(super) struct Client {
     /// Requests that are not sent yet.
     output: Vec<u8>,
     order: Order,
+    /// Bytes of the disk.
+    size: u64,
 }
 
 /// Where each request of a load goes.
@@ -197,6 +199,8 @@ const FLUSH: u16 = 3;
 const OPTION_GO: u32 = 7;
 const OPTION_STRUCTURED: u32 = 8;
 const REPLY_ACK: u32 = 1;
+const REPLY_INFO: u32 = 3;
+const INFO_EXPORT: [u8; 2] = [0; 2];
 
 fn wrong(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
@@ -217,7 +221,7 @@ impl Client {
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
         let input = BufReader::with_capacity(HEADER_BYTES, File::from(socket));
-        let mut this = Self { input, output: Vec::new(), order };
+        let mut this = Self { input, output: Vec::new(), order, size: 0 };
         this.take::<18>()?;
         this.output.extend_from_slice(&3u32.to_be_bytes());
         if order == Order::Any && !this.option(OPTION_STRUCTURED, &[])? {
@@ -231,6 +235,11 @@ impl Client {
             true => Ok(this),
             false => Err(wrong(format!("there is no disk \"{export}\""))),
         }
+    }
+
+    /// Bytes of the disk.
+    pub(super) fn size(&self) -> u64 {
+        self.size
     }
 
     fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
@@ -258,6 +267,9 @@ impl Client {
             match kind {
                 REPLY_ACK => return Ok(true),
                 kind if kind >> 31 == 1 => return Ok(false),
+                REPLY_INFO if text.len() >= 10 && text[..2] == INFO_EXPORT => {
+                    self.size = number(&text[2..10]);
+                }
                 _ => {}
             }
         }

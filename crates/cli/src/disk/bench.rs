@@ -1,9 +1,7 @@
 //! `towline disk bench`.
 
-use super::end::{failed, remote};
 use crate::bench::disk::{Asked, On, Requests, put};
 use crate::bench::nbd_client::{Order, Place};
-use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
 use crate::text::human;
@@ -30,21 +28,19 @@ pub(super) struct Args {
 }
 
 /// Runs the command.
-pub(super) fn run(args: &Args, remotes: &Remotes) -> Outcome<String> {
+pub(super) fn run(args: &Args) -> Outcome<String> {
     let (url, place, source);
-    let (on, size) = if Url::looks_like(&args.disk) {
+    let on = if Url::looks_like(&args.disk) {
         url = Url::parse(&args.disk).map_err(Failure::new)?;
-        let size = remote(remotes, &args.disk)?.info().size;
-        (On::Towline(&url, args.requests.depth as u32 / 4), size)
+        On::Towline(&url, args.requests.depth as u32 / 4)
     } else if Source::looks_like(&args.disk) {
         source = Source::parse(&args.disk).map_err(Failure::new)?;
-        let told = source.connect().map_err(|error| failed(&source, &error))?;
         place = source.address().parse::<Place>().map_err(Failure::new)?;
-        (On::Nbd(&place, source.name(), Order::Ascending), told.geometry.size)
+        On::Nbd(&place, source.name(), Order::Ascending)
     } else {
         return Err(Failure::new("a local file or device: use fio(1)"));
     };
-    let span = args.span.unwrap_or(size).min(size);
+    let span = args.span.unwrap_or(u64::MAX);
     let asked = Asked { requests: &args.requests, threads: None, span, secs: args.secs };
     let found = put(&on, &asked, |_| Ok(())).map_err(Failure::new)?;
     Ok(if args.json { format!("{found}\n") } else { text(&found, args.requests.write) })

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let report = Report::new("disk");
     let remotes = Remotes::default();
     let (object, done) = match &args.what {
-        What::Bench(args) => (&args.disk, bench::run(args, &remotes)),
+        What::Bench(args) => (&args.disk, bench::run(args)),
         What::Copy(args) => (&args.source, copy::run(args, &remotes, &report)),
         What::Info(args) => (&args.disk, info::run(args, &remotes)),
         What::Map(args) => (&args.disk, map::run(args, &remotes)),

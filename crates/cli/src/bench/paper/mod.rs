@@ -29,7 +29,7 @@ pub(super) struct Args {
     /// Where test files are made: on the disk to be measured.
     #[arg(long, value_name = "DIR", default_value = ".")]
     dir: PathBuf,
-    /// Bytes of a test file: not to be held by the caches of the device.
+    /// Bytes of a test file: not to be held by the caches of the device. Of a load: bytes of the disk that are used, at most all.
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "256M")]
     pub(super) span: u64,
     /// Sizes of requests, with commas between.
