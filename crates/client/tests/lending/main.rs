@@ -1,0 +1,264 @@
+//! Memory that clients on the server's machine read in place: contents against a model, loans that
+//! hold and come back, peers that forge them, and who gets none.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod borrowers;
+#[path = "../common/mod.rs"]
+mod common;
+mod raw;
+mod servers;
+
+use common::{CREATE, Random, Setup, TRUNCATE, counter, eventually, pattern, seed, setup_with};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+use towline_client::{Client, File, Options, SetAttr, Transport};
+use towline_server::EngineWish;
+
+const KIB: usize = 1024;
+const MIB: usize = 1 << 20;
+const OTHER_USER: u32 = 54321;
+
+fn socket(setup: &Setup) -> PathBuf {
+    match &setup.transports[2] {
+        Transport::Shm(path) => path.clone(),
+        _ => panic!("no shared memory"),
+    }
+}
+
+fn connect(transport: &Transport) -> Client {
+    let mut options = Options::default();
+    options.reconnect = Duration::from_secs(20);
+    Client::connect(transport, options).unwrap()
+}
+
+/// A client of another user than the server's, over shared memory; `None` without the right to be
+/// somebody else.
+fn connect_as_other(setup: &Setup) -> Option<Client> {
+    if !rustix::process::geteuid().is_root() {
+        common::skipped("a borrower of another user: only root can connect as one");
+        return None;
+    }
+    let path = socket(setup);
+    let open = |path: &std::path::Path| {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o777)).unwrap();
+    };
+    open(path.parent().unwrap());
+    open(&path);
+    let transport = setup.transports[2].clone();
+    // The user of a thread is its own, and that of a connection whose who connected.
+    let other = std::thread::spawn(move || {
+        let user = rustix::process::Uid::from_raw(OTHER_USER);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        connect(&transport)
+    });
+    Some(other.join().unwrap())
+}
+
+fn set_size(file: &File, size: u64) {
+    file.set_attr(b"", true, &SetAttr { size: Some(size), ..SetAttr::default() }).unwrap();
+}
+
+#[test]
+fn clients_with_and_without_the_memory_agree_with_a_model() {
+    let setup = setup_with(EngineWish::Automatic, 64 << 20);
+    let mapped = connect(&setup.transports[2]);
+    let plain = connect_as_other(&setup).unwrap_or_else(|| connect(&setup.transports[1]));
+    let roots = [mapped.attach(b"mem").unwrap(), plain.attach(b"mem").unwrap()];
+    roots[0].write_path(b"f", CREATE, 0o666, b"").unwrap();
+    let files = roots.each_ref().map(|root| root.open(b"f", 2, 0).unwrap());
+    let mut random = Random::new(seed());
+    let mut model: Vec<u8> = Vec::new();
+    let mut later = Vec::new();
+    for round in 0..800u32 {
+        let size = model.len() as u64;
+        let file = random.pick(&files);
+        match random.below(10) {
+            0..=3 => {
+                let offset = random.below(size + 100_000);
+                let data = pattern(random.any_size(400_000) as usize, round as u8);
+                assert_eq!(file.write_at(&data, offset).unwrap(), data.len());
+                let end = offset as usize + data.len();
+                model.resize(model.len().max(end), 0);
+                model[offset as usize..end].copy_from_slice(&data);
+            }
+            4 => {
+                let size = random.below(2 * MIB as u64);
+                set_size(file, size);
+                model.resize(size as usize, 0);
+            }
+            5 => {
+                let (offset, length) = (random.below(size + 1), random.any_size(300_000));
+                file.allocate(3, offset, length).unwrap();
+                let end = (offset + length).min(size) as usize;
+                model[offset as usize..end].fill(0);
+            }
+            6 => {
+                // Begun now, taken later: by then it says what was true in between.
+                let offset = random.below(size + 1);
+                let buffer = vec![0xee; random.below(600_000) as usize];
+                let end = model.len().min(offset as usize + buffer.len());
+                let expected = model[offset as usize..end].to_vec();
+                // Answered before anything is changed.
+                let operation = file.start_read_at(buffer, offset).unwrap();
+                file.stat().unwrap();
+                later.push((operation, expected));
+                if later.len() > 20 {
+                    let at = random.below(later.len() as u64) as usize;
+                    let (operation, expected) = later.swap_remove(at);
+                    let (count, buffer) = operation.wait().unwrap();
+                    assert!(buffer[..count] == expected[..], "round {round}, taken later");
+                }
+            }
+            _ => {
+                let offset = random.below(size + 1);
+                let mut buffer = vec![0xee; random.below(1_500_000) as usize];
+                let count = file.read_at(&mut buffer, offset).unwrap();
+                let end = model.len().min(offset as usize + buffer.len());
+                assert_eq!(count, end - offset as usize, "round {round}");
+                assert!(buffer[..count] == model[offset as usize..end], "round {round}");
+                assert!(buffer[count..].iter().all(|byte| *byte == 0xee), "round {round}");
+            }
+        }
+    }
+    for (operation, expected) in later {
+        let (count, buffer) = operation.wait().unwrap();
+        assert!(buffer[..count] == expected[..]);
+    }
+    assert!(counter(&plain, "replies_lent") > 100, "nothing was lent, so nothing was tested");
+    drop((files, roots));
+    drop(mapped);
+    eventually("the loans of a client that left come back", || {
+        counter(&plain, "bytes_on_loan") == 0
+    });
+}
+
+#[test]
+fn readers_never_see_a_write_in_part() {
+    const PIECE: usize = 256 * KIB;
+    let setup = setup_with(EngineWish::Automatic, 64 << 20);
+    let client = connect(&setup.transports[2]);
+    let root = client.attach(b"mem").unwrap();
+    root.write_path(b"f", CREATE, 0o600, &vec![0; 4 * PIECE]).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let writer = connect(&setup.transports[1]);
+            let file = writer.attach(b"mem").unwrap().open(b"f", 2, 0).unwrap();
+            for round in 0..300u32 {
+                let place = u64::from(round % 4) * PIECE as u64;
+                file.write_at(&vec![round as u8; PIECE], place).unwrap();
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let file = root.open(b"f", 0, 0).unwrap();
+                let mut buffer = vec![0; 4 * PIECE];
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert_eq!(file.read_at(&mut buffer, 0).unwrap(), buffer.len());
+                    for piece in buffer.chunks(PIECE) {
+                        assert!(piece.iter().all(|byte| *byte == piece[0]), "mixed bytes");
+                    }
+                }
+            });
+        }
+    });
+    assert!(counter(&client, "replies_lent") > 0);
+}
+
+#[test]
+fn holes_are_read_as_zeros_and_lend_nothing() {
+    let setup = setup_with(EngineWish::Automatic, 16 << 20);
+    let client = connect(&setup.transports[2]);
+    let root = client.attach(b"mem").unwrap();
+    let file = root.open(b"sparse", CREATE, 0o600).unwrap();
+    set_size(&file, 1 << 40);
+    let mut buffer = vec![0xee; 3 * MIB];
+    assert_eq!(file.read_at(&mut buffer, 5 << 30).unwrap(), buffer.len());
+    assert!(buffer.iter().all(|byte| *byte == 0));
+    assert_eq!((counter(&client, "replies_lent"), counter(&client, "bytes_on_loan")), (1, 0));
+    file.write_at(b"x", (5 << 30) + MIB as u64).unwrap();
+    buffer.fill(0xee);
+    assert_eq!(file.read_at(&mut buffer, 5 << 30).unwrap(), buffer.len());
+    assert_eq!(buffer.iter().position(|byte| *byte != 0), Some(MIB));
+    assert_eq!(buffer[MIB], b'x');
+    assert_eq!(buffer.iter().filter(|byte| **byte != 0).count(), 1);
+    assert_eq!(counter(&client, "replies_lent"), 2);
+}
+
+#[test]
+fn small_reads_and_files_of_directories_are_not_lent() {
+    let setup = setup_with(EngineWish::Automatic, 16 << 20);
+    let client = connect(&setup.transports[2]);
+    let data = pattern(300_000, 1);
+    for (export, length) in [(&b"mem"[..], 4096), (b"dir", 300_000)] {
+        let root = client.attach(export).unwrap();
+        root.write_path(b"f", CREATE, 0o600, &data).unwrap();
+        let mut buffer = vec![0; length];
+        let file = root.open(b"f", 0, 0).unwrap();
+        assert_eq!(file.read_at(&mut buffer, 0).unwrap(), length);
+        assert!(buffer == data[..length]);
+    }
+    assert_eq!(counter(&client, "replies_lent"), 0);
+}
+
+#[test]
+fn another_user_gets_the_bytes_but_not_the_memory() {
+    let setup = setup_with(EngineWish::Automatic, 16 << 20);
+    let Some(other) = connect_as_other(&setup) else { return };
+    let root = other.attach(b"mem").unwrap();
+    let data = pattern(MIB, 3);
+    root.write_path(b"f", CREATE, 0o600, &data).unwrap();
+    let mut buffer = vec![0; MIB];
+    let file = root.open(b"f", 0, 0).unwrap();
+    assert_eq!(file.read_at(&mut buffer, 0).unwrap(), MIB);
+    assert!(buffer == data);
+    assert_eq!(counter(&other, "replies_lent"), 0, "lent to another user");
+    let own = connect(&setup.transports[2]);
+    let file = own.attach(b"mem").unwrap().open(b"f", 0, 0).unwrap();
+    assert_eq!(file.read_at(&mut buffer, 0).unwrap(), MIB);
+    assert_eq!(counter(&other, "replies_lent"), 1, "not lent to the server's own user");
+}
+
+/// A begun read, whose answer has come and was lent, but was not taken.
+fn lent_but_not_taken(
+    setup: &Setup,
+    data: &[u8],
+) -> (Client, File, towline_client::Operation<(usize, Vec<u8>)>) {
+    let client = connect(&setup.transports[2]);
+    let root = client.attach(b"mem").unwrap();
+    root.write_path(b"f", CREATE, 0o600, data).unwrap();
+    let file = root.open(b"f", 0, 0).unwrap();
+    let operation = file.start_read_at(vec![0; data.len()], 0).unwrap();
+    eventually("the reply is lent", || counter(&client, "replies_lent") == 1);
+    (client, file, operation)
+}
+
+#[test]
+fn a_loan_that_ended_with_its_lane_is_read_again() {
+    let setup = setup_with(EngineWish::Automatic, 16 << 20);
+    let other = connect(&setup.transports[1]);
+    let (client, _file, operation) = lent_but_not_taken(&setup, &pattern(MIB, 1));
+    assert!(counter(&other, "bytes_on_loan") >= MIB as u64);
+    rustix::net::shutdown(client.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
+    eventually("a lost lane gives back", || counter(&other, "bytes_on_loan") == 0);
+    // Its blocks go to another file before it is written anew: a pattern is the same in each block,
+    // so they must not get their bytes from this one again.
+    let root = other.attach(b"mem").unwrap();
+    root.write_path(b"f", CREATE | TRUNCATE, 0o600, b"").unwrap();
+    root.write_path(b"g", CREATE, 0o600, &pattern(4 * MIB, 3)).unwrap();
+    root.write_path(b"f", CREATE, 0o600, &pattern(MIB, 2)).unwrap();
+    let (count, buffer) = operation.wait().unwrap();
+    assert_eq!(count, MIB);
+    assert!(buffer == pattern(MIB, 2), "bytes of a loan that had ended");
+}
+
+#[test]
+fn a_loan_of_a_server_that_stopped_is_no_data() {
+    let mut setup = setup_with(EngineWish::Automatic, 16 << 20);
+    let (_client, _file, operation) = lent_but_not_taken(&setup, &pattern(MIB, 1));
+    setup.server.take().unwrap().stop();
+    assert!(operation.wait().is_err(), "the server gave the memory back");
+}
