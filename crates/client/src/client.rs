@@ -19,7 +19,7 @@ pub enum Priority {
     /// In turn with all others.
     #[default]
     Normal,
-    /// After those of other clients; one for eight of theirs, so that it gets on. For what nobody waits for.
+    /// After those of other clients, but at least one for each eight of theirs. For work that nobody waits for.
     Low,
 }
 
@@ -27,24 +27,24 @@ pub enum Priority {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How long a lost connection is tried to be replaced before operations fail.
+    /// How long the client tries to replace a lost connection before operations fail.
     pub reconnect: Duration,
     /// How long a server that took a connection may take to answer the greeting, and after a restart each
-    /// request to have an open file or a lock again; then it counts as one that cannot be reached. Not zero.
+    /// request to have an open file or a lock again; a server that takes longer counts as one that cannot be reached. Not zero.
     pub greeting: Duration,
-    /// How long to look for an answer before sleeping, in microseconds; where that was in vain it
-    /// is done less often, see [`towline_net::Spin`]. Zero: never.
+    /// How long to spin for an answer before sleeping, in microseconds; where that was in vain it
+    /// is done less often, see [`towline_net::Spin`]. Zero: sleep at once.
     pub spin_us: u32,
     /// A random number that names a family of sessions: whoever knows it shares their open files,
     /// see [`File::from_handle`]. Zero: none.
     pub family: u64,
-    /// Whether others go before it.
+    /// Whether requests of other clients go before this one's.
     pub priority: Priority,
     /// How many requests go over a socket before the session moves to shared memory, where there is
     /// some: to set it up costs as much as it saves some twenty small requests. Zero: at once.
     pub nearer_after: u64,
-    /// Each descriptor that the client keeps goes through this first: a library in another program can put
-    /// it where that program does not look. It stays what it is, unless said otherwise.
+    /// Each descriptor that the client keeps goes through this first: a library inside another program can give
+    /// it a number that the program does not use. The default changes nothing.
     pub hide: fn(OwnedFd) -> io::Result<OwnedFd>,
     /// How many operations that were started may wait to be sent until somebody waits for an
     /// answer, so that many leave by one system call. For programs that keep a pipeline full: half
@@ -143,7 +143,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// What its lane runs over at present.
+    /// The transport of the present connection.
     #[must_use]
     pub fn link_kind(&self) -> towline_net::LinkKind {
         self.core.link().kind()

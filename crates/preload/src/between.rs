@@ -53,7 +53,7 @@ fn wait_for_end(how: c_int) {
             ended => break ended.is_ok(),
         }
     };
-    // Also where it is no child: another thread was here, or this is a child of who has it.
+    // Also on ECHILD: another thread has waited for it, or this process is a fork of the one whose child it is.
     NUMBER.store(0, Ordering::Relaxed);
     if ended && is_blocked() {
         forget_signal(number);

@@ -1,4 +1,4 @@
-//! Coming and going of lanes and sessions on a core.
+//! Lanes and sessions of a core: how they begin and end.
 
 use crate::caller::peer_of;
 use crate::core::{Core, LANE_BELL_TOKENS, Protocol, REFUSING, REFUSING_TOLD, shm_link};

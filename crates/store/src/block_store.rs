@@ -103,8 +103,7 @@ pub struct Continuity {
 
 /// A disk. Ranges are inside [`Geometry::size`] and on its smallest units: callers check.
 ///
-/// A back end that can do nothing without waiting, and has no file, leaves out all that is about
-/// that. Calls may wait for a device unless their documentation says otherwise. Nothing is promised
+/// The defaults are those of a back end that can do nothing without waiting and has no file. Calls may wait for a device unless their documentation says otherwise. Nothing is promised
 /// about the order of writes between two flushes. Overlapping requests at the same time may mix.
 pub trait BlockStore: Send + Sync + std::fmt::Debug {
     /// What the disk is like; its size as of the last [`BlockStore::refresh`]. Does not wait.
@@ -121,7 +120,7 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         Ok(self.geometry().size)
     }
 
-    /// The same, and waits for it, where [`BlockStore::may_hang`].
+    /// As [`BlockStore::refresh`], but may wait: for disks that [may hang](BlockStore::may_hang).
     ///
     /// # Errors
     /// What the kernel says.
@@ -129,8 +128,8 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         self.refresh()
     }
 
-    /// Calls that may wait for a device may wait without end: threads of the disk's own make them, and what they
-    /// keep meanwhile is bounded.
+    /// True: calls that may wait for a device may wait without end. Then threads of the disk's own make them, and the
+    /// memory that these hold meanwhile is bounded.
     fn may_hang(&self) -> bool {
         false
     }
@@ -150,8 +149,8 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         Now::WouldBlock
     }
 
-    /// How many bytes from `offset`, at most `length`, are zeroes that nothing is allocated for;
-    /// 0 when there are none or nobody knows. Looks at metadata at most.
+    /// How many bytes from `offset`, at most `length`, are a hole;
+    /// 0 when there is none or the back end cannot tell. Looks at metadata at most.
     fn hole_now(&self, _offset: u64, _length: u64) -> u64 {
         0
     }

@@ -1,5 +1,5 @@
-//! How a compound is carried out once although the server was killed in the midst of it: what it
-//! does is recorded, and what is recorded is not done again.
+//! Exactly once, although the server was killed in the middle of a compound: what a compound does is recorded, and
+//! what is recorded is not done again.
 
 use super::{Compound, Context, Step};
 use crate::files::Opened;
@@ -52,7 +52,7 @@ pub(super) enum Before {
     Settled(Arc<Record>),
 }
 
-/// For a look at files on the server's own behalf.
+/// The caller of what the server looks up for itself.
 pub(super) fn server() -> Caller {
     Caller { uid: 0, gid: 0, groups: Arc::new([]), enforce: false }
 }
