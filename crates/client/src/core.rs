@@ -64,7 +64,7 @@ pub(crate) struct Checked {
     pub(crate) sums: Vec<u8>,
 }
 
-pub(crate) type Finished = Result<(Outcome, Vec<u8>), Error>;
+type Finished = Result<(Outcome, Vec<u8>), Error>;
 
 impl Outcome {
     pub(crate) fn replies(&self) -> Result<SmallVec<[Reply<'_>; 4]>, Error> {
@@ -265,7 +265,7 @@ impl State {
 /// A message that waits to be sent.
 struct Out {
     head: Head,
-    /// A part of the source of this slot, which follows. It stays valid until `Core::sent_data`, which the slot's
+    /// A part of the source of this slot, which follows. It stays valid until `Core::sent`, which the slot's
     /// `sending` counts.
     data: Option<(u16, *const [u8])>,
     /// Bytes that have left.
@@ -531,7 +531,7 @@ impl Core {
         requests: &[Request<'_>],
         source: Vec<u8>,
         target: Vec<u8>,
-        convert: impl FnOnce(Outcome, Vec<u8>) -> Result<T, Error> + Send + 'static,
+        convert: impl FnOnce(&Outcome, Vec<u8>) -> Result<T, Error> + Send + 'static,
     ) -> Result<Operation<T>, Error> {
         let (source, target) = (Buffer::Owned(source), Buffer::Owned(target));
         let slot = self.submit(requests, source, target, self.options.coalesce as usize)?;

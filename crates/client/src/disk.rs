@@ -238,7 +238,7 @@ impl Disk {
         self.state.check()?;
         let request = self.read_request(offset, buffer.len());
         self.core.start(&[request], Vec::new(), buffer, |outcome, buffer| {
-            read_all(&outcome, &buffer)?;
+            read_all(outcome, &buffer)?;
             Ok(buffer)
         })
     }
@@ -334,7 +334,7 @@ impl Disk {
         let request = self.write_request(offset, data.len(), durable, &sums);
         let state = self.state.clone();
         self.core.start(&[request], data, Vec::new(), move |outcome, data| {
-            state.stored(&outcome, if durable { Stored::Durable } else { Stored::Cached })?;
+            state.stored(outcome, if durable { Stored::Durable } else { Stored::Cached })?;
             Ok(data)
         })
     }
@@ -430,7 +430,7 @@ impl Disk {
     fn start_change(&self, request: Request<'_>, how: Stored) -> Result<Operation<Vec<u8>>, Error> {
         let state = self.state.clone();
         self.core.start(&[request], Vec::new(), Vec::new(), move |outcome, _| {
-            state.stored(&outcome, how)?;
+            state.stored(outcome, how)?;
             Ok(Vec::new())
         })
     }

@@ -386,7 +386,7 @@ impl File {
         let Lock { family, kind, owner, start, length } = *lock;
         let handle = self.handle;
         let request = Request::Lock { handle, owner, family, kind, wait: 1, start, length };
-        let convert = |outcome: crate::core::Outcome, _| done(outcome.single()?);
+        let convert = |outcome: &crate::core::Outcome, _: Vec<u8>| done(outcome.single()?);
         self.core.start(&[request], Vec::new(), Vec::new(), convert)
     }
 

@@ -159,7 +159,7 @@ impl File {
         let core = self.core.clone();
         let listing = self.core.listings.take();
         self.core.start(&requests, Vec::new(), listing, move |outcome, listing| {
-            let found = entries(&outcome, &listing);
+            let found = entries(outcome, &listing);
             core.listings.give_back(listing);
             found
         })

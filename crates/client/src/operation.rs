@@ -1,13 +1,13 @@
 //! Operations that were started and complete later: one, any of a group, or as futures.
 
 use crate::Error;
-use crate::core::{Core, Finished, Outcome, SlotRef};
+use crate::core::{Core, Outcome, SlotRef};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-pub(crate) type Convert<T> = Box<dyn FnOnce(Outcome, Vec<u8>) -> Result<T, Error> + Send>;
+pub(crate) type Convert<T> = Box<dyn FnOnce(&Outcome, Vec<u8>) -> Result<T, Error> + Send>;
 
 /// A request under way. Dropping it does not undo it: its answer is then ignored.
 ///
@@ -24,11 +24,10 @@ impl<T> Operation<T> {
         Self { core, slot: Some(slot), convert: Some(convert) }
     }
 
-    fn convert(&mut self, finished: Finished) -> Result<T, Error> {
+    fn convert(&mut self, finished: Result<Vec<u8>, Error>, outcome: &Outcome) -> Result<T, Error> {
         self.slot = None;
         let convert = self.convert.take().expect("an operation finishes once");
-        let (outcome, bytes) = finished?;
-        convert(outcome, bytes)
+        convert(outcome, finished?)
     }
 
     /// Waits for this one, making progress for all others meanwhile.
@@ -39,7 +38,7 @@ impl<T> Operation<T> {
         let slot = self.slot.as_ref().expect("not finished before").clone();
         let mut outcome = Outcome::default();
         let finished = self.core.wait(&slot, &mut outcome);
-        self.convert(finished.map(|bytes| (outcome, bytes)))
+        self.convert(finished, &outcome)
     }
 
     /// Asks the server to give up a lock that is waited for. The operation then ends with `EINTR`,
@@ -56,8 +55,9 @@ impl<T: Unpin> Future for Operation<T> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let slot = self.slot.as_ref().expect("polled after completion").clone();
-        match self.core.poll(&slot, context.waker()) {
-            Some(finished) => Poll::Ready(self.convert(finished)),
+        let mut outcome = Outcome::default();
+        match self.core.poll(&slot, context.waker(), &mut outcome) {
+            Some(finished) => Poll::Ready(self.convert(finished, &outcome)),
             None => Poll::Pending,
         }
     }
@@ -122,11 +122,12 @@ impl<T> Group<T> {
         let first = self.next % self.operations.len();
         let (before, behind) = self.operations.split_at(first);
         let slots = behind.iter().chain(before);
-        let (place, finished) =
-            core.wait_any(slots.map(|(_, o)| o.slot.as_ref().expect("still waiting")));
+        let slots = slots.map(|(_, o)| o.slot.as_ref().expect("still waiting"));
+        let mut outcome = Outcome::default();
+        let (place, finished) = core.wait_any(slots, &mut outcome);
         let index = (first + place) % self.operations.len();
         self.next = index + 1;
         let (tag, mut operation) = self.operations.swap_remove(index);
-        Some((tag, operation.convert(finished)))
+        Some((tag, operation.convert(finished, &outcome)))
     }
 }

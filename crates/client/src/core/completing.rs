@@ -5,6 +5,7 @@ use super::{Checked, Core, Out, Slot, State, Status};
 use crate::Error;
 use crate::borrow::{Borrowed, Refusal};
 use crate::lent::exclusive;
+use parking_lot::MutexGuard;
 use std::sync::Arc;
 use towline_net::{Link, Sink, Target};
 use towline_wire::header::{data_flag, reply_flag, request_flag};
@@ -16,8 +17,9 @@ pub(super) struct Completing<'a> {
     pub(super) core: &'a Arc<Core>,
     pub(super) link: Arc<Link>,
     /// Messages to be sent in answer: data that was granted, requests sent again.
-    pub(super) answers: Vec<Out>,
-    pub(super) finished: usize,
+    answers: Vec<Out>,
+    /// Locked from one message to the next of those that came together, and never while anything is waited for.
+    state: Option<MutexGuard<'a, State>>,
 }
 
 impl Slot {
@@ -45,7 +47,16 @@ impl Slot {
     }
 }
 
-impl Completing<'_> {
+impl<'a> Completing<'a> {
+    pub(super) fn new(core: &'a Arc<Core>, link: Arc<Link>) -> Self {
+        Self { core, link, answers: Vec::new(), state: None }
+    }
+
+    /// Unlocks the state; yields what is to be sent.
+    pub(super) fn into_answers(self) -> Vec<Out> {
+        self.answers
+    }
+
     /// What a reply lends; `None` when it cannot be mapped here, and the request is sent again.
     fn borrow(
         &mut self,
@@ -80,7 +91,46 @@ impl Sink for Completing<'_> {
         body: &[u8],
         _payload: &[u8],
     ) -> Result<(), ProtocolError> {
-        let mut state = self.core.state.lock();
+        let mut state = self.state.take().unwrap_or_else(|| self.core.state.lock());
+        let taken = self.take(&mut state, header, body);
+        self.state = Some(state);
+        taken
+    }
+
+    fn place(
+        &mut self,
+        header: &Header,
+        _body: &[u8],
+        done: usize,
+        rest: usize,
+    ) -> Option<Target<'_>> {
+        // What is received to there may be waited for.
+        let mut state = self.state.take().unwrap_or_else(|| self.core.state.lock());
+        let slot = state
+            .slots
+            .get_mut(usize::from(header.slot))
+            // Once it is answered the buffer may be gone at any moment, whatever the server sends.
+            .filter(|s| s.sequence == header.sequence && matches!(s.status, Status::Waiting))?;
+        let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
+        let part = slot.target.part_mut(from, rest)?;
+        slot.received = slot.received.max(from + rest);
+        Some(Target::Own(exclusive(part)))
+    }
+
+    fn expects_bulk(&self) -> bool {
+        let bulk = |state: &State| state.bulk > 0;
+        self.state.as_deref().map_or_else(|| bulk(&self.core.state.lock()), bulk)
+    }
+}
+
+impl Completing<'_> {
+    /// Takes a message.
+    fn take(
+        &mut self,
+        state: &mut State,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), ProtocolError> {
         if header.kind == Kind::Notice {
             return Ok(()); // A server that shuts down closes the lane, and then we reconnect.
         }
@@ -92,7 +142,7 @@ impl Sink for Completing<'_> {
         let Some(slot) = current else { return Ok(()) };
         match header.kind {
             Kind::Reply if header.flags & reply_flag::UNKNOWN != 0 => {
-                self.core.complete(&mut state, number, Err(Error::Unknown));
+                self.core.complete(state, number, Err(Error::Unknown));
                 Ok(())
             }
             Kind::Reply => {
@@ -102,7 +152,7 @@ impl Sink for Completing<'_> {
                 let mut results = body;
                 let mut borrowed = None;
                 if header.flags & reply_flag::LENT != 0 {
-                    borrowed = self.borrow(&mut state, header, body)?;
+                    borrowed = self.borrow(state, header, body)?;
                     if borrowed.is_none() {
                         return Ok(());
                     }
@@ -128,7 +178,7 @@ impl Sink for Completing<'_> {
                 outcome.borrowed = borrowed;
                 if let Some((at, errno)) = slot.failed {
                     if at == 0 {
-                        self.core.complete(&mut state, number, Err(errno.into()));
+                        self.core.complete(state, number, Err(errno.into()));
                         return Ok(());
                     }
                     outcome.payload = outcome.payload.min(at as usize);
@@ -136,8 +186,7 @@ impl Sink for Completing<'_> {
                 if let Some(stamps) = &mut slot.stamps {
                     stamps.answered(header.word_b);
                 }
-                self.core.complete(&mut state, number, Ok(()));
-                self.finished += 1;
+                self.core.complete(state, number, Ok(()));
                 Ok(())
             }
             Kind::Data => {
@@ -162,28 +211,5 @@ impl Sink for Completing<'_> {
             }
             _ => Err(ProtocolError { what: "message of a kind that only clients send", at: 0 }),
         }
-    }
-
-    fn place(
-        &mut self,
-        header: &Header,
-        _body: &[u8],
-        done: usize,
-        rest: usize,
-    ) -> Option<Target<'_>> {
-        let mut state = self.core.state.lock();
-        let slot = state
-            .slots
-            .get_mut(usize::from(header.slot))
-            // Once it is answered the buffer may be gone at any moment, whatever the server sends.
-            .filter(|s| s.sequence == header.sequence && matches!(s.status, Status::Waiting))?;
-        let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
-        let part = slot.target.part_mut(from, rest)?;
-        slot.received = slot.received.max(from + rest);
-        Some(Target::Own(exclusive(part)))
-    }
-
-    fn expects_bulk(&self) -> bool {
-        self.core.state.lock().bulk > 0
     }
 }

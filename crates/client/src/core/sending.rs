@@ -129,7 +129,7 @@ impl Core {
             header.offset = source.len() as u64;
         }
         // The memory of the slot's last message is used again, if that has left.
-        if Arc::get_mut(&mut slot.message).is_none() {
+        if Arc::strong_count(&slot.message) > 1 {
             slot.message = Arc::default();
         }
         if let Some(message) = Arc::get_mut(&mut slot.message) {
@@ -308,6 +308,8 @@ impl Core {
 
     /// So many bytes of the queue have left.
     pub(super) fn sent(&self, out: &mut VecDeque<Out>, mut count: usize) {
+        // Locked once for all of them, and only where there is data.
+        let mut state = None;
         while let Some(front) = out.front_mut() {
             let rest: usize = front.rest().iter().map(|part| part.len()).sum();
             if count < rest {
@@ -316,18 +318,14 @@ impl Core {
             }
             count -= rest;
             if let Some(Out { data: Some((slot, _)), .. }) = out.pop_front() {
-                self.sent_data(slot);
+                let state = state.get_or_insert_with(|| self.state.lock());
+                // A part of a source is sent; a request that was answered meanwhile is over now.
+                let found = &mut state.slots[usize::from(slot)];
+                found.sending = found.sending.saturating_sub(1);
+                if found.sending == 0 {
+                    self.tell(state, slot);
+                }
             }
-        }
-    }
-
-    /// A part of a source is sent; a request that was answered meanwhile is over now.
-    pub(super) fn sent_data(&self, slot: u16) {
-        let mut state = self.state.lock();
-        let found = &mut state.slots[usize::from(slot)];
-        found.sending = found.sending.saturating_sub(1);
-        if found.sending == 0 {
-            self.tell(&mut state, slot);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Waiting for answers: one of the threads that wait receives for all.
 
 use super::completing::Completing;
-use super::{Core, Finished, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait};
+use super::{Core, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait};
 use crate::Error;
 use crate::borrow::Borrowed;
 use crate::lent::{Buffer, exclusive};
@@ -51,14 +51,14 @@ impl Core {
         }
     }
 
-    /// Waits for any of several; returns which one, by its place among them.
+    /// Waits for any of several, whose outcome comes to its place; returns which one, by its place among them, and its buffer.
     pub(crate) fn wait_any<'a>(
         self: &Arc<Self>,
         slots: impl Iterator<Item = &'a SlotRef> + Clone,
-    ) -> (usize, Finished) {
+        outcome: &mut Outcome,
+    ) -> (usize, Result<Vec<u8>, Error>) {
         // Only who has to wait needs a list of them.
         let mut waited_for = Vec::new();
-        let mut outcome = Outcome::default();
         let mut state = self.state.lock();
         loop {
             for (index, slot) in slots.clone().enumerate() {
@@ -67,9 +67,9 @@ impl Core {
                 {
                     state.expect(next);
                 }
-                if let Some(finished) = self.take(&mut state, slot, &mut outcome) {
+                if let Some(finished) = self.take(&mut state, slot, outcome) {
                     self.hand_over(&state);
-                    return (index, finished.map(|buffer| (outcome, buffer)));
+                    return (index, finished);
                 }
             }
             if waited_for.is_empty() {
@@ -81,20 +81,24 @@ impl Core {
 
     /// Looks whether a request is over, making what progress is possible without waiting; if not,
     /// the waker is told when it is.
-    pub(crate) fn poll(self: &Arc<Self>, slot: &SlotRef, waker: &Waker) -> Option<Finished> {
+    pub(crate) fn poll(
+        self: &Arc<Self>,
+        slot: &SlotRef,
+        waker: &Waker,
+        outcome: &mut Outcome,
+    ) -> Option<Result<Vec<u8>, Error>> {
         let mut state = self.state.lock();
         if state.leader {
             state = self.send_queued(state);
         } else {
             state = self.lead(state, Wait::No);
         }
-        let mut outcome = Outcome::default();
-        let finished = self.take(&mut state, slot, &mut outcome);
+        let finished = self.take(&mut state, slot, outcome);
         if finished.is_none() {
             state.slots[usize::from(slot.slot)].waker = Some(waker.clone());
         }
         self.hand_over(&state);
-        finished.map(|finished| finished.map(|buffer| (outcome, buffer)))
+        finished
     }
 
     /// Receives what is there without waiting, for those who wait for [`Core::fd`] elsewhere.
@@ -344,10 +348,9 @@ impl Core {
             // by another thread: then nothing more may come.
             Wait::For(slots) => (!self.state.lock().is_over(slots)).then_some(spin),
         };
-        let mut sink =
-            Completing { core: self, link: link.clone(), answers: Vec::new(), finished: 0 };
+        let mut sink = Completing::new(self, link.clone());
         let incoming = input.receive(link, scratch, wait, &mut sink, &self.counters)?;
-        let answers = std::mem::take(&mut sink.answers);
+        let answers = sink.into_answers();
         if !answers.is_empty() {
             self.out.lock().extend(answers);
             self.flush()?;
@@ -372,7 +375,11 @@ impl Core {
                 state.files.remember_lock(handle, &lock);
             }
             found.status = Status::Done(result);
-            state.changes.retain(|(changing, ..)| usize::from(*changing) != slot);
+            // In no order; a slot has one at most.
+            let of_it = |(changing, ..): &(u16, _, _)| usize::from(*changing) == slot;
+            if let Some(place) = state.changes.iter().position(of_it) {
+                state.changes.swap_remove(place);
+            }
             self.tell(state, slot as u16);
         }
     }
