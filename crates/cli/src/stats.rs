@@ -13,7 +13,7 @@ Stages are those of the cost model: T_server = T_storage + T_data + T_control.
 
 Examples:
   towline stats towline://host
-  towline stats --watch 2 towline://host      what was counted in each interval, a second
+  towline stats --watch 2 towline://host      rates per second, every 2 seconds
   towline stats --json towline://host | jq .stages
 
 Exit status: 0 shown, 1 the server could not be asked, 2 wrong usage.";

@@ -64,7 +64,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "nbd",
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     depth: Option<u16>,
-    /// Bytes that the kernel reads ahead of who reads the device in order, like `blockdev --setra` (which counts
+    /// Bytes that the kernel reads ahead of sequential readers of the device, like `blockdev --setra` (which counts
     /// sectors); 0 for nothing. Default: by the time that the server takes to answer, 512K to 8M.
     #[arg(long, value_name = "SIZE", value_parser = read_ahead_bytes)]
     read_ahead: Option<u64>,

@@ -1,7 +1,7 @@
 //! The file workloads on a server, by the client library.
 
 use super::result::{Measured, monotonic};
-use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, ROUND, Random};
+use super::tree::{self, Blocks, CREATE, FILE_BYTES, Names, OPERATIONS, ROUND, Random};
 use crate::report::note;
 use crate::serve::parse_bytes;
 use std::collections::VecDeque;
@@ -14,8 +14,8 @@ pub(crate) struct Args {
     /// Directory that holds the tree: a URL, HOST:PORT/EXPORT, or a local /PATH to compare with.
     #[arg(long, value_name = "URL")]
     pub(super) server: String,
-    /// Operation.
-    #[arg(long, default_value = "stat_diff")]
+    /// Operation; see towline-bench(1).
+    #[arg(long, value_parser = OPERATIONS, default_value = "stat_diff")]
     pub(super) op: String,
     /// Bytes of each read or write.
     #[arg(long, value_name = "N", value_parser = buffer_bytes, default_value = "4K")]

@@ -58,12 +58,12 @@ pub(crate) enum Preserve {
     All,
 }
 
-/// Whose requests servers take first.
+/// When servers take the requests of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Precedence {
-    /// Those of all other clients.
+    /// After those of all other clients, but at least one for each eight of theirs.
     Low,
-    /// In turn with others.
+    /// In turn with those of others.
     Normal,
 }
 
@@ -98,8 +98,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "N", default_value_t = 16,
         value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: u16,
-    /// low: other clients of the servers go before this copy, which gets on by one request for eight of theirs where they wait for each
-    /// other.
+    /// When the servers take the requests of this copy.
     #[arg(long, value_enum, value_name = "WHICH", default_value = "normal")]
     priority: Precedence,
     /// Sources, then the target: URLs or local paths, at least one side remote.

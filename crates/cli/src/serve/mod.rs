@@ -123,7 +123,7 @@ pub(crate) struct Args {
     /// Event loop.
     #[arg(long, value_enum)]
     engine: Option<Engine>,
-    /// Microseconds that a thread looks for more before it sleeps; 0: it sleeps at once; default: 100.
+    /// Microseconds that a thread spins for more requests before it sleeps; 0: it sleeps at once; default: 100.
     #[arg(long, value_name = "N")]
     spin_us: Option<u32>,
     /// Act as the user that a client names (needs root); uid 0 becomes nobody.
