@@ -10,6 +10,7 @@ mod sending;
 mod waiting;
 
 use crate::borrow::{Borrowed, Memories};
+use crate::convert::unexpected;
 use crate::disks::{Closing, OpenDisks};
 use crate::handshake::{Failure, Greeted, greet, may_move};
 use crate::lent::{Buffer, shared};
@@ -25,7 +26,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
@@ -39,8 +40,50 @@ const GATHER: usize = 64;
 /// Bytes read at once; bulk goes straight to its place.
 const SCRATCH_BYTES: usize = 96 * 1024;
 
-/// Encoded results; those of small requests take no memory of their own.
-type Results = SmallVec<[u8; 256]>;
+/// Bytes of results that take no memory of their own: those of small requests.
+const SHORT_RESULTS: usize = 256;
+
+/// Encoded results.
+#[derive(Debug)]
+struct Results {
+    short: [u8; SHORT_RESULTS],
+    length: usize,
+    /// All of them, where they are longer.
+    long: Vec<u8>,
+}
+
+impl Default for Results {
+    fn default() -> Self {
+        Self { short: [0; SHORT_RESULTS], length: 0, long: Vec::new() }
+    }
+}
+
+impl Results {
+    fn bytes(&self) -> &[u8] {
+        self.short.get(..self.length).unwrap_or(&self.long)
+    }
+
+    fn set(&mut self, bytes: &[u8]) {
+        self.length = bytes.len();
+        match self.short.get_mut(..bytes.len()) {
+            Some(short) => short.copy_from_slice(bytes),
+            None => {
+                self.long.clear();
+                self.long.extend_from_slice(bytes);
+            }
+        }
+    }
+
+    /// Moves them to another place: what is short is copied, and only so much of it.
+    fn move_to(&mut self, place: &mut Self) {
+        if self.length > SHORT_RESULTS {
+            place.length = self.length;
+            std::mem::swap(&mut place.long, &mut self.long);
+        } else {
+            place.set(self.bytes());
+        }
+    }
+}
 
 /// A reply.
 #[derive(Debug, Default)]
@@ -66,15 +109,18 @@ pub(crate) struct Checked {
 
 type Finished = Result<(Outcome, Vec<u8>), Error>;
 
+/// Looks at the outcome of a request where it came to, while the state is locked: it uses nothing of the core. Called once.
+pub(crate) type Look<'a> = &'a mut dyn FnMut(&mut Outcome);
+
 impl Outcome {
     pub(crate) fn replies(&self) -> Result<SmallVec<[Reply<'_>; 4]>, Error> {
-        Ok(parse_results(&self.results)?)
+        Ok(parse_results(self.results.bytes())?)
     }
 
     /// The last result of a compound, or its failure.
     pub(crate) fn last(&self) -> Result<Reply<'_>, Error> {
         let mut last = None;
-        for reply in encoded::Results::of(&self.results) {
+        for reply in encoded::Results::of(self.results.bytes()) {
             last = Some(reply?);
         }
         match last {
@@ -86,12 +132,7 @@ impl Outcome {
 
     /// Moves it to another place. Large as it is, it is moved once, and only what is used of it.
     fn move_to(&mut self, place: &mut Self) {
-        place.results.clear();
-        if self.results.spilled() {
-            std::mem::swap(&mut place.results, &mut self.results);
-        } else {
-            place.results.extend_from_slice(&self.results);
-        }
+        self.results.move_to(&mut place.results);
         (place.payload, place.landed) = (self.payload, self.landed);
         place.checksums = std::mem::take(&mut self.checksums);
         place.borrowed = self.borrowed.take();
@@ -99,7 +140,16 @@ impl Outcome {
 
     /// The result of a request of one operation, or its failure.
     pub(crate) fn single(&self) -> Result<Reply<'_>, Error> {
-        self.last()
+        let mut results = encoded::Results::of(self.results.bytes());
+        match (results.next(), results.next()) {
+            (Some(Ok(Reply::Failed { errno })), None) => Err(Errno(errno).into()),
+            (Some(Ok(reply)), None) => Ok(reply),
+            (Some(Err(error)), _) | (_, Some(Err(error))) => Err(error.into()),
+            (None, _) => Err(ProtocolError { what: "reply without results", at: 0 }.into()),
+            (_, Some(Ok(_))) => {
+                Err(ProtocolError { what: "more results than operations", at: 0 }.into())
+            }
+        }
     }
 }
 
@@ -145,7 +195,6 @@ struct Slot {
     checksums: Vec<Checked>,
     /// First byte of the target that stands for one that could not be read, and why.
     failed: Option<(u64, Errno)>,
-    repeatable: bool,
     /// It counts as a change: see `Options::changes`.
     alters: bool,
     /// What it locks or unlocks of which file. Noted in the moment in which it is answered: who asked may
@@ -168,6 +217,8 @@ enum Wait<'a> {
     No,
     /// One of these requests to be over, or (none) a slot to be free.
     For(Option<&'a [SlotRef]>),
+    /// An answer to what was just sent, by whoever has led since before: so it cannot be there yet, and nothing waits to be sent.
+    ForNew,
 }
 
 pub(crate) struct State {
@@ -177,7 +228,8 @@ pub(crate) struct State {
     requested: u64,
     /// Results that were not taken yet, and whose slots were needed.
     parked: HashMap<SlotRef, Finished>,
-    leader: bool,
+    /// `None` while somebody leads, who has it.
+    receiving: Option<Box<Receiving>>,
     link: Arc<Link>,
     /// Its lanes go as near as they may.
     near: bool,
@@ -204,15 +256,59 @@ pub(crate) struct State {
     leave_ends: Option<u64>,
 }
 
+/// Messages of one request, which leave together.
+struct Messages {
+    /// What it was lent before and nobody is using goes back.
+    before: Vec<Out>,
+    message: Out,
+    /// The first fragment of its data.
+    after: Option<Out>,
+}
+
+impl Messages {
+    fn of(message: Out) -> Self {
+        Self { before: Vec::new(), message, after: None }
+    }
+
+    fn is_one(&self) -> bool {
+        self.before.is_empty() && self.after.is_none()
+    }
+
+    fn queue(self, out: &mut Outgoing) {
+        out.messages.extend(self.before);
+        out.messages.push_back(self.message);
+        out.messages.extend(self.after);
+    }
+}
+
 impl State {
+    /// True while somebody receives for all.
+    fn is_led(&self) -> bool {
+        self.receiving.is_none()
+    }
+
+    /// Takes the lead, if nobody has it.
+    fn take_lead(&mut self) -> Option<Box<Receiving>> {
+        let mut receiving = self.receiving.take()?;
+        receiving.bulk = self.bulk > 0;
+        Some(receiving)
+    }
+
+    /// The messages of a request that just took its slot.
+    fn messages(&mut self, slot: &SlotRef) -> Messages {
+        let before = self.releases();
+        let found = &mut self.slots[usize::from(slot.slot)];
+        Messages { before, message: found.out(slot.slot), after: found.out_ahead(slot.slot) }
+    }
+
     /// Gives back what was lent to slots that nobody is using; those that are used again say so by
     /// that.
     fn releases(&mut self) -> Vec<Out> {
+        let mut releases = Vec::new();
         if self.debts == 0 {
-            return Vec::new();
+            return releases;
         }
         self.debts = 0;
-        let mut releases = Vec::new();
         for number in &self.free {
             let slot = &mut self.slots[usize::from(*number)];
             if std::mem::take(&mut slot.indebted) {
@@ -265,7 +361,7 @@ impl State {
 /// A message that waits to be sent.
 struct Out {
     head: Head,
-    /// A part of the source of this slot, which follows. It stays valid until `Core::sent`, which the slot's
+    /// A part of the source of this slot, which follows. It stays valid until `Core::part_sent`, which the slot's
     /// `sending` counts.
     data: Option<(u16, *const [u8])>,
     /// Bytes that have left.
@@ -288,6 +384,10 @@ impl Out {
 
     fn header(header: &Header) -> Self {
         Self { head: Head::Bare(header.to_bytes()), data: None, done: 0 }
+    }
+
+    fn is_sent(&self) -> bool {
+        self.rest().iter().all(|part| part.is_empty())
     }
 
     /// What is still to be sent, in order.
@@ -342,10 +442,22 @@ impl Slot {
 #[allow(unsafe_code)]
 unsafe impl Send for Out {}
 
+/// What only the leader uses.
 struct Receiving {
     input: Input,
     scratch: Vec<u8>,
     spin: Spin,
+    link: Arc<Link>,
+    /// Bulk was expected when the lead was taken.
+    bulk: bool,
+}
+
+/// What waits to be sent, and over which link: it would be lost on another one.
+struct Outgoing {
+    messages: VecDeque<Out>,
+    link: Arc<Link>,
+    /// When something was sent last, in milliseconds of the coarse clock.
+    sent_at: u64,
 }
 
 pub(crate) struct Core {
@@ -356,10 +468,7 @@ pub(crate) struct Core {
     identity: [AtomicU32; 2],
     pub(crate) state: Mutex<State>,
     /// Held while sending, so that messages stay whole. Locked before the state, never after it.
-    out: Mutex<VecDeque<Out>>,
-    /// When something was sent last, in milliseconds of the coarse clock.
-    sent_at: AtomicU64,
-    receiving: Mutex<Receiving>,
+    out: Mutex<Outgoing>,
     slot_free: Condvar,
     counters: Counters,
     pub(crate) listings: Listings,
@@ -382,7 +491,6 @@ fn fresh_slot() -> Slot {
         landed: 0,
         checksums: Vec::new(),
         failed: None,
-        repeatable: true,
         alters: false,
         lock: None,
         indebted: false,
@@ -405,16 +513,26 @@ impl Core {
             Failure::Io(error) => connection_error(transport, "cannot connect", &error),
         })?;
         let slots = usize::from(welcome.slots).clamp(2, SLOTS_MAX);
+        let memories = Memories::of(&link, options.hide);
+        let link = Arc::new(link);
+        let receiving = Receiving {
+            input: Input::default(),
+            scratch: vec![0; SCRATCH_BYTES],
+            spin: Spin::new(Duration::from_micros(options.spin_us.into())),
+            link: link.clone(),
+            bulk: false,
+        };
+        let out = Outgoing { messages: VecDeque::new(), link: link.clone(), sent_at: 0 };
         let state = State {
             slots: (0..slots - 1).map(|_| fresh_slot()).collect(),
             free: (0..slots as u16 - 1).rev().collect(),
             requested: 0,
             parked: HashMap::new(),
-            leader: false,
-            memories: Memories::of(&link, options.hide),
+            receiving: Some(Box::new(receiving)),
+            memories,
             debts: 0,
             leave_ends: None,
-            link: Arc::new(link),
+            link,
             near,
             session: welcome.session,
             secret: welcome.secret,
@@ -428,7 +546,6 @@ impl Core {
             sleepers: 0,
             times: Times::default(),
         };
-        let spin = Spin::new(Duration::from_micros(options.spin_us.into()));
         Ok(Arc::new(Self {
             transport: transport.clone(),
             options,
@@ -438,13 +555,7 @@ impl Core {
                 AtomicU32::new(rustix::process::getegid().as_raw()),
             ],
             state: Mutex::new(state),
-            out: Mutex::default(),
-            sent_at: AtomicU64::new(0),
-            receiving: Mutex::new(Receiving {
-                input: Input::default(),
-                scratch: vec![0; SCRATCH_BYTES],
-                spin,
-            }),
+            out: Mutex::new(out),
             slot_free: Condvar::new(),
             counters: Counters::default(),
             listings: Listings::default(),
@@ -504,25 +615,38 @@ impl Core {
         source: &[u8],
         target: &mut [u8],
     ) -> Result<Outcome, Error> {
-        let mut outcome = Outcome::default();
-        self.call_into(requests, source, target, &mut outcome)?;
-        Ok(outcome)
+        let mut place = Outcome::default();
+        self.call_looking(requests, source, target, &mut |outcome| outcome.move_to(&mut place))?;
+        Ok(place)
     }
 
-    /// [`Core::call`] for calls that are made often: the reply comes to its place at once.
-    #[allow(unsafe_code)]
-    pub(crate) fn call_into(
+    /// [`Core::call`] of one that is made often: what its outcome says, which stays where it is. `read` uses nothing of the core.
+    pub(crate) fn ask<T>(
         self: &Arc<Self>,
         requests: &[Request<'_>],
         source: &[u8],
         target: &mut [u8],
-        outcome: &mut Outcome,
+        read: impl FnOnce(&Outcome) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let (mut read, mut said) = (Some(read), None);
+        self.call_looking(requests, source, target, &mut |outcome| {
+            said = read.take().map(|read| read(outcome));
+        })?;
+        said.unwrap_or_else(|| Err(unexpected()))
+    }
+
+    #[allow(unsafe_code)]
+    fn call_looking(
+        self: &Arc<Self>,
+        requests: &[Request<'_>],
+        source: &[u8],
+        target: &mut [u8],
+        look: Look<'_>,
     ) -> Result<(), Error> {
         // SAFETY: this function waits below until the request is over, also when it fails, and
         // uses neither buffer meanwhile.
         let (source, target) = unsafe { (Buffer::source(source), Buffer::target(target)) };
-        let slot = self.submit(requests, source, target, 0)?;
-        self.wait(&slot, outcome).map(|_| ())
+        self.exchange(requests, source, target, look)
     }
 
     /// Sends a request to be completed later.
@@ -534,7 +658,9 @@ impl Core {
         convert: impl FnOnce(&Outcome, Vec<u8>) -> Result<T, Error> + Send + 'static,
     ) -> Result<Operation<T>, Error> {
         let (source, target) = (Buffer::Owned(source), Buffer::Owned(target));
-        let slot = self.submit(requests, source, target, self.options.coalesce as usize)?;
+        let coalesce = self.options.coalesce as usize;
+        let slot = self.submit_if_room(requests, source, target, coalesce, true)?;
+        let slot = slot.ok_or(Errno::EAGAIN)?;
         let convert: Convert<T> = Box::new(convert);
         Ok(Operation::new(self.clone(), slot, convert))
     }
@@ -546,23 +672,24 @@ impl Core {
         offset: u64,
     ) -> Result<usize, Error> {
         let mut done = 0;
-        let mut outcome = Outcome::default();
         loop {
             let length = (target.len() - done).min(TRANSFER_BYTES_MAX);
             let request =
                 Request::Read { handle, offset: offset + done as u64, length: length as u32 };
             let place = &mut target[done..done + length];
-            match self.call_into(&[request], &[], place, &mut outcome) {
-                Ok(()) => {}
+            let read = self.ask(&[request], &[], place, |outcome| {
+                outcome.single()?;
+                Ok(outcome.payload)
+            });
+            match read {
+                Ok(count) => {
+                    done += count;
+                    if count < length || done == target.len() {
+                        return Ok(done);
+                    }
+                }
                 Err(_) if done > 0 => return Ok(done),
                 Err(error) => return Err(error),
-            };
-            if let Err(error) = outcome.single() {
-                return if done > 0 { Ok(done) } else { Err(error) };
-            }
-            done += outcome.payload;
-            if outcome.payload < length || done == target.len() {
-                return Ok(done);
             }
         }
     }
@@ -575,7 +702,6 @@ impl Core {
         flags: u32,
     ) -> Result<usize, Error> {
         let mut done = 0;
-        let mut outcome = Outcome::default();
         loop {
             let length = (data.len() - done).min(TRANSFER_BYTES_MAX);
             let request = Request::Write {
@@ -584,20 +710,18 @@ impl Core {
                 length: length as u32,
                 flags,
             };
-            let part = &data[done..done + length];
-            let called = self.call_into(&[request], part, &mut [], &mut outcome);
-            let written = match called.map(|()| outcome.single()) {
-                Ok(Ok(Reply::Wrote { length, .. })) => length as usize,
-                Ok(Ok(_)) => {
-                    return Err(ProtocolError {
-                        what: "result of another kind than asked for",
-                        at: 0,
-                    }
-                    .into());
-                }
-                Ok(Err(error)) if done == 0 => return Err(error),
+            let wrote =
+                self.ask(&[request], &data[done..done + length], &mut [], |outcome| match outcome
+                    .single()?
+                {
+                    Reply::Wrote { length, .. } => Ok(Some(length as usize)),
+                    _ => Ok(None),
+                });
+            let written = match wrote {
+                Ok(Some(written)) => written,
+                Ok(None) => return Err(unexpected()),
                 Err(error) if done == 0 => return Err(error),
-                _ => return Ok(done),
+                Err(_) => return Ok(done),
             };
             done += written;
             if written < length || done == data.len() {

@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::client::Client;
 use crate::convert::{attributes, check, done, number, unexpected, write_flags};
-use crate::core::{Core, Outcome};
+use crate::core::Core;
 use crate::operation::Operation;
 use std::sync::Arc;
 use towline_wire::request::{CURRENT, write_flag};
@@ -31,14 +31,13 @@ impl File {
         Ok(Self { core: core.clone(), handle, attr, write_flags: write_flags(flags) })
     }
 
+    /// Sends a request of one operation; `convert` uses nothing of the core.
     pub(crate) fn one<T>(
         &self,
         request: Request<'_>,
         convert: impl FnOnce(Reply<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        let mut outcome = Outcome::default();
-        self.core.call_into(&[request], &[], &mut [], &mut outcome)?;
-        convert(outcome.single()?)
+        self.core.ask(&[request], &[], &mut [], |outcome| convert(outcome.single()?))
     }
 
     /// Attributes when it was opened.
@@ -104,8 +103,7 @@ impl File {
             Request::Open { base: self.handle, flags, mode, path: check(path)? },
             Request::Read { handle: CURRENT, offset: 0, length: target.len() as u32 },
         ];
-        let mut outcome = Outcome::default();
-        self.core.call_into(&requests, &[], target, &mut outcome)?;
+        let outcome = self.core.call(&requests, &[], target)?;
         let mut replies = outcome.replies()?.into_iter();
         let file = self.first_opened(&mut replies, path, flags)?;
         let whole = matches!(replies.next(), Some(Reply::Read { errno: 0, .. }));
@@ -133,10 +131,10 @@ impl File {
     /// As `open` and `read`.
     pub fn read_path(&self, path: &[u8], target: &mut [u8]) -> Result<usize, Error> {
         let requests = self.read_path_requests(path, target.len())?;
-        let mut outcome = Outcome::default();
-        self.core.call_into(&requests, &[], target, &mut outcome)?;
-        outcome.last()?;
-        Ok(outcome.payload)
+        self.core.ask(&requests, &[], target, |outcome| {
+            outcome.last()?;
+            Ok(outcome.payload)
+        })
     }
 
     /// [`File::read_path`], completed later; yields the bytes.

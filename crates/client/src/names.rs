@@ -270,8 +270,7 @@ impl File {
             Request::Access { base: CURRENT, mode: 1, path: b"" },
             Request::PathOf { handle: CURRENT },
         ];
-        let mut outcome = Outcome::default();
-        self.core.call_into(&requests, &[], &mut [], &mut outcome)?;
+        let outcome = self.core.call(&requests, &[], &mut [])?;
         let mut replies = outcome.replies()?.into_iter();
         let _open = self.first_opened(&mut replies, path, FLAGS)?;
         let mut next = || match replies.next() {

@@ -1,4 +1,4 @@
-//! Requests that are handed over while they stand in a ring.
+//! Messages that are handed over while they stand in a ring.
 
 use crate::input::invalid;
 use crate::{Counters, Payload, ShmLink, Sink};
@@ -7,12 +7,12 @@ use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind};
 
-/// Shorter payloads are copied out of the ring with all that is there: that costs less than taking them one by one.
+/// Shorter payloads of requests are copied out of the ring with all that is there: that costs less than taking them one by one.
 const IN_PLACE_BYTES_MIN: usize = 1024;
 /// Most of them that are taken together.
 const IN_PLACE_TOGETHER: usize = 8;
-/// Most bytes of the body of a message with such a payload.
-const BODY_BYTES_MAX: usize = 128;
+/// Most bytes of the body of such a message. Attributes, and what else a compound of a few operations yields, are shorter.
+const BODY_BYTES_MAX: usize = 224;
 
 /// The beginning of a message that stands in a ring.
 struct Head {
@@ -41,8 +41,8 @@ impl Head {
     }
 }
 
-/// Hands over the requests with which a ring begins whose payload is worth to be copied once, to where it belongs: first all
-/// that is to be known of some, then their payloads, one behind the other. What a processor has written and what it reads back of that
+/// Hands over the messages with which a ring begins whose payload is copied once, to where it belongs: replies, and requests where that
+/// is worth it. Of requests first all that is to be known of some, then their payloads, one behind the other. What a processor has written and what it reads back of that
 /// soon has to wait until all that it wrote before is in its cache, so it pays not to look at anything between two copies. False:
 /// there is none, or the sink wants none so.
 pub(crate) fn receive_in_place(
@@ -51,20 +51,26 @@ pub(crate) fn receive_in_place(
     counters: &Counters,
 ) -> io::Result<bool> {
     let unread = link.unread()?;
-    let (mut taken, mut failed) = (0, Ok(()));
+    let (mut taken, mut count, mut failed) = (0, 0, Ok(()));
     let mut payloads: SmallVec<[Payload<'_>; IN_PLACE_TOGETHER]> = SmallVec::new();
-    while payloads.len() < IN_PLACE_TOGETHER
+    while count < IN_PLACE_TOGETHER
         && !sink.is_full()
         && let Some(head) = Head::peek(link, taken, unread)
     {
         let (start, length) = head.payload();
         let end = taken + start + length;
-        let is_kind = head.header.kind == Kind::Request && length >= IN_PLACE_BYTES_MIN;
-        if !is_kind || end > unread {
+        let is_reply = head.header.kind == Kind::Reply;
+        let is_request = head.header.kind == Kind::Request && length >= IN_PLACE_BYTES_MIN;
+        if !(is_reply || is_request) || end > unread {
             break;
         }
         link.expect(end, unread);
-        match sink.message_in_place(&head.header, head.body(), length) {
+        let payload = link.payload(taken + start, length);
+        let wanted = match is_reply {
+            true => sink.reply_in_place(&head.header, head.body(), &payload),
+            false => sink.message_in_place(&head.header, head.body(), length),
+        };
+        match wanted {
             Ok(true) => {}
             Ok(false) => break,
             Err(error) => {
@@ -72,13 +78,17 @@ pub(crate) fn receive_in_place(
                 break;
             }
         }
-        payloads.push(link.payload(taken + start, length));
-        taken = end;
+        if is_request {
+            payloads.push(payload);
+        }
+        (taken, count) = (end, count + 1);
     }
-    if taken > 0 {
-        sink.land(&payloads);
+    if count > 0 {
+        if !payloads.is_empty() {
+            sink.land(&payloads);
+        }
         link.received(unread, taken)?;
-        Counters::add(&counters.messages_received, payloads.len() as u64);
+        Counters::add(&counters.messages_received, count as u64);
         Counters::add(&counters.bytes_received, taken as u64);
     }
     failed.map(|()| taken > 0)
@@ -113,6 +123,8 @@ mod tests {
         /// How many were landed together.
         together: Vec<usize>,
         full_at: usize,
+        /// Of a reply that is not taken in place.
+        bulk: Vec<u8>,
     }
 
     impl Sink for Both {
@@ -123,7 +135,8 @@ mod tests {
             payload: &[u8],
         ) -> Result<(), ProtocolError> {
             assert!(self.waiting.is_empty(), "another message before all are landed");
-            self.taken.push((header.sequence, payload.to_vec(), false));
+            let whole = [&std::mem::take(&mut self.bulk)[..], payload].concat();
+            self.taken.push((header.sequence, whole, false));
             Ok(())
         }
 
@@ -155,8 +168,24 @@ mod tests {
             }
         }
 
-        fn place(&mut self, _: &Header, _: &[u8], _: usize, _: usize) -> Option<Target<'_>> {
-            None
+        fn reply_in_place(
+            &mut self,
+            header: &Header,
+            body: &[u8],
+            payload: &Payload<'_>,
+        ) -> Result<bool, ProtocolError> {
+            if body == b"no" {
+                return Ok(false);
+            }
+            let mut copied = vec![0; payload.len()];
+            payload.copy_out(&mut copied);
+            self.taken.push((header.sequence, copied, true));
+            Ok(true)
+        }
+
+        fn place(&mut self, _: &Header, _: &[u8], done: usize, rest: usize) -> Option<Target<'_>> {
+            self.bulk.resize(done + rest, 0);
+            Some(Target::Own(&mut self.bulk[done..]))
         }
 
         fn expects_bulk(&self) -> bool {
@@ -183,15 +212,16 @@ mod tests {
         let mut scratch = vec![0; 128 * 1024];
         let mut sequence = 0;
         let mut in_place = 0;
-        for round in 0..600_usize {
+        for (round, kind) in (0..1200).zip([Kind::Request, Kind::Reply].into_iter().cycle()) {
             let mut sink = Both { full_at: usize::MAX, ..Both::default() };
             let mut expected = Vec::new();
             for at in 0..round % 7 + 1 {
                 sequence += 1;
                 let length = [4096, 16, 1024, 1023, 16 * 1024, 5003, 0][(round * 3 + at) % 7];
-                let body: &[u8] = [b"body".as_slice(), b"no", &[5; 129]][(round + at * at) % 3];
-                let bytes = message(Kind::Request, sequence, body, length);
-                let taken = length >= 1024;
+                let long = [5; BODY_BYTES_MAX + 1];
+                let body: &[u8] = [b"body".as_slice(), b"no", &long][(round / 2 + at * at) % 3];
+                let bytes = message(kind, sequence, body, length);
+                let taken = length >= 1024 || kind == Kind::Reply;
                 expected.push((sequence, bytes[HEADER_BYTES + body.len()..].to_vec()));
                 assert_eq!(near.send(&[&bytes], &counters).unwrap(), bytes.len());
                 in_place += usize::from(taken && at == 0 && body == b"body");

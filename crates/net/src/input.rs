@@ -11,7 +11,8 @@ use std::io;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind, ProtocolError};
 
-/// Where bulk payload goes, and who is told of messages.
+/// Where bulk payload goes, and who is told of messages. Nothing is waited for between a message and the return of
+/// [`Input::receive`], so that a sink may hold a lock from its first message on.
 pub trait Sink {
     /// A whole message; `payload` is empty for bulk, which was announced by [`Sink::place`].
     ///
@@ -54,6 +55,20 @@ pub trait Sink {
     /// The payloads of the messages that [`Sink::message_in_place`] has taken since this was called last, in their order. They may change
     /// at any time.
     fn land(&mut self, _payloads: &[Payload<'_>]) {}
+
+    /// As [`Sink::message`], of a reply over shared memory that is all there, with its payload still where its sender put it; it may
+    /// change at any time. False: [`Sink::place`] and [`Sink::message`] shall get it.
+    ///
+    /// # Errors
+    /// As [`Sink::message`].
+    fn reply_in_place(
+        &mut self,
+        _header: &Header,
+        _body: &[u8],
+        _payload: &Payload<'_>,
+    ) -> Result<bool, ProtocolError> {
+        Ok(false)
+    }
 
     /// True when bulk is expected next, so that little is read ahead of it.
     fn expects_bulk(&self) -> bool;
@@ -140,11 +155,18 @@ impl Input {
             self.parse(&scratch[..have], sink, counters)?;
             return Ok(Incoming::Progress);
         }
+        let mut wait = wait;
         if have == 0
             && let Link::Shm(link) = link
-            && receive_in_place(link, sink, counters)?
         {
-            return Ok(Incoming::Progress);
+            if let Some(spin) = wait.take() {
+                while !link.readable() {
+                    link.wait_readable(spin)?;
+                }
+            }
+            if receive_in_place(link, sink, counters)? {
+                return Ok(Incoming::Progress);
+            }
         }
         let ahead = if sink.expects_bulk() {
             (have + AHEAD_BYTES).max(self.end_of_partial()).min(scratch.len())

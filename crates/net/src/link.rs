@@ -175,6 +175,9 @@ impl Link {
     /// # Errors
     /// `WouldBlock` when it takes none, and what the socket says.
     pub fn send(&self, parts: &[&[u8]], counters: &Counters) -> io::Result<usize> {
+        if let [part] | [part, []] = parts {
+            return self.send_pieces(&[Piece::of(part)], false, counters);
+        }
         let pieces: SmallVec<[Piece; 8]> =
             parts.iter().filter(|part| !part.is_empty()).map(|part| Piece::of(part)).collect();
         self.send_pieces(&pieces, false, counters)

@@ -23,6 +23,19 @@ impl Payload<'_> {
         self.len() == 0
     }
 
+    /// Copies it to memory of this process alone.
+    ///
+    /// # Panics
+    /// When that has another length.
+    pub fn copy_out(&self, target: &mut [u8]) {
+        let [first, second] = &self.ranges;
+        let (front, back) = target.split_at_mut(first.len());
+        self.memory.copy_out(first.start, front);
+        if !back.is_empty() {
+            self.memory.copy_out(second.start, back);
+        }
+    }
+
     /// Copies it to another memory.
     ///
     /// # Panics

@@ -47,26 +47,30 @@ impl Local {
 
     fn stat(&mut self, end: Instant) -> Result<()> {
         let mut names = Names::new(&self.args, &mut self.random);
-        while Instant::now() < end {
+        loop {
             let name = names.advance();
             let start = Instant::now();
-            let outcome = statat(&self.root, &name, AtFlags::empty());
+            if start >= end {
+                return Ok(());
+            }
+            let outcome = statat(&self.root, name, AtFlags::empty());
             self.measured.one(start.elapsed(), outcome.is_err());
         }
-        Ok(())
     }
 
     fn open_read_close(&mut self, end: Instant) -> Result<()> {
         let mut names = Names::new(&self.args, &mut self.random);
         let mut buffer = [0; FILE_BYTES];
-        while Instant::now() < end {
+        loop {
             let name = names.advance();
             let start = Instant::now();
-            let length = read_file(&self.root, &name, &mut buffer).unwrap_or(0);
+            if start >= end {
+                return Ok(());
+            }
+            let length = read_file(&self.root, name, &mut buffer).unwrap_or(0);
             self.measured.one(start.elapsed(), length != FILE_BYTES);
             self.measured.read_bytes += length as u64;
         }
-        Ok(())
     }
 
     fn scan(&mut self, end: Instant) -> Result<()> {
@@ -124,9 +128,12 @@ impl Local {
         let flags = if blocks.writes { create() } else { OFlags::RDONLY };
         let file = openat(&self.root, &blocks.path, flags, Mode::from_raw_mode(0o644))?;
         let mut buffer = vec![self.number as u8 + 1; self.args.bs];
-        while Instant::now() < end {
+        loop {
             let offset = blocks.advance(&mut self.random);
             let start = Instant::now();
+            if start >= end {
+                return Ok(());
+            }
             let moved = if blocks.writes {
                 pwrite(&file, &buffer, offset)
             } else {
@@ -136,7 +143,6 @@ impl Local {
             self.measured.one(start.elapsed(), moved != self.args.bs);
             self.measured.moved(blocks.writes, moved);
         }
-        Ok(())
     }
 }
 

@@ -68,20 +68,39 @@ pub(super) struct Names {
     index: u64,
     stride: u64,
     files: u64,
+    path: Vec<u8>,
 }
 
 impl Names {
     /// From a random file on; for `stat_same` always that one.
     pub(super) fn new(args: &Args, random: &mut Random) -> Self {
         let stride = if args.op == "stat_same" { 0 } else { STRIDE };
-        Self { index: random.draw() % args.files, stride, files: args.files }
+        Self { index: random.draw() % args.files, stride, files: args.files, path: Vec::new() }
     }
 
-    /// The next one, relative to the root of the tree.
-    pub(super) fn advance(&mut self) -> Vec<u8> {
+    /// The next one, relative to the root of the tree. Not by `format!`, which takes half as many instructions as the whole request.
+    pub(super) fn advance(&mut self) -> &[u8] {
         self.index = (self.index + self.stride) % self.files;
-        format!("tree/d{:03}/f{:05}", self.index / PER_DIRECTORY, self.index).into_bytes()
+        self.path.clear();
+        self.path.extend_from_slice(b"tree/d");
+        append_digits(&mut self.path, self.index / PER_DIRECTORY, 3);
+        self.path.extend_from_slice(b"/f");
+        append_digits(&mut self.path, self.index, 5);
+        &self.path
     }
+}
+
+/// A number with at least so many digits.
+fn append_digits(text: &mut Vec<u8>, number: u64, least: usize) {
+    const DIGITS_MAX: usize = 20;
+    let mut digits = [b'0'; DIGITS_MAX];
+    let (mut first, mut rest) = (DIGITS_MAX, number);
+    while rest > 0 {
+        first -= 1;
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    text.extend_from_slice(&digits[first.min(DIGITS_MAX - least)..]);
 }
 
 /// All directories of the tree, each client beginning elsewhere.
@@ -155,7 +174,7 @@ mod tests {
     fn every_file_and_directory_is_visited_once() {
         let args = args("x --server h/e --op stat_diff --files 20000 --procs 3");
         let mut names = Names::new(&args, &mut Random::new(0));
-        let all: HashSet<_> = (0..20_000).map(|_| names.advance()).collect();
+        let all: HashSet<_> = (0..20_000).map(|_| names.advance().to_vec()).collect();
         assert_eq!(all.len(), 20_000);
         assert!(all.contains(&b"tree/d199/f19999"[..]));
         let listed: HashSet<_> = directories(&args, 2).collect();

@@ -181,19 +181,21 @@ impl Worker {
         if self.args.qd > 1 {
             return self.pipeline(
                 Some(end),
-                |this| this.root.start_stat_path(&names.advance(), true).map(Some),
+                |this| this.root.start_stat_path(names.advance(), true).map(Some),
                 |this, took, outcome| {
                     this.note(took, outcome, |attr| attr.size == FILE_BYTES as u64);
                 },
             );
         }
-        while Instant::now() < end {
+        loop {
             let name = names.advance();
             let start = Instant::now();
-            let outcome = self.root.stat_path(&name, true);
+            if start >= end {
+                return Ok(());
+            }
+            let outcome = self.root.stat_path(name, true);
             self.note(start.elapsed(), outcome, |attr| attr.size == FILE_BYTES as u64);
         }
-        Ok(())
     }
 
     fn open_read_close(&mut self, end: Instant) -> Result<(), Error> {
@@ -201,18 +203,20 @@ impl Worker {
         if self.args.qd > 1 {
             return self.pipeline(
                 Some(end),
-                |this| this.root.start_read_path(&names.advance(), FILE_BYTES).map(Some),
+                |this| this.root.start_read_path(names.advance(), FILE_BYTES).map(Some),
                 |this, took, outcome| this.read_whole(took, outcome.map(|bytes| bytes.len())),
             );
         }
         let mut buffer = [0; FILE_BYTES];
-        while Instant::now() < end {
+        loop {
             let name = names.advance();
             let start = Instant::now();
-            let outcome = self.root.read_path(&name, &mut buffer);
+            if start >= end {
+                return Ok(());
+            }
+            let outcome = self.root.read_path(name, &mut buffer);
             self.read_whole(start.elapsed(), outcome);
         }
-        Ok(())
     }
 
     fn read_whole(&mut self, took: Duration, outcome: Result<usize, Error>) {
@@ -318,9 +322,12 @@ impl Worker {
         let mut buffers: Vec<Vec<u8>> = (0..qd).map(|_| vec![self.number as u8 + 1; bs]).collect();
         if qd == 1 {
             let buffer = &mut buffers[0];
-            while Instant::now() < end {
+            loop {
                 let offset = blocks.advance(&mut self.random);
                 let start = Instant::now();
+                if start >= end {
+                    return file.close();
+                }
                 let outcome = if writes {
                     file.write_at(buffer, offset)
                 } else {
@@ -329,7 +336,6 @@ impl Worker {
                 let moved = self.note(start.elapsed(), outcome, |moved| *moved == bs);
                 self.measured.moved(writes, moved.unwrap_or(0));
             }
-            return file.close();
         }
         // Both closures need them, but never at once.
         let buffers = std::cell::RefCell::new(buffers);

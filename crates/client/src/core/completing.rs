@@ -7,19 +7,24 @@ use crate::borrow::{Borrowed, Refusal};
 use crate::lent::exclusive;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
-use towline_net::{Link, Sink, Target};
+use towline_net::{Link, Payload, Sink, Target};
 use towline_wire::header::{data_flag, reply_flag, request_flag};
-use towline_wire::limits::AHEAD_MILLISECONDS;
+use towline_wire::limits::{AHEAD_MILLISECONDS, INLINE_BYTES_MAX};
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
+/// Longer payloads are copied while the state is not locked.
+const COPIED_IN_PLACE_MAX: usize = INLINE_BYTES_MAX;
+
 /// Completes requests with what the leader receives.
-pub(super) struct Completing<'a> {
+pub(super) struct Completing<'a, 'l> {
     pub(super) core: &'a Arc<Core>,
-    pub(super) link: Arc<Link>,
+    pub(super) link: &'l Arc<Link>,
+    /// Locked from the first message on: one lock for all that came together.
+    pub(super) state: Option<MutexGuard<'a, State>>,
     /// Messages to be sent in answer: data that was granted, requests sent again.
-    answers: Vec<Out>,
-    /// Locked from one message to the next of those that came together, and never while anything is waited for.
-    state: Option<MutexGuard<'a, State>>,
+    pub(super) answers: Vec<Out>,
+    /// Bulk is expected.
+    pub(super) bulk: bool,
 }
 
 impl Slot {
@@ -47,148 +52,129 @@ impl Slot {
     }
 }
 
-impl<'a> Completing<'a> {
-    pub(super) fn new(core: &'a Arc<Core>, link: Arc<Link>) -> Self {
-        Self { core, link, answers: Vec::new(), state: None }
-    }
-
-    /// Unlocks the state; yields what is to be sent.
-    pub(super) fn into_answers(self) -> Vec<Out> {
-        self.answers
-    }
-
-    /// What a reply lends; `None` when it cannot be mapped here, and the request is sent again.
-    fn borrow(
-        &mut self,
-        state: &mut State,
-        header: &Header,
-        body: &[u8],
-    ) -> Result<Option<Borrowed>, ProtocolError> {
-        let slot = &mut state.slots[usize::from(header.slot)];
-        let Some(memories) = &mut state.memories else {
-            return Err(ProtocolError { what: "lent what was not asked for", at: 1 });
-        };
-        slot.indebted = header.flags & reply_flag::LIVE == 0;
-        match memories.borrow(header, body, &self.link, slot.target.len()) {
-            Ok(borrowed) => Ok(Some(borrowed)),
-            Err(Refusal::Illegal(error)) => Err(error),
-            Err(Refusal::Unmapped) => {
-                // Too little address space, for one. From now on everything is sent.
-                state.memories = None;
-                slot.clear_flag(request_flag::BORROWS);
-                slot.indebted = false;
-                self.answers.push(slot.out(header.slot));
-                Ok(None)
-            }
+/// What a reply lends; `None` when it cannot be mapped here, and the request is sent again by one of the answers.
+fn borrow(
+    state: &mut State,
+    answers: &mut Vec<Out>,
+    link: &Arc<Link>,
+    header: &Header,
+    body: &[u8],
+) -> Result<Option<Borrowed>, ProtocolError> {
+    let slot = &mut state.slots[usize::from(header.slot)];
+    let Some(memories) = &mut state.memories else {
+        return Err(ProtocolError { what: "lent what was not asked for", at: 1 });
+    };
+    slot.indebted = header.flags & reply_flag::LIVE == 0;
+    match memories.borrow(header, body, link, slot.target.len()) {
+        Ok(borrowed) => Ok(Some(borrowed)),
+        Err(Refusal::Illegal(error)) => Err(error),
+        Err(Refusal::Unmapped) => {
+            // Too little address space, for one. From now on everything is sent.
+            state.memories = None;
+            slot.clear_flag(request_flag::BORROWS);
+            slot.indebted = false;
+            answers.push(slot.out(header.slot));
+            Ok(None)
         }
     }
 }
 
-impl Sink for Completing<'_> {
+/// The slot that a message is about, unless that is used for another request by now.
+fn current<'a>(state: &'a mut State, header: &Header) -> Option<&'a mut Slot> {
+    let slot = state.slots.get_mut(usize::from(header.slot))?;
+    (slot.sequence == header.sequence).then_some(slot)
+}
+
+/// Where a part of a reply's or data message's payload belongs.
+fn place_of<'a>(
+    state: &mut State,
+    header: &Header,
+    done: usize,
+    rest: usize,
+) -> Option<&'a mut [u8]> {
+    // Once it is answered the buffer may be gone at any moment, whatever the server sends.
+    let slot = current(state, header).filter(|slot| matches!(slot.status, Status::Waiting))?;
+    let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
+    let part = slot.target.part_mut(from, rest)?;
+    slot.received = slot.received.max(from + rest);
+    Some(exclusive(part))
+}
+
+impl Completing<'_, '_> {
+    /// A reply, with its payload in place.
+    fn reply(&mut self, header: &Header, body: &[u8]) -> Result<(), ProtocolError> {
+        let core = self.core;
+        let state = self.state.get_or_insert_with(|| core.state.lock());
+        if header.flags & reply_flag::AHEAD != 0 {
+            state.leave_ends = Some(coarse_ms() + AHEAD_MILLISECONDS);
+        }
+        let number = usize::from(header.slot);
+        let Some(slot) = current(state, header) else { return Ok(()) };
+        if header.flags & reply_flag::UNKNOWN != 0 {
+            core.complete(state, number, Err(Error::Unknown));
+            return Ok(());
+        }
+        if !matches!(slot.status, Status::Waiting) {
+            return Ok(()); // Answered before: that may be in use by now.
+        }
+        let mut results = body;
+        let mut borrowed = None;
+        if header.flags & reply_flag::LENT != 0 {
+            borrowed = borrow(state, &mut self.answers, self.link, header, body)?;
+            if borrowed.is_none() {
+                return Ok(());
+            }
+            results = &body[..header.offset as usize];
+        } else {
+            slot.land(header, u64::from(header.payload_bytes));
+        }
+        let slot = &mut state.slots[number];
+        let outcome = &mut slot.outcome;
+        outcome.results.set(results);
+        match &borrowed {
+            Some(borrowed) => {
+                outcome.payload = borrowed.len();
+                outcome.landed = borrowed.len() as u64;
+                outcome.checksums.clear();
+            }
+            None => {
+                (outcome.payload, outcome.landed) = (slot.received, slot.landed);
+                outcome.checksums = std::mem::take(&mut slot.checksums);
+            }
+        }
+        outcome.borrowed = borrowed;
+        if let Some((at, errno)) = slot.failed {
+            if at == 0 {
+                core.complete(state, number, Err(errno.into()));
+                return Ok(());
+            }
+            outcome.payload = outcome.payload.min(at as usize);
+        }
+        if let Some(stamps) = &mut slot.stamps {
+            stamps.answered(header.word_b);
+        }
+        core.complete(state, number, Ok(()));
+        Ok(())
+    }
+}
+
+impl Sink for Completing<'_, '_> {
     fn message(
         &mut self,
         header: &Header,
         body: &[u8],
         _payload: &[u8],
     ) -> Result<(), ProtocolError> {
-        let mut state = self.state.take().unwrap_or_else(|| self.core.state.lock());
-        let taken = self.take(&mut state, header, body);
-        self.state = Some(state);
-        taken
-    }
-
-    fn place(
-        &mut self,
-        header: &Header,
-        _body: &[u8],
-        done: usize,
-        rest: usize,
-    ) -> Option<Target<'_>> {
-        // What is received to there may be waited for.
-        let mut state = self.state.take().unwrap_or_else(|| self.core.state.lock());
-        let slot = state
-            .slots
-            .get_mut(usize::from(header.slot))
-            // Once it is answered the buffer may be gone at any moment, whatever the server sends.
-            .filter(|s| s.sequence == header.sequence && matches!(s.status, Status::Waiting))?;
-        let from = usize::try_from(header.offset).ok()?.checked_add(done)?;
-        let part = slot.target.part_mut(from, rest)?;
-        slot.received = slot.received.max(from + rest);
-        Some(Target::Own(exclusive(part)))
-    }
-
-    fn expects_bulk(&self) -> bool {
-        let bulk = |state: &State| state.bulk > 0;
-        self.state.as_deref().map_or_else(|| bulk(&self.core.state.lock()), bulk)
-    }
-}
-
-impl Completing<'_> {
-    /// Takes a message.
-    fn take(
-        &mut self,
-        state: &mut State,
-        header: &Header,
-        body: &[u8],
-    ) -> Result<(), ProtocolError> {
+        if header.kind == Kind::Reply {
+            return self.reply(header, body);
+        }
         if header.kind == Kind::Notice {
             return Ok(()); // A server that shuts down closes the lane, and then we reconnect.
         }
-        if header.kind == Kind::Reply && header.flags & reply_flag::AHEAD != 0 {
-            state.leave_ends = Some(coarse_ms() + AHEAD_MILLISECONDS);
-        }
-        let number = usize::from(header.slot);
-        let current = state.slots.get_mut(number).filter(|slot| slot.sequence == header.sequence);
-        let Some(slot) = current else { return Ok(()) };
+        let core = self.core;
+        let state = self.state.get_or_insert_with(|| core.state.lock());
+        let Some(slot) = current(state, header) else { return Ok(()) };
         match header.kind {
-            Kind::Reply if header.flags & reply_flag::UNKNOWN != 0 => {
-                self.core.complete(state, number, Err(Error::Unknown));
-                Ok(())
-            }
-            Kind::Reply => {
-                if !matches!(slot.status, Status::Waiting) {
-                    return Ok(()); // Answered before: that may be in use by now.
-                }
-                let mut results = body;
-                let mut borrowed = None;
-                if header.flags & reply_flag::LENT != 0 {
-                    borrowed = self.borrow(state, header, body)?;
-                    if borrowed.is_none() {
-                        return Ok(());
-                    }
-                    results = &body[..header.offset as usize];
-                } else {
-                    slot.land(header, u64::from(header.payload_bytes));
-                }
-                let slot = &mut state.slots[number];
-                let outcome = &mut slot.outcome;
-                outcome.results.clear();
-                outcome.results.extend_from_slice(results);
-                match &borrowed {
-                    Some(borrowed) => {
-                        outcome.payload = borrowed.len();
-                        outcome.landed = borrowed.len() as u64;
-                        outcome.checksums.clear();
-                    }
-                    None => {
-                        (outcome.payload, outcome.landed) = (slot.received, slot.landed);
-                        outcome.checksums = std::mem::take(&mut slot.checksums);
-                    }
-                }
-                outcome.borrowed = borrowed;
-                if let Some((at, errno)) = slot.failed {
-                    if at == 0 {
-                        self.core.complete(state, number, Err(errno.into()));
-                        return Ok(());
-                    }
-                    outcome.payload = outcome.payload.min(at as usize);
-                }
-                if let Some(stamps) = &mut slot.stamps {
-                    stamps.answered(header.word_b);
-                }
-                self.core.complete(state, number, Ok(()));
-                Ok(())
-            }
             Kind::Data => {
                 if header.word_a != 0 {
                     let errno = Errno(u16::try_from(header.word_a).unwrap_or(Errno::EIO.0));
@@ -211,5 +197,44 @@ impl Completing<'_> {
             }
             _ => Err(ProtocolError { what: "message of a kind that only clients send", at: 0 }),
         }
+    }
+
+    fn reply_in_place(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        payload: &Payload<'_>,
+    ) -> Result<bool, ProtocolError> {
+        if payload.len() > COPIED_IN_PLACE_MAX {
+            return Ok(false);
+        }
+        if !payload.is_empty() {
+            let core = self.core;
+            let state = self.state.get_or_insert_with(|| core.state.lock());
+            match place_of(state, header, 0, payload.len()) {
+                Some(place) => payload.copy_out(place),
+                None => return Ok(false),
+            }
+        }
+        self.reply(header, body).map(|()| true)
+    }
+
+    fn place(
+        &mut self,
+        header: &Header,
+        _body: &[u8],
+        done: usize,
+        rest: usize,
+    ) -> Option<Target<'_>> {
+        // Not kept locked: what belongs there may be waited for.
+        let place = match &mut self.state {
+            Some(state) => place_of(state, header, done, rest),
+            None => place_of(&mut self.core.state.lock(), header, done, rest),
+        };
+        place.map(Target::Own)
+    }
+
+    fn expects_bulk(&self) -> bool {
+        self.bulk
     }
 }

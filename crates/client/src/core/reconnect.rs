@@ -1,11 +1,12 @@
 //! A lost lane is replaced, and what was not answered is sent again.
 
-use super::{Core, Outcome, Slot, Status, connection_error, server_of};
+use super::{Core, Outcome, Receiving, Slot, Status, connection_error, server_of};
 use crate::Error;
 use crate::borrow::Memories;
 use crate::disks::OpenDisks;
 use crate::handshake::{Failure, Greeted, greet};
 use crate::reclaim::{FirstUse, OpenFiles};
+use smallvec::SmallVec;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use towline_wire::{Errno, Header, Reply, Request};
 
 impl Core {
     /// Replaces a lost lane and sends again what was not answered. Called by the leader.
-    pub(super) fn reconnect(self: &Arc<Self>, cause: &io::Error) {
+    pub(super) fn reconnect(self: &Arc<Self>, receiving: &mut Receiving, cause: &io::Error) {
         let deadline = Instant::now() + self.options.reconnect;
         let mut pause = Duration::from_millis(5);
         let mut told = false;
@@ -37,7 +38,7 @@ impl Core {
                 (state.near, (state.session, state.secret))
             };
             match greet(&self.transport, near, self.client, session, &self.options) {
-                Ok(greeted) => match self.resume(greeted) {
+                Ok(greeted) => match self.resume(receiving, greeted) {
                     Ok(()) => return,
                     Err(error) if Instant::now() >= deadline => {
                         return self.fail_all(&connection_error(
@@ -73,7 +74,7 @@ impl Core {
 
     /// Moves to shared memory, if there were so many requests that it pays and none is under way.
     /// Called by the leader.
-    pub(super) fn move_nearer(self: &Arc<Self>) {
+    pub(super) fn move_nearer(self: &Arc<Self>, receiving: &mut Receiving) {
         let session = {
             let mut state = self.state.lock();
             let is_idle =
@@ -91,14 +92,14 @@ impl Core {
         // it is: should the server have ended the old lane, that is found lost.
         if let Ok(greeted) = greet(&self.transport, true, self.client, session, &self.options)
             && greeted.welcome.resumed == resumed::JOINED
-            && let Err(error) = self.resume(greeted)
+            && let Err(error) = self.resume(receiving, greeted)
         {
-            self.reconnect(&error);
+            self.reconnect(receiving, &error);
         }
     }
 
     pub(super) fn fail_all(&self, error: &Error) {
-        self.out.lock().clear();
+        self.out.lock().messages.clear();
         let mut state = self.state.lock();
         state.dead = Some(error.clone());
         for slot in 0..state.slots.len() {
@@ -110,15 +111,16 @@ impl Core {
     }
 
     /// Goes on over a new lane.
-    pub(super) fn resume(self: &Arc<Self>, greeted: Greeted) -> io::Result<()> {
+    fn resume(self: &Arc<Self>, receiving: &mut Receiving, greeted: Greeted) -> io::Result<()> {
         let Greeted { link, welcome } = greeted;
         let mut out = self.out.lock();
-        self.receiving.lock().input = Input::default();
+        receiving.input = Input::default();
         let mut state = self.state.lock();
         let state = &mut *state;
-        let unsent: Vec<bool> =
-            state.slots.iter().map(|slot| out.iter().any(|out| out.is_unsent(slot))).collect();
-        out.clear();
+        let unsent =
+            state.slots.iter().map(|slot| out.messages.iter().any(|out| out.is_unsent(slot)));
+        let unsent: Vec<bool> = unsent.collect();
+        out.messages.clear();
         if welcome.resumed != resumed::JOINED {
             // The last slot is kept for this.
             let mut lane = FirstUse {
@@ -142,7 +144,9 @@ impl Core {
         state.memories = Memories::of(&link, self.options.hide);
         state.debts = 0;
         state.leave_ends = None;
-        state.link = Arc::new(link);
+        let link = Arc::new(link);
+        (receiving.link, out.link) = (link.clone(), link.clone());
+        state.link = link;
         state.session = welcome.session;
         state.secret = welcome.secret;
         state.boot_epoch = welcome.boot_epoch;
@@ -157,7 +161,7 @@ impl Core {
                 continue;
             }
             // What nobody has seen was not done.
-            if welcome.resumed == resumed::NEW && !slot.repeatable && !unsent[number] {
+            if welcome.resumed == resumed::NEW && !unsent[number] && !is_repeatable(&slot.message) {
                 self.complete(state, number, Err(Error::Unknown));
                 continue;
             }
@@ -173,10 +177,22 @@ impl Core {
             slot.checksums.clear();
             slot.failed = None;
             slot.clear_flag(request_flag::AHEAD);
-            out.push_back(slot.out(number as u16));
+            out.messages.push_back(slot.out(number as u16));
         }
         Ok(())
     }
+}
+
+/// The operations of a request that was sent.
+fn requests_of(message: &[u8]) -> Option<SmallVec<[Request<'_>; 4]>> {
+    let header = message.first_chunk().and_then(|head| Header::parse(head).ok())?;
+    let body = message.get(HEADER_BYTES..)?.get(..header.body_bytes as usize)?;
+    parse_compound(body).ok()
+}
+
+/// True for a request that may be asked of a server which remembers nothing of it, though another one may have done it.
+fn is_repeatable(message: &[u8]) -> bool {
+    requests_of(message).is_some_and(|requests| requests.iter().all(Request::repeatable))
 }
 
 /// What became, without sending it again, of a request that was under way when the server ended:
@@ -187,13 +203,12 @@ fn after_restart(
     message: &[u8],
     outcome: &mut Outcome,
 ) -> Option<Result<(), Error>> {
-    let header = message.first_chunk().and_then(|head| Header::parse(head).ok())?;
-    let body = message.get(HEADER_BYTES..)?.get(..header.body_bytes as usize)?;
-    let requests = parse_compound(body).ok()?;
+    let requests = requests_of(message)?;
     if let [Request::Close { .. } | Request::DiskClose { .. }] = requests[..] {
         let mut results = Vec::new();
         Reply::Done {}.encode(&mut results);
-        *outcome = Outcome { results: results.into(), ..Outcome::default() };
+        *outcome = Outcome::default();
+        outcome.results.set(&results);
         return Some(Ok(()));
     }
     if let Some(error) = requests.first().and_then(|request| disks.failure(request)) {

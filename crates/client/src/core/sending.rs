@@ -1,15 +1,15 @@
 //! Requests on their way out.
 
-use super::{Core, GATHER, Out, SlotRef, State, Status};
+use super::{Core, GATHER, Look, Messages, Out, Outgoing, SlotRef, State, Status, Wait};
 use crate::disks::Closing;
 use crate::lent::{Buffer, shared};
 use crate::times::Stamps;
 use crate::{Error, Lock};
+use parking_lot::MutexGuard;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 use towline_wire::header::request_flag;
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, TRANSFER_BYTES_MAX};
@@ -26,6 +26,19 @@ const QUIET_MS: u64 = 20;
 pub(super) fn coarse_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
+}
+
+impl Outgoing {
+    /// Before something is sent. What a dead server never saw can be asked of the next one; what was sent to it might have been
+    /// done. One that ended while nothing was under way is noticed here, without a call for each request.
+    fn check_link(&mut self) -> io::Result<()> {
+        let now = coarse_ms();
+        if now.saturating_sub(self.sent_at) > QUIET_MS && self.link.peer_closed() {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        self.sent_at = now;
+        Ok(())
+    }
 }
 
 impl Core {
@@ -62,7 +75,7 @@ impl Core {
         }
         if let Some(out) = self.fill_close(&mut state, Closing::File(handle)) {
             drop(state);
-            self.out.lock().push_back(out);
+            self.out.lock().messages.push_back(out);
         }
     }
 
@@ -89,7 +102,7 @@ impl Core {
     }
 
     pub(crate) fn close(&self) {
-        self.out.lock().push_back(Out::header(&Header::new(Kind::Goodbye, 0, 0)));
+        self.out.lock().messages.push_back(Out::header(&Header::new(Kind::Goodbye, 0, 0)));
         // The server ends the session by itself some time later if this does not reach it.
         let _ = self.flush();
     }
@@ -152,8 +165,7 @@ impl Core {
         slot.landed = 0;
         slot.checksums.clear();
         slot.failed = None;
-        slot.repeatable = requests.iter().all(Request::repeatable);
-        slot.alters = requests.iter().any(Request::alters);
+        slot.alters = self.options.changes.is_some() && requests.iter().any(Request::alters);
         slot.lock = match *requests {
             [Request::Lock { handle, owner, family, kind, start, length, .. }] => {
                 Some((handle, Lock { family, kind, owner, start, length }))
@@ -174,20 +186,40 @@ impl Core {
         Some(SlotRef { slot: number, sequence })
     }
 
-    /// Takes a slot, for which it waits, and sends a request, unless fewer than `coalesce` messages
-    /// wait to be sent: then it waits with them until somebody waits for an answer.
-    pub(super) fn submit(
+    /// Sends a request and waits until it is over; `look` gets its outcome, if it has one.
+    ///
+    /// A call of one thread on its own takes three locks: that of the state to take a slot and the lead, that of the queue to send,
+    /// and that of the state when the answer has come.
+    pub(super) fn exchange(
         self: &Arc<Self>,
         requests: &[Request<'_>],
         source: Buffer,
         target: Buffer,
-        coalesce: usize,
-    ) -> Result<SlotRef, Error> {
-        let slot = self.submit_if_room(requests, source, target, coalesce, true)?;
-        slot.ok_or(Errno::EAGAIN.into())
+        look: Look<'_>,
+    ) -> Result<(), Error> {
+        let (mut state, slot) =
+            self.fill_when_possible(requests, source, target, true)?.ok_or(Errno::EAGAIN)?;
+        let messages = state.messages(&slot);
+        let measured = state.slots[usize::from(slot.slot)].stamps.is_some();
+        let lead = state.take_lead();
+        drop(state);
+        let Some(receiving) = lead else {
+            self.send_all(messages);
+            self.note_sent(&slot, measured);
+            return self.wait_locked(self.state.lock(), &slot, look).map(drop);
+        };
+        // Not by `send_all`, which waits for a leader to make room.
+        let sent = matches!(self.send_now(messages), Ok(true));
+        self.note_sent(&slot, measured);
+        let wait = match sent {
+            true => Wait::ForNew,
+            false => Wait::For(Some(std::slice::from_ref(&slot))),
+        };
+        self.wait_locked(self.lead(receiving, wait), &slot, look).map(drop)
     }
 
-    /// The same, but `None` when there is no slot and it is not to be waited for.
+    /// Takes a slot, and sends a request, unless fewer than `coalesce` messages wait to be sent: then it waits with them until
+    /// somebody waits for an answer. `None` when there is no slot and it is not to be waited for.
     pub(crate) fn submit_if_room(
         self: &Arc<Self>,
         requests: &[Request<'_>],
@@ -196,6 +228,34 @@ impl Core {
         coalesce: usize,
         waits: bool,
     ) -> Result<Option<SlotRef>, Error> {
+        let Some((mut state, slot)) = self.fill_when_possible(requests, source, target, waits)?
+        else {
+            return Ok(None);
+        };
+        let messages = state.messages(&slot);
+        let measured = state.slots[usize::from(slot.slot)].stamps.is_some();
+        drop(state);
+        if coalesce > 0 {
+            let mut out = self.out.lock();
+            if out.messages.len() + 1 + messages.before.len() < coalesce {
+                messages.queue(&mut out);
+                return Ok(Some(slot));
+            }
+        }
+        self.send_all(messages);
+        self.note_sent(&slot, measured);
+        Ok(Some(slot))
+    }
+
+    /// Takes a slot for a request, for which it waits; the state stays locked. `None` when there is no slot and it is not to be
+    /// waited for.
+    fn fill_when_possible(
+        self: &Arc<Self>,
+        requests: &[Request<'_>],
+        source: Buffer,
+        target: Buffer,
+        waits: bool,
+    ) -> Result<Option<(MutexGuard<'_, State>, SlotRef)>, Error> {
         if source.len() > TRANSFER_BYTES_MAX || target.len() > TRANSFER_BYTES_MAX {
             return Err(Errno::EINVAL.into());
         }
@@ -226,41 +286,29 @@ impl Core {
             return Err(Errno::ESTALE.into());
         }
         let slot = self.fill(&mut state, requests, source, target).ok_or(Errno::EAGAIN)?;
-        let found = &mut state.slots[usize::from(slot.slot)];
-        let (out, measured) = (found.out(slot.slot), found.stamps.is_some());
-        let ahead = found.out_ahead(slot.slot);
-        let releases = state.releases();
-        drop(state);
-        if coalesce > 0 || !releases.is_empty() {
-            let mut queue = self.out.lock();
-            queue.extend(releases);
-            if queue.len() + 1 < coalesce {
-                queue.push_back(out);
-                queue.extend(ahead);
-                return Ok(Some(slot));
-            }
-        }
-        self.send_all(std::iter::once(out).chain(ahead));
+        Ok(Some((state, slot)))
+    }
+
+    /// A request that is measured has left.
+    fn note_sent(&self, slot: &SlotRef, measured: bool) {
         if measured
             && let Some(stamps) = &mut self.state.lock().slots[usize::from(slot.slot)].stamps
         {
             stamps.sent();
         }
-        Ok(Some(slot))
     }
 
     pub(super) fn send(&self, out: Out) {
-        self.send_all([out]);
+        self.send_all(Messages::of(out));
     }
 
-    /// Queues messages and sends what the link takes. What it does not take now, and a broken
+    /// Sends messages, or queues what the link does not take. What it does not take now, and a broken
     /// link, are the business of whoever leads.
-    fn send_all(&self, messages: impl IntoIterator<Item = Out>) {
-        self.out.lock().extend(messages);
-        if matches!(self.flush(), Ok(false)) {
+    fn send_all(&self, messages: Messages) {
+        if matches!(self.send_now(messages), Ok(false)) {
             // Somebody may be leading who sleeps until something comes: wait here for room, while
             // the leader reads, so that both directions go on.
-            while self.state.lock().leader {
+            while self.state.lock().is_led() {
                 let limit = Some(Duration::from_millis(10));
                 let waited = self.link().wait_writable(limit);
                 if waited.is_err() || !matches!(self.flush(), Ok(false)) {
@@ -270,34 +318,53 @@ impl Core {
         }
     }
 
-    /// Sends from the queue without waiting; false when something is left.
+    /// Sends what waits and these messages, without waiting; false when something is left, which is queued.
+    fn send_now(&self, messages: Messages) -> io::Result<bool> {
+        let mut out = self.out.lock();
+        let checked = out.check_link();
+        let mut messages = messages;
+        if out.messages.is_empty() && messages.is_one() && checked.is_ok() {
+            // Nearly always: it would leave the queue at once.
+            let only = &mut messages.message;
+            if let Ok(count) = out.link.send(&only.rest(), &self.counters) {
+                only.done = count;
+                if only.is_sent() {
+                    if let Some((slot, _)) = only.data {
+                        self.part_sent(&mut self.state.lock(), slot);
+                    }
+                    return Ok(true);
+                }
+            }
+        }
+        messages.queue(&mut out);
+        checked?;
+        self.send_queue(&mut out)
+    }
+
+    /// Sends what waits and these messages, as [`Core::send_now`].
+    pub(super) fn send_answers(&self, answers: Vec<Out>) -> io::Result<bool> {
+        self.out.lock().messages.extend(answers);
+        self.flush()
+    }
+
+    /// Sends what waits without waiting; false when something is left.
     pub(crate) fn flush(&self) -> io::Result<bool> {
         let mut out = self.out.lock();
-        if out.is_empty() {
+        if out.messages.is_empty() {
             return Ok(true);
         }
-        // Looked up under the lock of the queue: what waits there belongs to the present link, and
-        // would be lost on one that was replaced meanwhile.
-        let link = self.link();
-        // What a dead server never saw can be asked of the next one; what was sent to it might have been
-        // done. One that ended while nothing was under way is noticed here, without a call for each request.
-        let now = coarse_ms();
-        if now.saturating_sub(self.sent_at.load(Ordering::Relaxed)) > QUIET_MS && link.peer_closed()
-        {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
-        self.sent_at.store(now, Ordering::Relaxed);
-        while !out.is_empty() {
-            let sent = match (out.len(), out.front()) {
-                (1, Some(only)) => link.send(&only.rest(), &self.counters),
-                _ => {
-                    let parts: SmallVec<[&[u8]; 8]> =
-                        out.iter().take(GATHER / 2).flat_map(Out::rest).collect();
-                    link.send(&parts, &self.counters)
-                }
-            };
+        out.check_link()?;
+        self.send_queue(&mut out)
+    }
+
+    fn send_queue(&self, out: &mut Outgoing) -> io::Result<bool> {
+        while !out.messages.is_empty() {
+            let parts: SmallVec<[&[u8]; 8]> =
+                out.messages.iter().take(GATHER / 2).flat_map(Out::rest).collect();
+            let sent = out.link.send(&parts, &self.counters);
+            drop(parts);
             match sent {
-                Ok(count) => self.sent(&mut out, count),
+                Ok(count) => self.sent(&mut out.messages, count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -307,25 +374,28 @@ impl Core {
     }
 
     /// So many bytes of the queue have left.
-    pub(super) fn sent(&self, out: &mut VecDeque<Out>, mut count: usize) {
+    fn sent(&self, messages: &mut VecDeque<Out>, mut count: usize) {
         // Locked once for all of them, and only where there is data.
         let mut state = None;
-        while let Some(front) = out.front_mut() {
+        while let Some(front) = messages.front_mut() {
             let rest: usize = front.rest().iter().map(|part| part.len()).sum();
             if count < rest {
                 front.done += count;
                 return;
             }
             count -= rest;
-            if let Some(Out { data: Some((slot, _)), .. }) = out.pop_front() {
-                let state = state.get_or_insert_with(|| self.state.lock());
-                // A part of a source is sent; a request that was answered meanwhile is over now.
-                let found = &mut state.slots[usize::from(slot)];
-                found.sending = found.sending.saturating_sub(1);
-                if found.sending == 0 {
-                    self.tell(state, slot);
-                }
+            if let Some(Out { data: Some((slot, _)), .. }) = messages.pop_front() {
+                self.part_sent(state.get_or_insert_with(|| self.state.lock()), slot);
             }
+        }
+    }
+
+    /// A part of a source is sent; a request that was answered meanwhile is over now.
+    fn part_sent(&self, state: &mut State, slot: u16) {
+        let found = &mut state.slots[usize::from(slot)];
+        found.sending = found.sending.saturating_sub(1);
+        if found.sending == 0 {
+            self.tell(state, slot);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Waiting for answers: one of the threads that wait receives for all.
 
 use super::completing::Completing;
-use super::{Core, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait};
+use super::{Core, Look, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait};
 use crate::Error;
 use crate::borrow::Borrowed;
 use crate::lent::{Buffer, exclusive};
@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
-use towline_net::{Incoming, Link};
+use towline_net::Incoming;
 use towline_wire::{Header, Kind};
 
 impl Core {
@@ -39,12 +39,24 @@ impl Core {
         slot: &SlotRef,
         outcome: &mut Outcome,
     ) -> Result<Vec<u8>, Error> {
-        let mut state = self.state.lock();
+        self.wait_locked(self.state.lock(), slot, &mut |found| found.move_to(outcome))
+    }
+
+    /// [`Core::wait`] for who has locked the state.
+    pub(super) fn wait_locked<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, State>,
+        slot: &SlotRef,
+        look: Look<'_>,
+    ) -> Result<Vec<u8>, Error> {
         loop {
-            if let Some(finished) = self.take(&mut state, slot, outcome) {
+            if let Some(finished) = self.take(&mut state, slot, look) {
                 self.hand_over(&state);
+                let closes = !state.closing.is_empty();
                 drop(state);
-                self.close_pending();
+                if closes {
+                    self.close_pending();
+                }
                 return finished;
             }
             state = self.advance(state, Some(std::slice::from_ref(slot)));
@@ -67,7 +79,8 @@ impl Core {
                 {
                     state.expect(next);
                 }
-                if let Some(finished) = self.take(&mut state, slot, outcome) {
+                let look = &mut |found: &mut Outcome| found.move_to(outcome);
+                if let Some(finished) = self.take(&mut state, slot, look) {
                     self.hand_over(&state);
                     return (index, finished);
                 }
@@ -88,12 +101,14 @@ impl Core {
         outcome: &mut Outcome,
     ) -> Option<Result<Vec<u8>, Error>> {
         let mut state = self.state.lock();
-        if state.leader {
-            state = self.send_queued(state);
-        } else {
-            state = self.lead(state, Wait::No);
-        }
-        let finished = self.take(&mut state, slot, outcome);
+        state = match state.take_lead() {
+            None => self.send_queued(state),
+            Some(receiving) => {
+                drop(state);
+                self.lead(receiving, Wait::No)
+            }
+        };
+        let finished = self.take(&mut state, slot, &mut |found| found.move_to(outcome));
         if finished.is_none() {
             state.slots[usize::from(slot.slot)].waker = Some(waker.clone());
         }
@@ -103,9 +118,9 @@ impl Core {
 
     /// Receives what is there without waiting, for those who wait for [`Core::fd`] elsewhere.
     pub(crate) fn progress(self: &Arc<Self>) {
-        let state = self.state.lock();
-        if !state.leader {
-            self.hand_over(&self.lead(state, Wait::No));
+        let lead = self.state.lock().take_lead();
+        if let Some(receiving) = lead {
+            self.hand_over(&self.lead(receiving, Wait::No));
         }
     }
 
@@ -137,20 +152,20 @@ impl Core {
         self.slot_free.notify_one();
     }
 
-    /// Takes the outcome of a request that is over, to its place; yields its buffer. Lent data is copied to its place here, by the
+    /// Looks at the outcome of a request that is over, and ends it; yields its buffer. Lent data is copied to its place here, by the
     /// thread that wants it, and the state is unlocked meanwhile.
     pub(super) fn take(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
         slot: &SlotRef,
-        place: &mut Outcome,
+        look: Look<'_>,
     ) -> Option<Result<Vec<u8>, Error>> {
         // Looked up only when there is something: this is asked for each request of a group.
         if !state.parked.is_empty()
             && let Some(finished) = state.parked.remove(slot)
         {
-            return Some(finished.map(|(outcome, buffer)| {
-                *place = outcome;
+            return Some(finished.map(|(mut outcome, buffer)| {
+                look(&mut outcome);
                 buffer
             }));
         }
@@ -185,7 +200,7 @@ impl Core {
                 }
             }
         }
-        Some(self.take_result(state, number, result, place))
+        Some(self.take_result(state, number, result, look))
     }
 
     /// Ends a request with this result, and gives its slot back.
@@ -194,10 +209,12 @@ impl Core {
         state: &mut State,
         number: usize,
         result: Result<(), Error>,
-        place: &mut Outcome,
+        look: Look<'_>,
     ) -> Result<Vec<u8>, Error> {
         let found = &mut state.slots[number];
-        found.outcome.move_to(place);
+        if result.is_ok() {
+            look(&mut found.outcome);
+        }
         // An operation gets its buffer back: that of a read, else that of a write.
         let target = std::mem::replace(&mut found.target, Buffer::none()).into_owned();
         let source = std::mem::replace(&mut found.source, Buffer::none()).into_owned();
@@ -228,7 +245,8 @@ impl Core {
             return false;
         };
         let mut outcome = Outcome::default();
-        let finished = self.take_result(state, number, result, &mut outcome);
+        let look = &mut |found: &mut Outcome| found.move_to(&mut outcome);
+        let finished = self.take_result(state, number, result, look);
         state.parked.insert(reference, finished.map(|buffer| (outcome, buffer)));
         true
     }
@@ -259,11 +277,12 @@ impl Core {
         mut state: MutexGuard<'a, State>,
         slots: Option<&[SlotRef]>,
     ) -> MutexGuard<'a, State> {
-        if !state.leader {
-            return self.lead(state, Wait::For(slots));
+        if let Some(receiving) = state.take_lead() {
+            drop(state);
+            return self.lead(receiving, Wait::For(slots));
         }
         state = self.send_queued(state);
-        if !state.leader || state.is_over(slots) {
+        if !state.is_led() || state.is_over(slots) {
             return state;
         }
         match slots {
@@ -291,7 +310,7 @@ impl Core {
     /// thread that was woken does the same when it stops, so that the lead is never lost, whether
     /// it was woken by this or by its answer.
     pub(super) fn hand_over(&self, state: &State) {
-        if state.leader {
+        if state.is_led() {
             return;
         }
         let sleeper =
@@ -313,33 +332,39 @@ impl Core {
         self.state.lock()
     }
 
-    /// Receives once for all.
+    /// Receives once for all, by whoever took the lead with `receiving`, which goes back.
     pub(super) fn lead<'a>(
         self: &'a Arc<Self>,
-        mut state: MutexGuard<'a, State>,
+        mut receiving: Box<Receiving>,
         wait: Wait<'_>,
     ) -> MutexGuard<'a, State> {
-        state.leader = true;
-        let may_be_nearer = !state.near && state.requested >= self.options.nearer_after;
-        let link = state.link.clone();
-        drop(state);
-        let received = self.receive(&link, wait);
-        match received {
-            Ok(()) if may_be_nearer => self.move_nearer(),
-            Ok(()) => {}
-            Err(error) => self.reconnect(&error),
+        let mut state = match self.receive(&mut receiving, wait) {
+            Ok(state) => state,
+            Err(error) => {
+                self.reconnect(&mut receiving, &error);
+                self.state.lock()
+            }
+        };
+        if !state.near && state.requested >= self.options.nearer_after {
+            drop(state);
+            self.move_nearer(&mut receiving);
+            state = self.state.lock();
         }
-        let mut state = self.state.lock();
-        state.leader = false;
+        state.receiving = Some(receiving);
         state
     }
 
-    pub(super) fn receive(self: &Arc<Self>, link: &Arc<Link>, wait: Wait<'_>) -> io::Result<()> {
-        let mut receiving = self.receiving.lock();
-        let Receiving { input, scratch, spin } = &mut *receiving;
-        let flushed = self.flush()?;
+    /// Receives once; the state stays locked.
+    fn receive<'a>(
+        self: &'a Arc<Self>,
+        receiving: &mut Receiving,
+        wait: Wait<'_>,
+    ) -> io::Result<MutexGuard<'a, State>> {
+        let Receiving { input, scratch, spin, link, bulk } = receiving;
+        let flushed = matches!(wait, Wait::ForNew) || self.flush()?;
         let wait = match wait {
             Wait::No => None,
+            Wait::ForNew => Some(spin),
             Wait::For(_) if !flushed => {
                 link.wait_either(Some(Duration::from_millis(100)))?;
                 None
@@ -348,16 +373,17 @@ impl Core {
             // by another thread: then nothing more may come.
             Wait::For(slots) => (!self.state.lock().is_over(slots)).then_some(spin),
         };
-        let mut sink = Completing::new(self, link.clone());
+        let (link, bulk) = (&*link, *bulk);
+        let mut sink = Completing { core: self, link, state: None, answers: Vec::new(), bulk };
         let incoming = input.receive(link, scratch, wait, &mut sink, &self.counters)?;
-        let answers = sink.into_answers();
+        let Completing { mut state, answers, .. } = sink;
         if !answers.is_empty() {
-            self.out.lock().extend(answers);
-            self.flush()?;
+            drop(state.take());
+            self.send_answers(answers)?;
         }
         match incoming {
             Incoming::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
-            _ => Ok(()),
+            _ => Ok(state.unwrap_or_else(|| self.state.lock())),
         }
     }
 
@@ -368,7 +394,7 @@ impl Core {
                 self.count_change();
             }
             let found = &mut state.slots[slot];
-            if let Some((handle, lock)) = found.lock.take()
+            if let Some((handle, lock)) = found.lock
                 && result.is_ok()
                 && found.outcome.single().is_ok()
             {
