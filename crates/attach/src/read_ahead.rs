@@ -1,4 +1,4 @@
-//! How much of a device the kernel reads ahead of who reads it in order.
+//! How far the kernel reads ahead of sequential readers of a device.
 //!
 //! The kernel does the reading ahead itself, file by file as it sees what is read in order, into its page cache. All
 //! that there is to say is how far: its 128 KiB are for disks of the machine, and leave a remote one waiting for half

@@ -1,4 +1,4 @@
-//! The engine.
+//! The engine of a core's disks: takes requests of every front, works on their fragments, and says what to send.
 
 mod begin;
 mod tell;

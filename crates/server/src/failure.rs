@@ -1,6 +1,6 @@
-//! What a mistake of ours costs that is not in one request: the whole server, told to whoever runs it.
+//! Panics outside of a single request, and event loops that fail: they end the whole server, with an error.
 //!
-//! What a core that panicked left behind nobody knows, and its sessions have no other core. So all cores end, as
+//! The state that a panicked core left behind cannot be trusted, and its sessions have no other core. So all cores end, as
 //! when the server is stopped: clients lose their connections, look for a server anew, and go on with the next one.
 
 use crate::core::Shared;

@@ -1,8 +1,8 @@
-//! What a mistake of ours in one request costs: that request.
+//! Panics in a single request: that request fails, and nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Does a part of one request. `None`: it panicked, which is told; whatever it held is free again, and what
+/// Does a part of one request. `None`: it panicked, which is logged; whatever it held is free again, and what
 /// it changed is as it was left.
 pub(crate) fn guarded<T>(part: impl FnOnce() -> T) -> Option<T> {
     let done = unless_panics(part);

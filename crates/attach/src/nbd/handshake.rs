@@ -1,4 +1,4 @@
-//! The first phase of NBD, from the side of the client: GO, and before it what whoever copies asks for.
+//! The first phase of NBD, from the side of the client: GO, and before it what a copy asks for.
 
 use super::bytes::{be16, be32, be64};
 use crate::{Error, Geometry};

@@ -1,4 +1,4 @@
-//! A small NBD client that keeps some requests under way and notes when what arrived.
+//! A small NBD client that keeps some requests under way and notes when each answer, and its first data, arrived.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};

@@ -1,4 +1,4 @@
-//! Coming and going of NBD connections on a core, and the turns in which they are served.
+//! NBD connections of a core: how they begin and end, and the turns in which they are served.
 
 use super::driver::{CoreDriver, Late};
 use super::in_place;

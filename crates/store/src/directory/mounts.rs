@@ -1,7 +1,7 @@
-//! Whether a tree has file systems in it that ask somebody else: another machine, or another process.
+//! Whether a tree holds file systems that may hang, as they ask another machine (NFS) or another process (FUSE).
 //!
-//! A call on such a file system may wait without end. Which ones do not is a list of those that are
-//! known to need only this kernel and its devices; what is not in it is taken for foreign.
+//! A call on such a file system may wait without end. There is a list of those that need only this
+//! kernel and its devices; all others are taken for ones that may hang.
 
 use super::resolve::proc_path;
 use std::io;

@@ -1,4 +1,4 @@
-//! Which file system cannot tell what a read would wait for.
+//! Which file system does not support reads that fail instead of waiting.
 //!
 //! `preadv2(RWF_NOWAIT)` answers `EOPNOTSUPP` there, tmpfs among them; or `EPERM` where a container forbids it. A file system decides that
 //! for all its files, so what one file has shown spares the next one, opened for a single read,
