@@ -80,7 +80,7 @@ impl Tree {
     fn add(
         &self,
         caller: &Caller,
-        last: &Last,
+        last: &Last<'_>,
         mode: u32,
         rdev: u64,
         content: Content,

@@ -1,6 +1,7 @@
 //! The names in one directory, in an order that stays while names come and go.
 
 use super::inode::Inode;
+use foldhash::fast::RandomState;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ pub(super) struct Entry {
 /// a listing that goes on behind a cookie neither repeats a name nor misses one that was there.
 #[derive(Default)]
 pub(super) struct Names {
-    by_name: HashMap<Arc<[u8]>, (u64, Arc<Inode>)>,
+    by_name: HashMap<Arc<[u8]>, (u64, Arc<Inode>), RandomState>,
     by_cookie: BTreeMap<u64, Entry>,
     cookie_last: u64,
     dead: bool,

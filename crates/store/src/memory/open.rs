@@ -132,7 +132,12 @@ impl Tree {
     }
 
     /// Creates a regular file; nothing when the name exists by now.
-    fn create(&self, caller: &Caller, last: &Last, mode: u32) -> Result<Option<Arc<Inode>>, Errno> {
+    fn create(
+        &self,
+        caller: &Caller,
+        last: &Last<'_>,
+        mode: u32,
+    ) -> Result<Option<Arc<Inode>>, Errno> {
         let name = last.new_name()?;
         let mut names = last.lock_names()?;
         if names.find(name).is_some() {

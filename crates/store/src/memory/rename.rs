@@ -95,8 +95,8 @@ impl Tree {
 /// Locks the names of both directories, an ancestor first. If one is an ancestor of the other,
 /// tells the child of it that leads there: neither end of the rename may be this one.
 fn lock<'a>(
-    from: &'a Last,
-    to: &'a Last,
+    from: &'a Last<'a>,
+    to: &'a Last<'a>,
     same: bool,
 ) -> Result<(Option<Arc<Inode>>, Locked<'a>), Errno> {
     if same {
@@ -123,15 +123,15 @@ fn child_towards(ancestor: &Arc<Inode>, descendant: &Arc<Inode>) -> Option<Arc<I
     None
 }
 
-fn find(locked: &mut Locked<'_>, old: &Name, new: &Name) -> Result<Ends, Errno> {
+fn find(locked: &mut Locked<'_>, old: &Name<'_>, new: &Name<'_>) -> Result<Ends, Errno> {
     let source = locked.from.find(old).cloned().ok_or(Errno::ENOENT)?;
     Ok(Ends { source, target: locked.to().find(new).cloned() })
 }
 
 /// Checks what does not depend on the caller, in the order of Linux.
 fn check_ends(
-    from: &Last,
-    to: &Last,
+    from: &Last<'_>,
+    to: &Last<'_>,
     ends: &Ends,
     trap: Option<&Arc<Inode>>,
     flags: u32,
@@ -161,8 +161,8 @@ fn check_ends(
 
 fn check_permissions(
     caller: &Caller,
-    from: &Last,
-    to: &Last,
+    from: &Last<'_>,
+    to: &Last<'_>,
     source: &Arc<Inode>,
     target: Option<&Arc<Inode>>,
     flags: u32,
@@ -189,7 +189,7 @@ fn check_permissions(
 }
 
 /// Notes that `inode` went from one directory to the other, or got another name.
-fn moved(inode: &Arc<Inode>, from: &Last, to: &Last) {
+fn moved(inode: &Arc<Inode>, from: &Last<'_>, to: &Last<'_>) {
     inode.change(|_, _| ());
     let crossing = !Arc::ptr_eq(&from.directory, &to.directory);
     let links = u32::from(crossing && inode.is_directory());

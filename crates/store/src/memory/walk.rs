@@ -5,6 +5,8 @@ use super::inode::Inode;
 use super::names::Names;
 use super::store::ROOT_NUMBER;
 use crate::Caller;
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 use towline_wire::Errno;
 use towline_wire::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
@@ -12,30 +14,25 @@ use towline_wire::limits::{NAME_BYTES_MAX, PATH_BYTES_MAX};
 /// Most symbolic links in one path, as in Linux.
 const LINKS_MAX: u32 = 40;
 
-/// A name, copied out of its path.
-#[derive(Clone)]
-pub(super) struct Name {
-    length: u8,
-    bytes: [u8; NAME_BYTES_MAX],
-}
+/// A name in its path, or copied out of the target of a link.
+pub(super) struct Name<'a>(Cow<'a, [u8]>);
 
-/// How a path ends. Lives on the stack only, so that walking does not allocate.
-#[allow(clippy::large_enum_variant)]
-pub(super) enum Component {
+/// How a path ends.
+pub(super) enum Component<'a> {
     /// With `.`.
     Dot,
     /// With `..`.
     DotDot,
     /// With a name, which may or may not exist.
-    Name(Name),
+    Name(Name<'a>),
 }
 
 /// The end of a path: the last component is still to be looked up in `directory`.
-pub(super) struct Last {
+pub(super) struct Last<'a> {
     /// Where; it is a directory, and the caller may search it.
     pub(super) directory: Arc<Inode>,
     /// What.
-    pub(super) component: Component,
+    pub(super) component: Component<'a>,
     /// True when slashes follow.
     pub(super) slashes: bool,
     root: u64,
@@ -60,31 +57,33 @@ enum Rest<'a> {
     Target(Arc<Inode>, usize),
 }
 
-impl Name {
-    fn new(bytes: &[u8]) -> Result<Self, Errno> {
-        if bytes.len() > NAME_BYTES_MAX {
-            return Err(Errno::ENAMETOOLONG);
-        }
-        let mut name = Self { length: bytes.len() as u8, bytes: [0; NAME_BYTES_MAX] };
-        name.bytes[..bytes.len()].copy_from_slice(bytes);
-        Ok(name)
-    }
-
+impl Name<'_> {
     /// The name for a new file, which must not have zero bytes.
     pub(super) fn checked(&self) -> Result<&[u8], Errno> {
         if self.contains(&0) { Err(Errno::EINVAL) } else { Ok(self) }
     }
 }
 
-impl std::ops::Deref for Name {
+impl std::ops::Deref for Name<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.length)]
+        &self.0
     }
 }
 
-impl Rest<'_> {
+impl<'a> Rest<'a> {
+    /// Some of its bytes as the last name.
+    fn name(&self, range: Range<usize>) -> Result<Name<'a>, Errno> {
+        if range.len() > NAME_BYTES_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        Ok(Name(match self {
+            Self::Path(bytes) => Cow::Borrowed(&bytes[range]),
+            Self::Target(..) => Cow::Owned(self.bytes()[range].to_vec()),
+        }))
+    }
+
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Path(bytes) => bytes,
@@ -120,7 +119,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes on to the last component.
-    pub(super) fn last(&mut self) -> Result<Last, Errno> {
+    pub(super) fn last(&mut self) -> Result<Last<'a>, Errno> {
         loop {
             let mut rest = std::mem::replace(&mut self.rest, Rest::Path(b""));
             let bytes = rest.bytes();
@@ -141,7 +140,7 @@ impl<'a> Walk<'a> {
                 let component = match component {
                     b"." => Component::Dot,
                     b".." => Component::DotDot,
-                    name => Component::Name(Name::new(name)?),
+                    _ => Component::Name(rest.name(skipped..skipped + end)?),
                 };
                 let directory = self.directory.clone();
                 let slashes = slashes != 0 || self.wants_directory;
@@ -166,7 +165,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes on with the target of a link found as the last component; then [`Walk::last`] again.
-    pub(super) fn follow(&mut self, last: &Last, link: Arc<Inode>) -> Result<(), Errno> {
+    pub(super) fn follow(&mut self, last: &Last<'_>, link: Arc<Inode>) -> Result<(), Errno> {
         check_follow(self.caller, &last.directory, &link)?;
         self.wants_directory |= last.slashes;
         self.enter(link)
@@ -202,7 +201,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl Last {
+impl Last<'_> {
     /// What it names; `ENOENT`.
     pub(super) fn find(&self) -> Result<Arc<Inode>, Errno> {
         match &self.component {
