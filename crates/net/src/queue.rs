@@ -47,6 +47,8 @@ enum Failure {
 }
 
 struct Message {
+    /// Bytes that go before it, of the short ones.
+    short: usize,
     rest: Aggregate,
     failure: Failure,
     /// How many it is.
@@ -64,66 +66,79 @@ impl std::fmt::Debug for Message {
 pub struct SendQueue {
     messages: VecDeque<Message>,
     bytes: u64,
-    /// Behind those.
     short: Short,
     pub(crate) in_place: InPlace,
 }
 
-/// Short messages one after the other, in memory that is used again and again.
+/// Short messages, and the beginnings of others, one after the other, in memory that is used again and again.
 #[derive(Debug, Default)]
 struct Short {
     bytes: Vec<u8>,
     /// Bytes of them that were sent.
     done: usize,
+    /// Where those begin that go behind all other messages, unless they are sent.
+    behind: usize,
+    /// Messages among these.
     messages: u64,
 }
 
 impl Short {
-    fn rest(&self) -> &[u8] {
-        &self.bytes[self.done..]
+    /// Those that go behind all other messages.
+    fn last(&self) -> &[u8] {
+        &self.bytes[self.behind.max(self.done)..]
     }
 
-    /// All of them are sent, or elsewhere.
-    fn clear(&mut self) {
-        (self.done, self.messages) = (0, 0);
-        self.bytes.clear();
-        self.bytes.shrink_to(SHORT_BYTES_KEPT);
+    /// So many more are sent.
+    fn advance(&mut self, count: usize) {
+        self.done += count;
+        if self.done == self.bytes.len() {
+            (self.done, self.behind) = (0, 0);
+            self.bytes.clear();
+            self.bytes.shrink_to(SHORT_BYTES_KEPT);
+        } else if self.done > SHORT_BYTES_KEPT.max(self.bytes.len() / 2) {
+            self.bytes.drain(..self.done);
+            self.behind = self.behind.saturating_sub(self.done);
+            self.done = 0;
+        }
     }
 }
 
 impl SendQueue {
     /// Adds a message of a few hundred bytes at most, which is copied.
-    pub fn push_short(&mut self, message: &[u8]) {
-        self.bytes += message.len() as u64;
-        self.short.bytes.extend_from_slice(message);
+    pub fn push_short(&mut self, parts: [&[u8]; 2]) {
+        self.copy(parts);
         self.short.messages += 1;
     }
 
-    /// Lets another message follow the short ones.
-    fn end_short(&mut self) {
-        if !self.short.rest().is_empty() {
-            let rest = Aggregate::from_vec(self.short.rest().to_vec());
-            // Memory can always be read.
-            let failure = Failure::Told(Box::new(|_| None));
-            self.messages.push_back(Message { rest, failure, count: self.short.messages });
-            self.short.clear();
+    fn copy(&mut self, parts: [&[u8]; 2]) {
+        for part in parts {
+            self.bytes += part.len() as u64;
+            self.short.bytes.extend_from_slice(part);
         }
+    }
+
+    /// Adds a message of which the beginning, a few hundred bytes at most, is copied.
+    pub fn push_begun(&mut self, beginning: [&[u8]; 2], rest: Aggregate, slot: u16, sequence: u32) {
+        self.copy(beginning);
+        self.push(rest, slot, sequence);
     }
 
     /// Adds a message: its header, body and payload already in one aggregate.
     pub fn push(&mut self, message: Aggregate, slot: u16, sequence: u32) {
-        self.end_short();
-        self.bytes += message.len();
-        let failure = Failure::Slot(slot, sequence);
-        self.messages.push_back(Message { rest: message, failure, count: 1 });
+        self.append(message, Failure::Slot(slot, sequence));
     }
 
     /// Adds a message of another protocol; `telling` is asked when bytes of it cannot be read.
     pub fn push_foreign(&mut self, message: Aggregate, telling: Telling) {
-        self.end_short();
-        self.bytes += message.len();
-        let failure = Failure::Told(telling);
-        self.messages.push_back(Message { rest: message, failure, count: 1 });
+        self.append(message, Failure::Told(telling));
+    }
+
+    fn append(&mut self, rest: Aggregate, failure: Failure) {
+        self.bytes += rest.len();
+        let short = self.short.last().len();
+        self.short.behind = self.short.bytes.len();
+        let count = 1 + std::mem::take(&mut self.short.messages);
+        self.messages.push_back(Message { short, rest, failure, count });
     }
 
     /// Bytes waiting.
@@ -171,13 +186,15 @@ impl SendQueue {
         Ok(Flushed::All)
     }
 
-    /// What waits, in order.
+    /// What waits before all short messages, in order.
     pub(crate) fn slices(&self) -> impl Iterator<Item = &Slice> {
-        self.messages.iter().flat_map(|message| message.rest.slices())
+        let messages = self.messages.iter().take_while(|message| message.short == 0);
+        messages.flat_map(|message| message.rest.slices())
     }
 
     fn file_at_front(&self, link: &Link) -> Option<(Segment, u64, u64)> {
-        let slice = self.messages.front()?.rest.slices().next()?;
+        let front = self.messages.front().filter(|message| message.short == 0)?;
+        let slice = front.rest.slices().next()?;
         let by_reference = leaves_by_reference(&slice.segment, slice.length, link);
         by_reference.then(|| (slice.segment.clone(), slice.offset, slice.length))
     }
@@ -245,7 +262,7 @@ impl SendQueue {
                     (told, Failure::Told(Box::new(|_| None)))
                 }
             };
-            let told = Message { rest: Aggregate::from_vec(told), failure, count: 1 };
+            let told = Message { short: 0, rest: Aggregate::from_vec(told), failure, count: 1 };
             self.bytes += told.rest.len();
             // Before the reply, which is what makes the receiver look at the result. When the
             // payload is that of the reply itself, the message comes behind it and is too late;
@@ -256,51 +273,72 @@ impl SendQueue {
     }
 
     fn send_memory(&self, link: &Link, counters: &Counters) -> io::Result<u64> {
+        if self.messages.is_empty() {
+            let sent = link.send_pieces(&[Piece::of(self.short.last())], false, counters);
+            return sent.map(|count| count as u64);
+        }
         let mut pieces: SmallVec<[Piece; 8]> = SmallVec::new();
         let mut more = false;
+        let mut at = self.short.done;
         'gathered: {
-            for slice in self.slices() {
-                let (from, length) = (slice.offset as usize, slice.length as usize);
-                if leaves_by_reference(&slice.segment, slice.length, link) {
-                    more = true;
-                    break 'gathered;
-                }
+            for message in &self.messages {
                 if pieces.len() == PIECES {
                     break 'gathered;
                 }
-                pieces.push(match &slice.segment {
-                    Segment::Host(bytes) => Piece::of(&bytes[from..from + length]),
-                    Segment::Registered(buffer) => Piece::of(&buffer.bytes()[from..from + length]),
-                    Segment::Shared(memory, _) => Piece::shared(memory, from, length),
-                    // Files always leave by reference or by replacement; future kinds are copied.
-                    _ => break 'gathered,
-                });
+                if message.short > 0 {
+                    pieces.push(Piece::of(&self.short.bytes[at..at + message.short]));
+                    at += message.short;
+                }
+                for slice in message.rest.slices() {
+                    let (from, length) = (slice.offset as usize, slice.length as usize);
+                    if leaves_by_reference(&slice.segment, slice.length, link) {
+                        more = true;
+                        break 'gathered;
+                    }
+                    if pieces.len() == PIECES {
+                        break 'gathered;
+                    }
+                    pieces.push(match &slice.segment {
+                        Segment::Host(bytes) => Piece::of(&bytes[from..from + length]),
+                        Segment::Registered(buffer) => {
+                            Piece::of(&buffer.bytes()[from..from + length])
+                        }
+                        Segment::Shared(memory, _) => Piece::shared(memory, from, length),
+                        // Files always leave by reference or by replacement; future kinds are copied.
+                        _ => break 'gathered,
+                    });
+                }
             }
-            if pieces.len() < PIECES && !self.short.bytes.is_empty() {
-                pieces.push(Piece::of(self.short.rest()));
+            let last = self.short.last();
+            if pieces.len() < PIECES && !last.is_empty() {
+                pieces.push(Piece::of(last));
             }
         }
         link.send_pieces(&pieces, more, counters).map(|count| count as u64)
     }
 
-    pub(crate) fn advance(&mut self, mut count: u64, counters: &Counters) {
+    pub(crate) fn advance(&mut self, count: u64, counters: &Counters) {
         self.bytes -= count;
+        let mut count = count;
+        let mut short = 0;
         while let Some(front) = self.messages.front_mut() {
+            let before = count.min(front.short as u64);
+            front.short -= before as usize;
+            short += before;
+            count -= before;
             let whole = front.rest.len();
-            if count < whole {
+            if front.short > 0 || count < whole {
                 front.rest.advance(count);
+                count = 0;
                 break;
             }
             count -= whole;
             let gone = self.messages.pop_front().map_or(0, |message| message.count);
             Counters::add(&counters.messages_sent, gone);
         }
-        if self.messages.is_empty() {
-            self.short.done += count as usize;
-            if self.short.rest().is_empty() {
-                Counters::add(&counters.messages_sent, self.short.messages);
-                self.short.clear();
-            }
+        self.short.advance((short + count) as usize);
+        if self.messages.is_empty() && self.short.bytes.is_empty() {
+            Counters::add(&counters.messages_sent, std::mem::take(&mut self.short.messages));
         }
     }
 }
@@ -331,7 +369,7 @@ mod tests {
         message.append(Segment::File(Arc::new(unreadable.into())), 0, 5);
         let (counters, mut queue) = (Counters::default(), SendQueue::default());
         queue.push(message, 3, 7);
-        queue.push_short(b"next");
+        queue.push_short([b"next", b""]);
         assert!(matches!(queue.flush(&near, &counters).unwrap(), Flushed::All));
         drop(near);
         let mut got = Vec::new();
@@ -360,10 +398,15 @@ mod tests {
                 let long = vec![fill; 5000];
                 sent.extend_from_slice(&long);
                 queue.push(Aggregate::from_vec(long), 0, 0);
+            } else if round % 3 == 1 {
+                let beginning = vec![fill ^ 0x5a; 30 + round as usize % 11];
+                sent.extend_from_slice(&[&beginning[..], &[fill; 7], &[fill; 900]].concat());
+                let rest = Aggregate::from_vec(vec![fill; 900]);
+                queue.push_begun([&beginning, &[fill; 7]], rest, 0, 0);
             } else {
                 let short = vec![fill; 40 + round as usize % 7];
                 sent.extend_from_slice(&short);
-                queue.push_short(&short);
+                queue.push_short([&short, b""]);
             }
             if round % 5 == 0 {
                 // The link holds 256 KiB, and less is taken out of it than goes in.

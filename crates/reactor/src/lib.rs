@@ -189,11 +189,23 @@ impl Reactor {
         }
     }
 
+    /// True when [`Reactor::take_sent`] has something to tell.
+    #[must_use]
+    pub fn has_sent(&self) -> bool {
+        matches!(&self.inner, Inner::Uring(ring) if !ring.sent.is_empty())
+    }
+
     /// Moves what became of sends since the last call to `sent`.
     pub fn take_sent(&mut self, sent: &mut Vec<Sent>) {
         if let Inner::Uring(ring) = &mut self.inner {
             sent.append(&mut ring.sent);
         }
+    }
+
+    /// True when [`Reactor::take_finished`] has something to tell.
+    #[must_use]
+    pub fn has_finished(&self) -> bool {
+        matches!(&self.inner, Inner::Uring(ring) if !ring.finished.is_empty())
     }
 
     /// Moves the transfers that finished since the last call to `finished`.

@@ -26,9 +26,9 @@ impl Callers {
     }
 
     /// The caller for a request that names `uid` and `gid`, on a lane whose peer is `peer`.
-    pub(crate) fn find(&mut self, uid: u32, gid: u32, peer: Option<(u32, u32)>) -> Caller {
+    pub(crate) fn find(&mut self, uid: u32, gid: u32, peer: Option<(u32, u32)>) -> &Caller {
         if !self.identity {
-            return self.own.clone();
+            return &self.own;
         }
         // A local peer that is not root can only be itself.
         let (mut uid, mut gid) = match peer {
@@ -39,7 +39,7 @@ impl Callers {
             (uid, gid) = (NOBODY, NOBODY);
         }
         let new = || Caller { uid, gid, groups: groups_of(uid, gid), enforce: true };
-        self.known.entry((uid, gid)).or_insert_with(new).clone()
+        self.known.entry((uid, gid)).or_insert_with(new)
     }
 }
 

@@ -6,7 +6,7 @@ use crate::exports::Exports;
 use crate::failure::Failure;
 use crate::families::Families;
 use crate::grace::Grace;
-use crate::grants::Served;
+use crate::grants::Running;
 use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
 use crate::native::{self, Taken};
@@ -15,16 +15,16 @@ use crate::nbd::{self, Nbd};
 use crate::pools::Pools;
 use crate::priority::Queue;
 use crate::serving::Serving;
+use crate::sessions::Sessions;
 use crate::stats::{CoreStatistics, Stages};
 use crate::waiting::Waiting;
-use foldhash::fast::RandomState;
 use parking_lot::{Mutex, RwLock};
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use towline_block::Engine;
+use towline_block::{Engine, Moved};
 use towline_mem::Pool;
 use towline_net::address::Listener;
 use towline_net::{Flushed, Incoming, Link, LinkKind, ShmLink, Spin, look_often};
@@ -151,12 +151,13 @@ pub(crate) struct Core {
     pub(crate) lanes: Vec<Option<Lane>>,
     pub(crate) free_lanes: Vec<usize>,
     pub(crate) shm_lanes: Vec<usize>,
-    /// Looked into several times for each request.
-    pub(crate) sessions: HashMap<u64, Served, RandomState>,
+    pub(crate) sessions: Sessions,
     pub(crate) callers: Callers,
     pub(crate) nbd: Nbd,
     /// Moves the bytes of disks, for all fronts.
     pub(crate) engine: Engine<Ticket>,
+    /// What it moved, as the statistics have it.
+    pub(crate) moved_told: Moved,
     /// Transfers that the ring finished; kept for its memory.
     pub(crate) finished: Vec<Finished>,
     /// Work of disks that only pretend to take time.
@@ -174,6 +175,8 @@ pub(crate) struct Core {
     pub(crate) disk_sizes: Vec<(u64, u64)>,
     /// Writes that were taken while they stand in a ring, of the lane that is received from.
     pub(crate) taken: Vec<Taken>,
+    /// Memory of a request that was answered, for the next one.
+    pub(crate) spare: Option<Box<Running>>,
     /// Memory in which messages are put together.
     pub(crate) message: Vec<u8>,
     /// Finished requests, by the tags of their operations, that the statistics do not have yet: all of a turn are told together,
@@ -229,10 +232,11 @@ impl Core {
             lanes: Vec::new(),
             free_lanes: Vec::new(),
             shm_lanes: Vec::new(),
-            sessions: HashMap::default(),
+            sessions: Sessions::default(),
             callers,
             nbd: Nbd::new(),
             engine: Engine::new(disk_limits),
+            moved_told: Moved::default(),
             finished: Vec::new(),
             late: BinaryHeap::new(),
             pool,
@@ -242,6 +246,7 @@ impl Core {
             waiting: Waiting::default(),
             disk_sizes: Vec::new(),
             taken: Vec::new(),
+            spare: None,
             message: Vec::new(),
             recorded: Vec::new(),
             dirty: Vec::new(),
@@ -331,9 +336,10 @@ impl Core {
 
     /// The core ends: nothing that it lets go of may hold it up.
     fn leave(mut self) {
-        for (_, mut served) in std::mem::take(&mut self.sessions) {
+        let mut sessions = std::mem::take(&mut self.sessions);
+        for served in sessions.all_mut() {
             let files = served.session.files.clone();
-            self.close_elsewhere(&mut served, Some(&files));
+            self.close_elsewhere(served, Some(&files));
         }
     }
 
@@ -514,7 +520,7 @@ impl Core {
 
     fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
-        let running = self.sessions.values().any(|s| {
+        let running = self.sessions.all().any(|s| {
             s.disks.is_busy()
                 || !s.away.is_empty()
                 || s.running.iter().flatten().any(|r| r.compound.missing().is_none())

@@ -98,7 +98,7 @@ impl Core {
         running.expected = running.compound.reads();
         let expected = running.expected;
         self.expect(session, |lane| lane.expected += expected);
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let errand = Errand { session, slot, running, store, task };
         // What the processes of a run ask for is done in the order in which they ask: they do not
         // wait for each answer. Other clients wait where order matters to them.
@@ -111,7 +111,7 @@ impl Core {
     }
 
     fn dispatch(&mut self, errand: Errand) {
-        let Some(served) = self.sessions.get_mut(&errand.session) else { return };
+        let Some(served) = self.sessions.get_mut(errand.session) else { return };
         served.away.push(errand.store.clone());
         let low = served.is_low;
         let (shared, files) = (self.shared.clone(), served.session.files.clone());
@@ -126,7 +126,7 @@ impl Core {
         running.stages.storage += took;
         running.stages.disk += took;
         self.forget_expected(session, &mut running);
-        let Some(served) = self.sessions.get_mut(&session) else {
+        let Some(served) = self.sessions.get_mut(session) else {
             // The session has ended meanwhile.
             return self.drop_elsewhere(&store, running);
         };

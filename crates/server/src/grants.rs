@@ -37,7 +37,7 @@ pub(crate) struct Leave {
     pub(crate) given: Instant,
 }
 
-/// A request that waits for something.
+/// A request under way. Its memory is used again for another one.
 pub(crate) struct Running {
     pub(crate) compound: Compound,
     pub(crate) caller: Caller,
@@ -63,6 +63,36 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    /// Of no request yet.
+    pub(crate) fn new(caller: &Caller, now: Instant) -> Self {
+        Self {
+            compound: Compound::default(),
+            caller: caller.clone(),
+            sequence: 0,
+            borrows: false,
+            arrived: now,
+            stages: Stages::default(),
+            grants: VecDeque::new(),
+            granted: 0,
+            data_since: None,
+            expected: 0,
+            meter: None,
+            locking: false,
+            ahead: None,
+            fetched: false,
+        }
+    }
+
+    /// Forgets the request; what every one has of its own stays until it is set anew.
+    pub(crate) fn clear(&mut self) {
+        self.compound.clear();
+        self.stages = Stages::default();
+        self.grants.clear();
+        (self.granted, self.expected) = (0, 0);
+        (self.data_since, self.meter, self.ahead) = (None, None, None);
+        (self.locking, self.fetched) = (false, false);
+    }
+
     /// The next fragment to be granted, if one may be now.
     pub(crate) fn next_grant(&self) -> Option<(u64, usize)> {
         let (done, missing) = self.compound.missing()?;

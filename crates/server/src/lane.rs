@@ -76,6 +76,6 @@ impl Lane {
 
     /// Queues a message that is only a header.
     pub(crate) fn send_header(&mut self, header: &Header) {
-        self.out.push_short(&header.to_bytes());
+        self.out.push_short([&header.to_bytes(), b""]);
     }
 }

@@ -135,7 +135,7 @@ impl Core {
         }
         let mut welcome = handshake::welcome(epoch);
         let known =
-            self.sessions.get_mut(&hello.session).filter(|s| s.session.secret == hello.secret);
+            self.sessions.get_mut(hello.session).filter(|s| s.session.secret == hello.secret);
         let session = if let Some(served) = known {
             served.is_low = hello.want & want::LOW_PRIORITY != 0;
             // The barrier against stragglers: the old lane ends before the new one is served.
@@ -216,7 +216,7 @@ impl Core {
         (welcome.session, welcome.secret) = (id, session.secret);
         let mut served = Served::new(session, index as u64);
         served.is_low = hello.want & want::LOW_PRIORITY != 0;
-        self.sessions.insert(id, served);
+        self.sessions.insert(served);
         self.statistics.sessions.fetch_add(1, Ordering::Relaxed);
         id
     }
@@ -273,7 +273,7 @@ impl Core {
         }
         let Some(lane) = self.drop_lane(index) else { return };
         let Some(id) = lane.session else { return };
-        if let Some(served) = self.sessions.get_mut(&id).filter(|s| s.lane == Some(index as u64)) {
+        if let Some(served) = self.sessions.get_mut(id).filter(|s| s.lane == Some(index as u64)) {
             served.lane = None;
             served.laneless_since = Instant::now();
             self.ticking = true;
@@ -300,14 +300,14 @@ impl Core {
         };
         let ended = |s: &Served| s.lane.is_none() && s.laneless_since.elapsed() > lease(s);
         let ended: Vec<u64> =
-            self.sessions.iter().filter(|(_, s)| ended(s)).map(|(id, _)| *id).collect();
+            self.sessions.all().filter(|s| ended(s)).map(|s| s.session.id).collect();
         for id in ended {
             self.end_session(id);
         }
-        for served in self.sessions.values_mut() {
+        for served in self.sessions.all_mut() {
             served.leave.take_if(|leave| leave.given.elapsed() > kept);
         }
-        self.ticking = self.sessions.values().any(|s| s.lane.is_none() || s.leave.is_some());
+        self.ticking = self.sessions.all().any(|s| s.lane.is_none() || s.leave.is_some());
         if self.index == 0 {
             self.ticking |= self.end_unclaimed();
         }
@@ -338,7 +338,7 @@ impl Core {
     }
 
     pub(crate) fn end_session(&mut self, id: u64) {
-        if let Some(mut served) = self.sessions.remove(&id) {
+        if let Some(mut served) = self.sessions.remove(id) {
             self.statistics.sessions.fetch_sub(1, Ordering::Relaxed);
             if let Some(state) = &self.shared.state {
                 state.end(id);

@@ -1,10 +1,9 @@
 //! A reply as messages: data in fragments, then the results.
 
 use crate::lane::Lane;
-use std::sync::Arc;
 use towline_mem::{Aggregate, Segment};
 use towline_session::slots::Slots;
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES, LISTING_BYTES_MAX};
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, LISTING_BYTES_MAX};
 use towline_wire::{Header, Kind};
 
 /// Largest piece of data that rides in the reply itself. Listings always do.
@@ -15,56 +14,46 @@ fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
     data.len() <= limit as u64 && !file
 }
 
-/// Replies without data up to this length are copied.
+/// Results up to this length are copied.
 const COPIED_BYTES_MAX: usize = 1024;
 
 /// Queues a reply on a lane. The slot is free then; with `remember` it keeps header and results.
 pub(crate) fn send_reply(
-    mut lane: Option<&mut Lane>,
+    lane: Option<&mut Lane>,
     slots: &mut Slots,
     mut header: Header,
-    mut results: Vec<u8>,
+    results: &[u8],
     mut data: Aggregate,
     is_read: bool,
     remember: bool,
 ) {
-    let mut fragments = Vec::new();
-    let mut offset = 0;
+    let (slot, sequence) = (header.slot, header.sequence);
+    let mut sent = 0;
+    let mut out = lane.map(|lane| &mut lane.out);
     while !fits_reply(&data, is_read) {
         let fragment = data.split_to(FRAGMENT_BYTES_MAX as u64);
-        let mut head = Header::new(Kind::Data, header.slot, header.sequence);
-        head.offset = offset;
+        let mut head = Header::new(Kind::Data, slot, sequence);
+        head.offset = sent;
         head.payload_bytes = fragment.len() as u32;
-        offset += fragment.len();
-        fragments.push((head, fragment));
+        sent += fragment.len();
+        if let Some(out) = &mut out {
+            out.push_begun([&head.to_bytes(), b""], fragment, slot, sequence);
+        }
     }
-    if offset > 0 {
-        header.offset = offset;
+    if sent > 0 {
+        header.offset = sent;
     }
     header.payload_bytes = data.len() as u32;
-    // In front of them in their own memory, which has room.
-    let length = results.len();
-    results.resize(length + HEADER_BYTES, 0);
-    results.copy_within(..length, HEADER_BYTES);
-    results[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
-    slots.answer(header.slot, remember.then_some(&results));
-    if let Some(lane) = lane.as_deref_mut()
-        && data.is_empty()
-        && fragments.is_empty()
-        && results.len() <= COPIED_BYTES_MAX
-    {
-        return lane.out.push_short(&results);
-    }
-    let Some(lane) = lane else { return };
-    for (head, mut fragment) in fragments {
-        let head = head.to_bytes().to_vec();
-        let length = head.len() as u64;
-        fragment.prepend(Segment::Host(Arc::new(head)), 0, length);
-        lane.out.push(fragment, header.slot, header.sequence);
-    }
-    let mut message = Aggregate::from_vec(results);
-    if !data.is_empty() {
+    let head = header.to_bytes();
+    slots.answer(slot, remember.then_some([&head, results]));
+    let Some(out) = out else { return };
+    if results.len() > COPIED_BYTES_MAX {
+        let mut message = Aggregate::from_vec(results.to_vec());
         message.concatenate(data);
+        out.push_begun([&head, b""], message, slot, sequence);
+    } else if data.is_empty() {
+        out.push_short([&head, results]);
+    } else {
+        out.push_begun([&head, results], data, slot, sequence);
     }
-    lane.out.push(message, header.slot, header.sequence);
 }

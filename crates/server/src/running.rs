@@ -36,7 +36,7 @@ impl Core {
         slot: u16,
         sequence: u32,
     ) -> Option<Box<Running>> {
-        let place = self.sessions.get_mut(&session)?.running.get_mut(usize::from(slot))?;
+        let place = self.sessions.get_mut(session)?.running.get_mut(usize::from(slot))?;
         place.take_if(|running| running.sequence == sequence)
     }
 
@@ -50,7 +50,7 @@ impl Core {
         mut now: Instant,
     ) {
         loop {
-            let Some(served) = self.sessions.get_mut(&session) else { return };
+            let Some(served) = self.sessions.get_mut(session) else { return };
             let mut files = served.session.files.lock();
             let mut context = Context {
                 files: Table::Held(&mut files),
@@ -64,7 +64,16 @@ impl Core {
             });
             drop(files);
             let start = std::mem::replace(&mut now, Instant::now());
-            running.stages.storage += nanoseconds(now - start);
+            let took = nanoseconds(now - start);
+            running.stages.storage += took;
+            if matches!(step, Step::Finished) {
+                let server = if start == running.arrived {
+                    took
+                } else {
+                    nanoseconds(now - running.arrived)
+                };
+                return self.reply(session, slot, running, now, server);
+            }
             match self.follow(session, slot, running, step, now) {
                 Some(again) => running = again,
                 None => return,
@@ -82,13 +91,14 @@ impl Core {
         step: Step,
         now: Instant,
     ) -> Option<Box<Running>> {
-        let served = self.sessions.get_mut(&session)?;
+        let served = self.sessions.get_mut(session)?;
         running.locking = matches!(step, Step::Lock(..));
         // Who does not come to its data at once asks for it later: what follows it has come and gone by then.
         let ahead = running.ahead.take();
         match step {
             Step::Finished => {
-                self.reply(session, slot, &mut running, now);
+                let server = nanoseconds(now - running.arrived);
+                self.reply(session, slot, running, now, server);
                 return None;
             }
             Step::NeedsData => {
@@ -179,7 +189,7 @@ impl Core {
                 return Some(running);
             }
         }
-        if let Some(served) = self.sessions.get_mut(&session) {
+        if let Some(served) = self.sessions.get_mut(session) {
             served.running[usize::from(slot)] = Some(running);
         }
         None
@@ -196,7 +206,7 @@ impl Core {
             self.expect(session, |lane| lane.granted = lane.granted.saturating_sub(unused));
             return self.drive(session, slot, running, Instant::now());
         }
-        if let Some(served) = self.sessions.get_mut(&session) {
+        if let Some(served) = self.sessions.get_mut(session) {
             self.grant_queue.push(served.is_low, (session, slot));
             served.running[usize::from(slot)] = Some(running);
         }
@@ -210,23 +220,33 @@ impl Core {
 
     /// Changes how much memory the answers that a session's lane waits for will take.
     pub(crate) fn expect(&mut self, session: u64, change: impl FnOnce(&mut Lane)) {
-        let lane = self.sessions.get(&session).and_then(|served| served.lane);
+        let lane = self.sessions.get(session).and_then(|served| served.lane);
         if let Some(Some(lane)) = lane.and_then(|lane| self.lanes.get_mut(lane as usize)) {
             change(lane);
         }
     }
 
-    fn reply(&mut self, session: u64, slot: u16, running: &mut Running, now: Instant) {
-        running.stages.server = nanoseconds(now - running.arrived);
-        let Running { compound, sequence, borrows, stages, meter, fetched, .. } = running;
+    /// Answers a request, which took `server` nanoseconds until `now`.
+    fn reply(
+        &mut self,
+        session: u64,
+        slot: u16,
+        mut running: Box<Running>,
+        now: Instant,
+        server: u64,
+    ) {
+        running.stages.server = server;
+        let Running { compound, sequence, borrows, stages, meter, fetched, .. } = &mut *running;
         self.recorded.push((compound.first_tag(), *stages));
         let is_undecided = compound.is_undecided();
-        let (mut results, mut data, modifies, is_read) = compound.take_reply();
-        self.closing.extend(compound.take_closed());
+        if let Some(closed) = compound.take_closed() {
+            self.closing.push(closed);
+        }
+        let (results, mut data, modifies, is_read) = compound.take_reply();
         if let Some(meter) = meter {
             meter.charge(now, 0, data.len());
         }
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let mut header = Header::new(Kind::Reply, slot, *sequence);
         header.body_bytes = results.len() as u32;
         if is_undecided {
@@ -245,13 +265,15 @@ impl Core {
             && is_read
             && !modifies
             && let Some(loans) = lane.as_mut().and_then(|lane| lane.loans.as_mut())
-            && loans.lend(&mut header, &mut results, &data)
+            && loans.lend(&mut header, results, &data)
         {
             data = Aggregate::new();
         }
         let slots = &mut served.session.slots;
         send_reply(lane, slots, header, results, data, is_read, remember);
         self.dirty.extend(index);
+        running.clear();
+        self.spare = Some(running);
     }
 
     /// Gives buffers to transfers that wait for their data, in turn.
@@ -259,7 +281,7 @@ impl Core {
         // As often as there are fragments that each may have under way: all of them in one turn.
         for _ in 0..GRANTS_MAX * self.grant_queue.len() {
             let Some((low, (session, slot))) = self.grant_queue.pop() else { return };
-            let Some(served) = self.sessions.get_mut(&session) else { continue };
+            let Some(served) = self.sessions.get_mut(session) else { continue };
             let Some(index) = served.lane.map(|lane| lane as usize) else { continue };
             let Some(Some(lane)) = self.lanes.get_mut(index) else { continue };
             let Some(running) = served.running[usize::from(slot)].as_mut() else { continue };

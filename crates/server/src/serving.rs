@@ -6,14 +6,11 @@ use crate::grants::Running;
 use crate::guarded::guarded;
 use crate::handshake;
 use crate::lane::Lane;
-use crate::stats::Stages;
 use crate::waiting::Arrived;
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_mem::Aggregate;
 use towline_net::{Payload, Sink, Target};
-use towline_session::Compound;
 use towline_session::slots::Arrival;
 use towline_store::directory::requests_arrived;
 use towline_wire::header::{data_flag, reply_flag, request_flag};
@@ -43,7 +40,7 @@ impl Serving<'_> {
 
     /// The request on files that a message belongs to.
     fn running(&mut self, session: u64, header: &Header) -> Option<&mut Running> {
-        let served = self.core.sessions.get_mut(&session)?;
+        let served = self.core.sessions.get_mut(session)?;
         let running = served.running.get_mut(usize::from(header.slot))?.as_deref_mut();
         running.filter(|running| running.sequence == header.sequence)
     }
@@ -68,8 +65,9 @@ impl Serving<'_> {
             requests_arrived(arrived);
         }
         let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
-        let Some(served) = self.core.sessions.get_mut(&session) else { return Ok(()) };
+        let Some(served) = self.core.sessions.get_mut(session) else { return Ok(()) };
         lane.ahead = header.flags & request_flag::AHEAD != 0;
+        let is_low = served.is_low;
         let arrival = served.session.slots.arrive(header)?;
         if let Some(loans) = &mut lane.loans {
             loans.take_back(header);
@@ -100,7 +98,7 @@ impl Serving<'_> {
                 let lane = self.index;
                 let at = arrived;
                 let arrived = Arrived { session, lane, header, body, payload, at, may_wait: true };
-                self.core.take_request(&arrived)?;
+                self.core.take_request(&arrived, is_low)?;
             }
         }
         Ok(())
@@ -172,12 +170,16 @@ impl Core {
     /// It is no legal request.
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
         let Arrived { session, lane, header, body, payload, at, .. } = *arrived;
-        let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
-        let is_ahead = header.flags & request_flag::AHEAD != 0;
-        let leave = served.leave.take_if(|_| is_ahead);
+        // One that has to wait does not use it.
+        let leave = match header.flags & request_flag::AHEAD {
+            0 => None,
+            _ => self.sessions.get_mut(session).and_then(|served| served.leave.take()),
+        };
         if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) {
-            // A record of what the slot did before a restart has no use any more.
-            served.session.take_recorded(header.slot);
+            if let Some(served) = self.sessions.get_mut(session) {
+                // A record of what the slot did before a restart has no use any more.
+                served.session.take_recorded(header.slot);
+            }
             return self.disk_request(arrived);
         }
         let meter = self.file_meter(arrived);
@@ -185,32 +187,26 @@ impl Core {
         if meter.as_ref().is_some_and(|meter| self.waits_for(meter, written, arrived)) {
             return Ok(());
         }
-        let Some(served) = self.sessions.get_mut(&session) else { return Ok(()) };
-        let mut compound =
-            Compound::new(header.slot, header.sequence, body, payload, header.offset)?;
+        let Some(served) = self.sessions.get_mut(session) else { return Ok(()) };
+        let peer = self.lanes.get(lane).and_then(|lane| lane.as_ref()?.peer);
+        let caller = self.callers.find(header.word_a, header.word_b, peer);
+        let spare = self.spare.take();
+        let mut running = spare.unwrap_or_else(|| Box::new(Running::new(caller, at)));
+        running.compound.begin(header.slot, header.sequence, body, payload, header.offset)?;
         let recorded = served.session.take_recorded(header.slot);
         if let Some(journal) = &served.session.journal
-            && compound.keep(journal, recorded)
+            && running.compound.keep(journal, recorded)
         {
             self.statistics.replays.fetch_add(1, Ordering::Relaxed);
         }
-        let peer = self.lanes.get(lane).and_then(|lane| lane.as_ref()?.peer);
-        let running = Box::new(Running {
-            compound,
-            caller: self.callers.find(header.word_a, header.word_b, peer),
-            sequence: header.sequence,
-            borrows: header.flags & request_flag::BORROWS != 0,
-            arrived: at,
-            stages: Stages::default(),
-            grants: VecDeque::new(),
-            granted: 0,
-            data_since: None,
-            expected: 0,
-            meter,
-            locking: false,
-            ahead: leave.map(|leave| leave.buffer),
-            fetched: false,
-        });
+        if running.caller != *caller {
+            running.caller = caller.clone();
+        }
+        running.sequence = header.sequence;
+        running.borrows = header.flags & request_flag::BORROWS != 0;
+        running.arrived = at;
+        running.meter = meter;
+        running.ahead = leave.map(|leave| leave.buffer);
         self.drive(session, header.slot, running, at);
         Ok(())
     }

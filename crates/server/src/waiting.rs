@@ -144,8 +144,11 @@ impl Core {
     ///
     /// # Errors
     /// It is no legal request.
-    pub(crate) fn take_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
-        let is_low = self.sessions.get(&arrived.session).is_some_and(|served| served.is_low);
+    pub(crate) fn take_request(
+        &mut self,
+        arrived: &Arrived<'_>,
+        is_low: bool,
+    ) -> Result<(), ProtocolError> {
         if is_low {
             self.waiting.low.push_back(arrived.keep());
             return Ok(());
@@ -161,7 +164,7 @@ impl Core {
 
     /// The answer of a request can be sent now, or it cannot be sent at all.
     fn has_room(&self, session: u64) -> bool {
-        let lane = self.sessions.get(&session).and_then(|served| served.lane);
+        let lane = self.sessions.get(session).and_then(|served| served.lane);
         let lane = lane.and_then(|lane| self.lanes.get(lane as usize)?.as_ref());
         lane.is_none_or(|lane| !lane.is_full())
     }
@@ -198,7 +201,7 @@ impl Core {
     /// Begins what has waited, unless it may wait still.
     pub(crate) fn begin_kept(&mut self, kept: Kept, may_wait: bool) {
         let Kept { session, header, body, payload, at } = kept;
-        let lane = self.sessions.get(&session).and_then(|served| served.lane);
+        let lane = self.sessions.get(session).and_then(|served| served.lane);
         let Some(lane) = lane.map(|lane| lane as usize) else { return };
         let (header, body, payload) = (&header, &body[..], &payload[..]);
         self.closing.clear();
@@ -212,7 +215,7 @@ impl Core {
     /// The lane of a session ends: what was asked by a process of a run is done although it may have been killed, as it relies
     /// on it. Others ask again.
     pub(crate) fn begin_all_of(&mut self, session: u64) {
-        if !self.sessions.get(&session).is_some_and(|served| served.session.family) {
+        if !self.sessions.get(session).is_some_and(|served| served.session.family) {
             return;
         }
         for kept in self.waiting.take_all(session) {
@@ -249,7 +252,7 @@ impl Core {
     /// The same for a request to a disk.
     pub(crate) fn throttle_disk(&mut self, request: &Request<'_>, arrived: &Arrived<'_>) -> bool {
         let disk = request.disk();
-        let served = self.sessions.get(&arrived.session);
+        let served = self.sessions.get(arrived.session);
         let meter = served.zip(disk).and_then(|(served, disk)| served.disks.meter(disk));
         meter.is_some_and(|meter| self.waits_for(&meter, bytes_of(request), arrived))
     }
@@ -261,7 +264,7 @@ impl Core {
         if !exports.are_limited() {
             return None;
         }
-        let served = self.sessions.get_mut(&arrived.session)?;
+        let served = self.sessions.get_mut(arrived.session)?;
         let terms = match Operations::of(arrived.body).next()?.ok()? {
             Request::Attach { name } | Request::Reclaim { export: name, .. } => {
                 exports.find(name.split(|byte| *byte == b'/').next()?)?.1

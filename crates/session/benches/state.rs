@@ -66,7 +66,7 @@ impl Bench {
         let context = &mut Context { files, exports, caller, session: 1 };
         while !matches!(compound.run(context), Step::Finished) {}
         let (results, ..) = compound.take_reply();
-        let replies = towline_wire::reply::parse_results(&results).unwrap();
+        let replies = towline_wire::reply::parse_results(results).unwrap();
         match replies[..] {
             [.., Reply::Failed { errno }] => panic!("errno {errno}"),
             [Reply::Opened { handle, .. }, ..] => handle,

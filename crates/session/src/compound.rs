@@ -8,7 +8,7 @@ mod operations;
 mod writing;
 
 use crate::Exports;
-use crate::files::{Opened, Table};
+use crate::files::{Found, Opened, Table};
 use crate::locks::{FileKey, Owner, Range, Waiter};
 use once::Pen;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use towline_wire::request::{CURRENT, Operations};
 use towline_wire::{Attr, Errno, ProtocolError, Reply, Request};
 use writing::Writing;
 
-/// Room for the results of most requests, and for a header before them.
-const RESULTS_BYTES: usize = 192;
+/// Memory of a request, and of its results, that is kept for the next one.
+const KEPT_BYTES: usize = 4096;
 
 /// Work for a thread that may block.
 pub type Blocking = Box<dyn FnOnce() -> BlockingResult + Send>;
@@ -81,7 +81,8 @@ pub struct Context<'a> {
     pub session: u64,
 }
 
-/// A request being executed.
+/// A request being executed. Its memory can be used again for another one.
+#[derive(Default)]
 pub struct Compound {
     body: Vec<u8>,
     /// Payload that came with the request.
@@ -122,7 +123,7 @@ impl Compound {
     /// A request as received. `offered` bytes of its write will come in data messages.
     ///
     /// # Errors
-    /// The body is no legal sequence of operations, or its write and the bytes do not match.
+    /// As [`Compound::begin`].
     pub fn new(
         slot: u16,
         sequence: u32,
@@ -130,6 +131,24 @@ impl Compound {
         payload: &[u8],
         offered: u64,
     ) -> Result<Self, ProtocolError> {
+        let mut compound = Self::default();
+        compound.begin(slot, sequence, body, payload, offered)?;
+        Ok(compound)
+    }
+
+    /// As [`Compound::new`], in one that is new or was [cleared](Compound::clear).
+    ///
+    /// # Errors
+    /// The body is no legal sequence of operations, or its write and the bytes do not match.
+    pub fn begin(
+        &mut self,
+        slot: u16,
+        sequence: u32,
+        body: &[u8],
+        payload: &[u8],
+        offered: u64,
+    ) -> Result<(), ProtocolError> {
+        debug_assert!(self.body.is_empty() && self.results.is_empty(), "another request's");
         let wrong = |what| Err(ProtocolError { what, at: 0 });
         let (mut operations, mut modifies) = (0, false);
         let (mut written, mut read) = (None, None);
@@ -159,30 +178,24 @@ impl Compound {
         if (offered > 0 && !payload.is_empty()) || length != offered + payload.len() as u64 {
             return wrong("write does not match the bytes sent or offered");
         }
-        Ok(Self {
-            body: body.to_vec(),
-            payload: payload.to_vec(),
-            offered,
-            index: 0,
-            at: 0,
-            after: 0,
-            results: Vec::with_capacity(RESULTS_BYTES),
-            data: Aggregate::new(),
-            data_of_file: false,
-            current: None,
-            modifies,
-            failed: false,
-            write: None,
-            slot,
-            sequence,
-            operations,
-            left_open: 0,
-            pen: None,
-            undecided: false,
-            elsewhere: None,
-            reads: read.unwrap_or(0).into(),
-            closed: None,
-        })
+        self.body.extend_from_slice(body);
+        self.payload.extend_from_slice(payload);
+        (self.slot, self.sequence) = (slot, sequence);
+        (self.operations, self.modifies) = (operations, modifies);
+        (self.offered, self.reads) = (offered, read.unwrap_or(0).into());
+        Ok(())
+    }
+
+    /// Forgets the request, and keeps its memory.
+    pub fn clear(&mut self) {
+        let kept = |memory: &mut Vec<u8>| {
+            let mut memory = std::mem::take(memory);
+            memory.clear();
+            memory.shrink_to(KEPT_BYTES);
+            memory
+        };
+        let (body, payload) = (kept(&mut self.body), kept(&mut self.payload));
+        *self = Self { body, payload, results: kept(&mut self.results), ..Self::default() };
     }
 
     /// True when its reply has to be remembered.
@@ -230,9 +243,9 @@ impl Compound {
     /// What the client gets: encoded results and data; whether the reply has to be remembered, and
     /// whether the data are a file's (which come in fragments, unlike listings).
     #[must_use]
-    pub fn take_reply(&mut self) -> (Vec<u8>, Aggregate, bool, bool) {
-        let results = std::mem::take(&mut self.results);
-        (results, std::mem::take(&mut self.data), self.modifies, self.data_of_file)
+    pub fn take_reply(&mut self) -> (&mut Vec<u8>, Aggregate, bool, bool) {
+        let data = std::mem::take(&mut self.data);
+        (&mut self.results, data, self.modifies, self.data_of_file)
     }
 
     fn result(&mut self, reply: &Reply<'_>) {
@@ -280,7 +293,7 @@ impl Compound {
         if handle == CURRENT { self.current.ok_or(Errno::EBADF) } else { Ok(handle) }
     }
 
-    fn at(&mut self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
+    fn at<'c>(&mut self, context: &'c Context<'_>, handle: u64) -> Result<Found<'c>, Errno> {
         let opened = context.files.find(self.handle(handle)?)?;
         self.reach(context, &opened.store)?;
         Ok(opened)
@@ -297,7 +310,7 @@ impl Compound {
     }
 
     fn writable_at(&mut self, context: &Context<'_>, handle: u64) -> Result<Opened, Errno> {
-        let opened = self.at(context, handle)?;
+        let opened = self.at(context, handle)?.into_owned();
         if opened.terms.read_only {
             return Err(Errno::EROFS);
         }

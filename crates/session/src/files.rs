@@ -1,6 +1,7 @@
 //! The open files of a session, by handle.
 
 use parking_lot::Mutex;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use towline_store::{FileStore, OpenFile};
@@ -22,10 +23,10 @@ impl Table<'_> {
     }
 
     /// The file with this handle, as by [`Files::find`].
-    pub(crate) fn find(&self, handle: u64) -> Result<Opened, Errno> {
+    pub(crate) fn find(&self, handle: u64) -> Result<Found<'_>, Errno> {
         match self {
-            Self::Held(files) => files.find(handle).cloned(),
-            Self::Shared(files) => files.lock().find(handle).cloned(),
+            Self::Held(files) => files.find(handle).map(Cow::Borrowed),
+            Self::Shared(files) => files.lock().find(handle).cloned().map(Cow::Owned),
         }
     }
 
@@ -45,6 +46,9 @@ impl Table<'_> {
         }
     }
 }
+
+/// An open file of a [`Table`]: where that is held it need not be counted who has the file.
+pub(crate) type Found<'a> = Cow<'a, Opened>;
 
 /// Open files, of one session or of all of a family.
 pub type SharedFiles = Arc<Mutex<Files>>;

@@ -96,13 +96,16 @@ impl Slots {
 
     /// Notes that a slot's request was answered, with the reply if repeating the request would
     /// yield another one.
-    pub fn answer(&mut self, slot: u16, reply: Option<&[u8]>) {
+    pub fn answer(&mut self, slot: u16, reply: Option<[&[u8]; 2]>) {
         let slot = &mut self.0[usize::from(slot)];
         slot.state = State::Answered;
         slot.reply.clear();
-        slot.reply.extend_from_slice(
-            reply.filter(|reply| reply.len() <= REPLAY_BYTES_MAX).unwrap_or_default(),
-        );
+        if let Some([header, results]) = reply
+            && header.len() + results.len() <= REPLAY_BYTES_MAX
+        {
+            slot.reply.extend_from_slice(header);
+            slot.reply.extend_from_slice(results);
+        }
     }
 
     /// True while the slot's request with this sequence number is being executed.
@@ -127,7 +130,7 @@ mod tests {
         let mut slots = Slots::default();
         assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Execute));
         assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Running));
-        slots.answer(3, Some(b"reply"));
+        slots.answer(3, Some([b"re", b"ply"]));
         assert_eq!(slots.arrive(&request(1)), Ok(Arrival::Replay(b"reply".to_vec())));
         assert_eq!(slots.arrive(&request(2)), Ok(Arrival::Execute));
         slots.answer(3, None);
@@ -139,7 +142,7 @@ mod tests {
         let mut slots = Slots::default();
         assert!(slots.arrive(&request(1)).is_ok());
         assert!(slots.arrive(&request(2)).is_err(), "the slot is busy");
-        slots.answer(3, Some(b""));
+        slots.answer(3, Some([b"", b""]));
         assert!(slots.arrive(&request(3)).is_err());
         assert!(slots.arrive(&request(2)).is_ok());
     }

@@ -61,7 +61,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The next `count` bytes.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, count: usize) -> Result<&'a [u8], ProtocolError> {
         let rest = &self.bytes[self.at..];
         if rest.len() < count {
@@ -88,7 +88,8 @@ macro_rules! number_fields {
                 out.extend_from_slice(&self.to_le_bytes());
             }
 
-            #[inline]
+            // Else each number travels through memory, with room for an error.
+            #[inline(always)]
             fn decode(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
                 let mut bytes = [0; size_of::<$number>()];
                 bytes.copy_from_slice(reader.take(size_of::<$number>())?);
@@ -107,7 +108,7 @@ impl<'a> Field<'a> for &'a [u8] {
         out.extend_from_slice(self);
     }
 
-    #[inline]
+    #[inline(always)]
     fn decode(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
         let length = u32::decode(reader)? as usize;
         reader.take(length)

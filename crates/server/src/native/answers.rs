@@ -42,7 +42,7 @@ impl Core {
 
     /// The read of this tag, unless its lane is gone.
     fn reading(&mut self, tag: Tag) -> Option<&mut super::Under> {
-        let served = self.sessions.get_mut(&tag.session)?;
+        let served = self.sessions.get_mut(tag.session)?;
         let lane = self.lanes.get(served.lane? as usize)?.as_ref()?;
         if lane.reads != Some(tag.owner) {
             return None;
@@ -67,7 +67,7 @@ impl Core {
             // All of it: it comes with the reply.
             return self.finish_read(tag, bytes, last);
         }
-        let index = self.sessions.get(&session).and_then(|served| served.lane);
+        let index = self.sessions.get(session).and_then(|served| served.lane);
         let Some(index) = index.map(|index| index as usize) else { return };
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         let mut header = Header::new(MessageKind::Data, slot, sequence);
@@ -103,7 +103,7 @@ impl Core {
     /// A read whose data comes with the reply.
     fn finish_read(&mut self, tag: Tag, data: Aggregate, times: Option<Times>) {
         let Tag { session, slot, sequence, .. } = tag;
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.take(slot, sequence) else { return };
         served.session.slots.answer(slot, None);
         let index = served.lane.map(|lane| lane as usize);
@@ -132,7 +132,7 @@ impl Core {
                 return self.finish_disk_request(session, slot, sequence, Err(error), Some(times));
             }
         };
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.take(slot, sequence) else { return };
         let extents: Vec<DiskExtent> =
             list.iter().map(|s| DiskExtent { length: s.length, flags: s.flags }).collect();
@@ -151,7 +151,7 @@ impl Core {
         result: io::Result<()>,
         times: Option<Times>,
     ) {
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.take(slot, sequence) else { return };
         let mut data = 0;
         let failed = match &under.kind {
@@ -188,7 +188,7 @@ impl Core {
         reply: &Reply<'_>,
         remember: bool,
     ) {
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let mut message = std::mem::take(&mut self.message);
         let mut header = Header::new(MessageKind::Reply, slot, sequence);
         self.shared.sign(&mut header, server_ns);
@@ -196,10 +196,10 @@ impl Core {
         // The answer to a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);
         if let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) {
-            lane.out.push_short(&message);
+            lane.out.push_short([&message, b""]);
             self.dirty.extend(index);
         }
-        served.session.slots.answer(slot, remember.then_some(&message));
+        served.session.slots.answer(slot, remember.then_some([&message, b""]));
         self.message = message;
     }
 

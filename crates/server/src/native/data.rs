@@ -13,7 +13,7 @@ impl Core {
     pub(crate) fn grant_disks(&mut self) {
         for _ in 0..GRANTS_MAX * self.disk_grants.len() {
             let Some((low, (session, slot))) = self.disk_grants.pop() else { return };
-            let Some(served) = self.sessions.get_mut(&session) else { continue };
+            let Some(served) = self.sessions.get_mut(session) else { continue };
             let index = served.lane.map(|lane| lane as usize);
             let Some(Some(under)) = served.disks.requests.get_mut(usize::from(slot)) else {
                 continue;
@@ -89,7 +89,7 @@ impl Core {
 
     /// A write waits for grants.
     pub(crate) fn queue_disk_write(&mut self, session: u64, slot: u16) {
-        let is_low = self.sessions.get(&session).is_some_and(|served| served.is_low);
+        let is_low = self.sessions.get(session).is_some_and(|served| served.is_low);
         self.disk_grants.push(is_low, (session, slot));
     }
 
@@ -110,7 +110,7 @@ impl Core {
         done: usize,
         rest: usize,
     ) -> Option<Target<'_>> {
-        let served = self.sessions.get_mut(&session)?;
+        let served = self.sessions.get_mut(session)?;
         let Kind::Write(write) = &mut served.disks.find(header.slot, header.sequence)?.kind else {
             return None;
         };
@@ -131,7 +131,7 @@ impl Core {
 
     /// So many bytes were put where [`Core::disk_place`] said.
     pub(crate) fn disk_placed(&mut self, session: u64, header: &Header, count: usize) {
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
         let Kind::Write(write) = &mut under.kind else { return };
         let Some(grant) = write.grants.front_mut() else { return };
@@ -152,7 +152,7 @@ impl Core {
         header: &Header,
     ) -> Result<bool, ProtocolError> {
         let wrong = |what| Err(ProtocolError { what, at: 0 });
-        let Some(served) = self.sessions.get_mut(&session) else { return Ok(false) };
+        let Some(served) = self.sessions.get_mut(session) else { return Ok(false) };
         let Some(under) = served.disks.find(header.slot, header.sequence) else {
             return Ok(false);
         };
@@ -199,7 +199,7 @@ impl Core {
 
     /// What came differs from what was sent: nothing more of it is written.
     fn refuse_data(&mut self, session: u64, index: usize, header: &Header) {
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
         let Kind::Write(write) = &mut under.kind else { return };
         log::warn!(
@@ -222,7 +222,7 @@ impl Core {
     /// was granted will come anew.
     pub(crate) fn suspend_disks(&mut self, session: u64) {
         let waited = self.waiting.forget(session);
-        let Some(served) = self.sessions.get_mut(&session) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
         for slot in waited {
             served.session.slots.answer(slot, None);
         }

@@ -58,7 +58,7 @@ impl Core {
     pub(crate) fn expect_disk_request(&self, session: u64, body: &[u8]) {
         if let Some(Plain { disk, offset, length }) = Plain::of(body)
             && let Some(Open { disk, .. }) =
-                self.sessions.get(&session).and_then(|served| served.disks.open.get(&disk))
+                self.sessions.get(session).and_then(|served| served.disks.open.get(&disk))
             && within(disk, offset, length, Errno::EINVAL).is_ok()
             && let Some((memory, at)) = disk.store.landing(offset, length)
         {
@@ -90,7 +90,7 @@ impl Core {
         let write = Plain::of(body)?;
         let Plain { disk, offset, length } = write;
         let lane = self.lanes.get_mut(lane)?.as_mut()?;
-        let Served { session, disks, is_low, .. } = self.sessions.get_mut(&session)?;
+        let Served { session, disks, is_low, .. } = self.sessions.get_mut(session)?;
         let Open { disk, meter } = disks.open.get(&disk)?;
         let is_plain = length == bytes as u64
             && header.offset == 0
@@ -130,7 +130,7 @@ impl Core {
         since: Instant,
     ) {
         let mut taken = std::mem::take(&mut self.taken);
-        let found = self.sessions.get_mut(&session).zip(self.lanes.get_mut(lane));
+        let found = self.sessions.get_mut(session).zip(self.lanes.get_mut(lane));
         let Some((served, Some(lane_of))) = found else { return };
         for (taken, payload) in taken.iter_mut().zip(payloads) {
             let Plain { disk, offset, length } = taken.write;
@@ -152,8 +152,8 @@ impl Core {
                 false => Reply::Failed { errno: Errno::EIO.0 },
             };
             put_together(&mut self.message, reply, &stored);
-            lane_of.out.push_short(&self.message);
-            served.session.slots.answer(slot, Some(&self.message));
+            lane_of.out.push_short([&self.message, b""]);
+            served.session.slots.answer(slot, Some([&self.message, b""]));
             self.recorded.push((operation, Stages { server, ..Stages::default() }));
         }
         self.taken = taken;

@@ -91,7 +91,7 @@ impl Core {
         request: &Request<'_>,
         arrived: &Arrived<'_>,
     ) -> Result<Begun<'static>, Errno> {
-        let Some(served) = self.sessions.get_mut(&arrived.session) else { return Ok(Begun::Goes) };
+        let Some(served) = self.sessions.get_mut(arrived.session) else { return Ok(Begun::Goes) };
         match *request {
             Request::DiskOpen { disk: number, name } => {
                 let disk = self.shared.disks.disk(name).ok_or(Errno::ENOENT)?;
@@ -216,14 +216,14 @@ impl Core {
             epoch: disk.epoch(),
             kind,
         };
-        if let Some(served) = self.sessions.get_mut(&arrived.session) {
+        if let Some(served) = self.sessions.get_mut(arrived.session) {
             served.disks.put(arrived.header.slot, under);
         }
     }
 
     /// Who owns the changes of a session.
     fn session_owner(&mut self, session: u64) -> Option<OwnerKey> {
-        let Served { disks: SessionDisks { owner, .. }, .. } = self.sessions.get_mut(&session)?;
+        let Served { disks: SessionDisks { owner, .. }, .. } = self.sessions.get_mut(session)?;
         Some(*owner.get_or_insert_with(|| self.engine.add_owner()))
     }
 
@@ -280,7 +280,7 @@ impl Core {
 
     /// The answer to a read is on its lane.
     fn answered(&mut self, arrived: &Arrived<'_>) {
-        if let Some(served) = self.sessions.get_mut(&arrived.session) {
+        if let Some(served) = self.sessions.get_mut(arrived.session) {
             served.session.slots.answer(arrived.header.slot, None);
         }
         self.dirty.push(arrived.lane);
@@ -315,7 +315,7 @@ impl Core {
             let server = elapsed_ns(arrived.at);
             self.shared.sign(&mut reply, server);
             message[..HEADER_BYTES].copy_from_slice(&reply.to_bytes());
-            lane.out.push_short(&message);
+            lane.out.push_short([&message, b""]);
             let stages = Stages { server, ..Stages::default() };
             self.recorded.push((arrived.body[0], stages));
         }

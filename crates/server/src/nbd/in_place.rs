@@ -62,6 +62,9 @@ impl Core {
 
     /// Handles what became of sends in place.
     pub(crate) fn finish_sends(&mut self) {
+        if !self.reactor.has_sent() {
+            return;
+        }
         let mut told = std::mem::take(&mut self.nbd.in_place.told);
         self.reactor.take_sent(&mut told);
         for sent in told.drain(..) {

@@ -93,6 +93,9 @@ impl Core {
 
     /// Tells the engine of transfers that the ring finished.
     pub(crate) fn finish_transfers(&mut self) {
+        if !self.reactor.has_finished() {
+            return;
+        }
         let mut finished = std::mem::take(&mut self.finished);
         self.reactor.take_finished(&mut finished);
         for done in finished.drain(..) {
@@ -131,10 +134,20 @@ impl Core {
         engine.finished(token, result, buffer, &mut driver);
     }
 
+    /// Something is to be begun for disks, or to be told of them.
+    fn has_disk_work(&self) -> bool {
+        self.engine.has_work()
+            || self.engine.is_starved()
+            || !self.disk_grants.is_empty()
+            || !self.dirty.is_empty()
+            || self.nbd.has_work()
+    }
+
     /// The end of a turn: fragments are begun and sent, as long as one leads to the other.
     pub(crate) fn turn_disks(&mut self, scratch: &mut [u8]) {
         self.disk_sizes.clear();
-        for round in 0..ROUNDS_MAX {
+        let rounds = if self.has_disk_work() { ROUNDS_MAX } else { 0 };
+        for round in 0..rounds {
             self.grant_disks();
             let (engine, mut driver) = self.engine_and_driver();
             engine.pump(&mut driver);
@@ -179,7 +192,10 @@ impl Core {
                 self.receive_nbd(index, scratch);
             }
         }
-        self.statistics.publish_moved(self.engine.moved());
+        if self.engine.moved() != self.moved_told {
+            self.moved_told = self.engine.moved();
+            self.statistics.publish_moved(self.moved_told);
+        }
         // What the last round began to answer.
         for index in std::mem::take(&mut self.nbd.dirty) {
             self.flush_nbd(index);

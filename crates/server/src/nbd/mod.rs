@@ -54,6 +54,14 @@ impl Nbd {
         !self.resumable.is_empty()
     }
 
+    /// A lane is to be looked at.
+    fn has_work(&self) -> bool {
+        !self.dirty.is_empty()
+            || !self.resumable.is_empty()
+            || !self.throttled.is_empty()
+            || !self.starving.is_empty()
+    }
+
     /// Somebody waits for memory: those who hold it without using it have to be found.
     pub(crate) fn is_starving(&self) -> bool {
         !self.starving.is_empty()

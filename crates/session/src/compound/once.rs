@@ -176,7 +176,7 @@ impl Compound {
         match (*request, reply) {
             (_, Reply::Failed { errno }) => return Err(Errno(*errno)),
             (Request::Open { base, flags, path, .. }, Reply::Opened { attr, .. }) => {
-                let at = self.at(context, base)?;
+                let at = self.at(context, base)?.into_owned();
                 self.open_again(context, at, path, flags, attr.inode)?;
             }
             (Request::Close { handle }, _) if handle != CURRENT => {

@@ -43,7 +43,7 @@ impl Compound {
                 refuse_changes(at.terms.read_only, flags)?;
                 let how = OpenHow { flags, mode };
                 if open_flag::creates_exclusively(flags) {
-                    let change = Change::open(at, path, flags);
+                    let change = Change::open(at.into_owned(), path, flags);
                     return self.change(context, change, |store, (at, _)| {
                         let (file, attr) = store.open(caller, at, how)?;
                         Ok(Outcome::Opened(file, attr))
@@ -52,8 +52,8 @@ impl Compound {
                 if flags & (open_flag::CREATE | open_flag::TRUNCATE) != 0 {
                     self.changes(&*at.store);
                 }
-                let Opened { store, file, terms, .. } = at;
-                let (file, attr) = store.open(caller, (&*file, path), how)?;
+                let (file, attr) = at.store.open(caller, (&*at.file, path), how)?;
+                let (store, terms) = (at.store.clone(), at.terms);
                 self.opened(context, Opened { store, file, terms, flags }, None, attr)?;
             }
             Request::Reclaim { handle, flags, inode, export, path } => {
@@ -78,9 +78,9 @@ impl Compound {
             Request::Close { handle } => {
                 let of_this = handle == CURRENT;
                 let handle = self.handle(handle)?;
+                self.at(context, handle)?;
                 // Closed at the end of this, unless another request still uses it.
-                let opened = self.at(context, handle)?;
-                context.files.with(|files| files.remove(handle))?;
+                let opened = context.files.with(|files| files.remove(handle))?;
                 if !context.files.may_wait() && opened.flags & ACCESS_MODE == 0 {
                     self.closed = Some(opened);
                 }
@@ -139,6 +139,7 @@ impl Compound {
                         // Other reads refer to the page cache, or are small.
                         let direct = opened.flags & open_flag::DIRECT != 0;
                         let copied = if direct { length as u64 } else { 0 };
+                        let opened = opened.into_owned();
                         let store = opened.store.clone();
                         let work = Box::new(move || {
                             let result = match opened.file.read(offset, length, true) {
@@ -230,7 +231,7 @@ impl Compound {
                 self.result(&Reply::FileSystem { statfs });
             }
             Request::Sync { handle, kind } => {
-                let opened = self.at(context, handle)?;
+                let opened = self.at(context, handle)?.into_owned();
                 let store = waiting_store(&opened);
                 return Ok(self.blocking(store, move || match kind {
                     sync_kind::DATA => opened.file.sync(false).map(|()| Value::Done),
@@ -255,7 +256,7 @@ impl Compound {
                 self.result(&Reply::Bytes { value: &value });
             }
             Request::CopyRange { handle, offset, new_handle, new_offset, length } => {
-                let from = self.at(context, handle)?;
+                let from = self.at(context, handle)?.into_owned();
                 let to = self.writable_at(context, new_handle)?;
                 same_store(&from, &to)?;
                 let store = from.store.clone();

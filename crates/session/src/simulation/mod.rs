@@ -218,8 +218,9 @@ impl Server {
         }
         self.undecided += u64::from(compound.is_undecided());
         let (results, data, modifies, _) = compound.take_reply();
+        let results = std::mem::take(results);
         let kept = modifies && data.is_empty();
-        session.slots.answer(slot, kept.then_some(&results));
+        session.slots.answer(slot, kept.then_some([&results, b""]));
         Some(results)
     }
 }
