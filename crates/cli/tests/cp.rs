@@ -476,6 +476,32 @@ fn files_whose_size_says_nothing_are_copied_to_their_end() {
     }
 }
 
+/// Files of `/sys` have the size of a page, and few bytes.
+#[test]
+fn files_that_end_before_their_size_are_copied_and_summed() {
+    let source = Path::new("/sys/kernel/mm/transparent_hugepage");
+    let read = |name: &str| fs::read(source.join(name));
+    let Ok(expected) = read("enabled") else {
+        return println!("SKIPPED files of /sys: there are none");
+    };
+    assert!(fs::metadata(source.join("enabled")).unwrap().len() > expected.len() as u64);
+    let world = World::new();
+    let (copy, file) = (world.url("dir/copy"), source.join("enabled"));
+    let file = file.to_str().unwrap();
+    good(&["cp", file, &copy]);
+    assert_eq!(good(&["cat", &copy]), expected);
+    let crc = |name: &str| text(&["sum", name]).split_once("  ").unwrap().0.to_owned();
+    assert_eq!(crc(file).split(' ').next(), crc(&copy).split(' ').next());
+    let complaint = bad(1, &["cp", "--verify", file, &world.url("dir/verified")]);
+    assert!(complaint.contains("its size says nothing"), "{complaint}");
+    // So is what nobody knows the size of, and what has none but holes.
+    text(&["sum", "/proc/version"]);
+    let hole = world.local("hole");
+    fs::File::create(&hole).unwrap().set_len(100_000).unwrap();
+    good(&["cp", hole.to_str().unwrap(), &copy]);
+    assert_eq!(good(&["cat", &copy]), vec![0; 100_000]);
+}
+
 /// As by any others in a tree, wherever the links lead.
 #[test]
 fn links_are_replaced_by_files_whose_size_says_nothing() {

@@ -6,7 +6,7 @@
 mod support;
 
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::process::{Command, Stdio};
 use support::{TOWLINE, World, forbidding, have, noise};
 
@@ -82,6 +82,37 @@ fn a_program_without_room_for_the_run_does_not_begin() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("leaves no room for the state of the run"), "{said}");
     assert_eq!((output.status.code(), output.stdout.len()), (Some(125), 0), "{said}");
+}
+
+/// Requests are served without them, and the log says so once.
+#[test]
+fn a_lack_of_threads_and_processes_is_told() {
+    let world = World::new();
+    let place = world.local("place");
+    fs::create_dir_all(place.join("tree")).unwrap();
+    (0..5).for_each(|n| fs::write(place.join(format!("tree/{n}")), b"file").unwrap());
+    // The limit of processes is none for root.
+    let mut command = Command::new("setpriv");
+    if rustix::process::geteuid().is_root() {
+        fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
+        command.args(["--reuid=65533", "--regid=65533", "--clear-groups"]);
+    }
+    let script = "exec 2>&1; url() { echo \"towline+unix:///$1?socket=$PWD/socket\"; }
+prlimit --nproc=1 \"$0\" run --at /towline-lacking=\"$(url d)\" -- true; echo \"run $?\"
+prlimit --nproc=1 \"$0\" serve --mem m=1M --listen unix:///$PWD/none; echo \"serve $?\"
+\"$0\" serve --dir d=. --cores 1 --listen unix:///$PWD/socket &
+for i in $(seq 600); do [ -S socket ] && break; sleep 0.1; done
+prlimit --nproc=1:1 --pid $!
+\"$0\" cp -r tree \"$(url d/copy)\" && diff -r tree copy && echo copied
+\"$0\" run --at /towline-lacking=\"$(url d)\" -- sync /towline-lacking/copy/0 /towline-lacking/copy/1
+kill $!; wait $!";
+    command.args(["timeout", "100", "sh", "-c", script, TOWLINE]).current_dir(&place);
+    let output = command.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let run = said.contains("cannot make a process: ") && said.contains("run 125\n");
+    assert!(run && said.contains("cannot make a thread: "), "{said}");
+    assert!(said.contains("serve 1\n") && said.contains("copied\n"), "{said}");
+    assert_eq!(said.matches("a thread for blocking work").count(), 1, "{said}");
 }
 
 /// Where there is no `/dev/null` either.

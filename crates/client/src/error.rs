@@ -1,6 +1,7 @@
 //! What can go wrong in a client.
 
 use std::fmt;
+use towline_wire::hello::VERSION;
 use towline_wire::{Errno, ProtocolError};
 
 /// A failed operation.
@@ -20,6 +21,8 @@ pub enum Error {
     },
     /// The peer sent something that is no legal message.
     Protocol(ProtocolError),
+    /// The server speaks this version of the protocol, and the library another one. Counts as `EPROTO`.
+    Version(u16),
     /// Changes of a disk that were answered and not flushed may be lost, since the machine of the
     /// server failed (or a flush did): what is on the disk may be older than what was read before.
     /// Whoever knows what that means opens the disk again. Counts as `EIO`.
@@ -39,7 +42,7 @@ impl Error {
         match self {
             Self::Errno(errno) => *errno,
             Self::Connection { errno, .. } => *errno,
-            Self::Protocol(_) => Errno::EPROTO,
+            Self::Protocol(_) | Self::Version(_) => Errno::EPROTO,
             Self::Unknown | Self::WritesLost { .. } => Errno::EIO,
         }
     }
@@ -51,6 +54,11 @@ impl fmt::Display for Error {
             Self::Errno(errno) => write!(f, "{errno}"),
             Self::Connection { server, what, .. } => write!(f, "server {server}: {what}"),
             Self::Protocol(error) => write!(f, "{error}"),
+            Self::Version(theirs) => write!(
+                f,
+                "the server speaks version {theirs} of the protocol and this program version \
+                 {VERSION}: install the same release of towline on both machines"
+            ),
             Self::WritesLost { disk } => write!(
                 f,
                 "disk \"{disk}\": what was written to it and not flushed may be lost: its server's \

@@ -167,7 +167,7 @@ fn greet_on(
     if welcome.errno != 0 {
         let errno = Errno(welcome.errno);
         return Err(Failure::Final(if errno == Errno::EPROTO {
-            ProtocolError { what: "server speaks another version of the protocol", at: 0 }.into()
+            Error::Version(welcome.version)
         } else {
             Error::Errno(errno)
         }));

@@ -9,14 +9,16 @@ use common::{
     CREATE, EXCLUSIVE, Process, Raw, TRUNCATE, counter, eventually, pattern, request, setup,
     setup_with,
 };
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, Errno, File, Options, SetAttr};
+use towline_client::{Client, Errno, File, Options, SetAttr, Transport};
 use towline_server::EngineWish;
-use towline_wire::Request;
+use towline_wire::hello::{MAGIC, VERSION};
 use towline_wire::request::CURRENT;
+use towline_wire::{Header, Kind, Request, Welcome};
 
 #[test]
 #[ignore = "not a test: the server of the others"]
@@ -256,4 +258,26 @@ fn who_floods_the_server_does_not_starve_others() {
             thread.join().unwrap();
         }
     });
+}
+
+/// After one end was updated and before the other was.
+#[test]
+fn a_server_of_another_version_is_named() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        let mut hello = [0; 512];
+        assert!(socket.read(&mut hello).unwrap() > 0);
+        let (errno, version) = (Errno::EPROTO.0, 999);
+        let mut body = Vec::new();
+        Welcome { magic: MAGIC, version, errno, ..Welcome::default() }.encode(&mut body);
+        socket.write_all(&common::message(Header::new(Kind::Welcome, 0, 0), &body, &[])).unwrap();
+    });
+    let refused = Client::connect(&Transport::Unix(path), Options::default()).err().unwrap();
+    server.join().unwrap();
+    assert_eq!(refused.errno(), Errno::EPROTO);
+    let said = refused.to_string();
+    assert!(said.contains("version 999") && said.contains(&format!("version {VERSION}")), "{said}");
 }

@@ -26,6 +26,8 @@ struct State {
     jobs: Queue<Job>,
     threads: usize,
     idle: usize,
+    /// No thread could be made the last time that one was wanted, which is told.
+    lacking: bool,
 }
 
 /// A pool of threads that grows when all are busy and shrinks when idle.
@@ -44,12 +46,21 @@ impl Offload {
             let shared = self.shared.clone();
             let name = "towline-block".to_owned();
             match std::thread::Builder::new().name(name).spawn(move || work(&shared)) {
-                Ok(_) => state.threads += 1,
+                Ok(_) => {
+                    state.threads += 1;
+                    if std::mem::take(&mut state.lacking) {
+                        log::warn!("threads for blocking work can be made again");
+                    }
+                }
                 // With other threads the job waits for one of them; alone it would wait for ever.
                 Err(error) if state.threads == 0 => {
-                    log::error!(
-                        "cannot start a thread for blocking work, doing it in place: {error}"
-                    );
+                    // Once, not for each request.
+                    if !std::mem::replace(&mut state.lacking, true) {
+                        log::error!(
+                            "cannot make a thread for blocking work, which holds up others now: \
+                             {error}; is the limit of processes reached (ulimit -u, pids.max)?"
+                        );
+                    }
                     let job = state.jobs.pop();
                     drop(state);
                     if let Some((_, job)) = job {

@@ -66,6 +66,8 @@ pub enum StartError {
     State(PathBuf, String),
     /// There is no `/proc`, through which open files are opened again.
     NoProc(io::Error),
+    /// A thread cannot be made.
+    Threads(io::Error),
     /// The machine refused something else.
     System(io::Error),
 }
@@ -91,6 +93,11 @@ impl fmt::Display for StartError {
                 f,
                 "{PROC}: {error}; the proc file system has to be mounted at /proc, as open files \
                  are opened again through it"
+            ),
+            Self::Threads(error) => write!(
+                f,
+                "cannot make a thread: {error}; is the limit of processes reached (ulimit -u, \
+                 pids.max), or memory short?"
             ),
             Self::System(error) => write!(f, "cannot start: {error}"),
         }
@@ -247,12 +254,12 @@ impl Server {
             };
             let name = format!("towline-core{index}");
             let thread =
-                std::thread::Builder::new().name(name).spawn(body).map_err(StartError::System)?;
+                std::thread::Builder::new().name(name).spawn(body).map_err(StartError::Threads)?;
             server.threads.push(thread);
             let gone = || Err(StartError::System(io::ErrorKind::Other.into()));
             server.engine = outcome.recv().unwrap_or_else(|_| gone())?;
         }
-        server.watch = Some(Watch::start(shared).map_err(StartError::System)?);
+        server.watch = Some(Watch::start(shared)?);
         *statistics.engine.lock() = match server.engine {
             Engine::Uring => "io_uring",
             _ => "epoll",

@@ -6,10 +6,10 @@
 
 use crate::core::{Protocol, Shared};
 use crate::mailbox::Mail;
+use crate::server::StartError;
 use crate::stats::CoreStatistics;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -68,12 +68,14 @@ impl Watch {
     ///
     /// # Errors
     /// What the kernel says.
-    pub(crate) fn start(shared: Arc<Shared>) -> io::Result<Self> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    pub(crate) fn start(shared: Arc<Shared>) -> Result<Self, StartError> {
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let stop = Arc::new(stop.map_err(|error| StartError::System(error.into()))?);
         let (told, mounts) = (stop.clone(), File::open("/proc/self/mountinfo"));
         let mounts = mounts.map_err(|error| log::warn!("mounts cannot be watched: {error}")).ok();
         let body = move || watch(&shared, &told, mounts.as_ref());
-        let thread = std::thread::Builder::new().name("towline-watch".into()).spawn(body)?;
+        let thread = std::thread::Builder::new().name("towline-watch".into()).spawn(body);
+        let thread = thread.map_err(StartError::Threads)?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

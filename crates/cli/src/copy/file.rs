@@ -87,14 +87,10 @@ impl Files {
             // It grew since it was looked at, by how much nobody knows; or its size says nothing, as in `/proc`.
             let size = source.status(true).map_err(|f| f.about(source))?.attr.size;
             return match size {
-                0 if self.verify => Err(Failure::new(
-                    "its size says nothing, so that it cannot be compared (--verify)",
-                )
-                .about(source)),
                 0 => {
                     let existing = looked_at(target, existing)?;
-                    let mut input = source.open().map_err(|f| f.about(source))?;
-                    self.stream_to_part(source, target, status, &existing, &mut input)
+                    let input = source.open().map_err(|f| f.about(source))?;
+                    self.without_length(source, target, status, &existing, input)
                 }
                 _ => self.large(source, target, status, existing, sparse),
             };
@@ -180,6 +176,14 @@ impl Files {
         let replaced = replaced(status, &existing).map_err(|f| f.about(target))?;
         let input = source.open().map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
+        // As in `/sys`, where the size is that of a page; holes have all their bytes.
+        let ends_before = sparse && attr.blocks == 0 && attr.size > 0 && {
+            let last = input.read_at(&mut [0], attr.size - 1);
+            last.map_err(|f| f.about(source))? == 0
+        };
+        if ends_before {
+            return self.without_length(source, target, status, &existing, input);
+        }
         let stamp = Stamp::new(&attr);
         let part = target.sibling(&part::name(target.name()))?;
         let (output, from) = self.open_part(&part, &stamp).map_err(|f| f.about(target))?;
@@ -254,6 +258,22 @@ impl Files {
                  (did the source change?)"
             ))),
         }
+    }
+
+    /// Copies a file whose size says nothing, since the kernel makes it up while it is read.
+    fn without_length(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        existing: &Existing,
+        mut input: Handle,
+    ) -> Outcome<()> {
+        if self.verify {
+            let text = "its size says nothing, so that it cannot be compared (--verify)";
+            return Err(Failure::new(text).about(source));
+        }
+        self.stream_to_part(source, target, status, existing, &mut input)
     }
 
     /// Copies from or to a fifo or device, whose length nobody knows, until it ends.

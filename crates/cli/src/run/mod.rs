@@ -164,7 +164,11 @@ fn start(args: &Args) -> Outcome<u8> {
         })?;
     // Here, where it can be told that it fails; the keeper inherits it.
     let mapped = state.map()?;
-    match fork::apart()? {
+    let side = fork::apart().map_err(|error| {
+        let failure = Failure::from(error).about("cannot make a process");
+        failure.with("is the limit of processes reached (ulimit -u, pids.max)?")
+    })?;
+    match side {
         fork::Side::Program => {
             // The directory is the keeper's now.
             let directory = directory.leave();
