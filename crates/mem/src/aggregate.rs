@@ -156,6 +156,15 @@ impl Aggregate {
         drop(self.split_to(count));
     }
 
+    /// As to drop it; short buffers that nobody else has are kept for [`Fresh`](crate::Fresh).
+    pub fn let_go(self) {
+        for slice in self.first.into_iter().chain(self.others) {
+            if let Segment::Host(buffer) = slice.segment {
+                crate::spare::keep(buffer);
+            }
+        }
+    }
+
     /// Copies the bytes into `target`, which is filled from its start; returns how many.
     ///
     /// # Errors

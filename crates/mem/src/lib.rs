@@ -14,6 +14,7 @@ mod pool;
 mod process;
 mod segment;
 mod shared;
+mod spare;
 
 pub use aggregate::{Aggregate, Slice, Slices};
 pub use huge::HUGE_BYTES;
@@ -23,3 +24,4 @@ pub use pool::{Pool, PoolBuffer, Reserved};
 pub use process::{Region, read_process};
 pub use segment::{Guard, Segment, zeros};
 pub use shared::SharedMemory;
+pub use spare::Fresh;

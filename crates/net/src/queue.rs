@@ -333,8 +333,10 @@ impl SendQueue {
                 break;
             }
             count -= whole;
-            let gone = self.messages.pop_front().map_or(0, |message| message.count);
-            Counters::add(&counters.messages_sent, gone);
+            if let Some(sent) = self.messages.pop_front() {
+                Counters::add(&counters.messages_sent, sent.count);
+                sent.rest.let_go();
+            }
         }
         self.short.advance((short + count) as usize);
         if self.messages.is_empty() && self.short.bytes.is_empty() {

@@ -87,7 +87,9 @@ impl Running {
     pub(crate) fn clear(&mut self) {
         self.compound.clear();
         self.stages = Stages::default();
-        self.grants.clear();
+        if !self.grants.is_empty() {
+            self.grants.clear();
+        }
         (self.granted, self.expected) = (0, 0);
         (self.data_since, self.meter, self.ahead) = (None, None, None);
         (self.locking, self.fetched) = (false, false);

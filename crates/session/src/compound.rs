@@ -188,14 +188,42 @@ impl Compound {
 
     /// Forgets the request, and keeps its memory.
     pub fn clear(&mut self) {
-        let kept = |memory: &mut Vec<u8>| {
-            let mut memory = std::mem::take(memory);
+        // One by one: most have nothing to let go of, and this is done for each request.
+        let Self {
+            body,
+            payload,
+            offered,
+            index,
+            at,
+            after,
+            results,
+            data,
+            data_of_file,
+            current,
+            modifies,
+            failed,
+            write,
+            slot,
+            sequence,
+            operations,
+            left_open,
+            pen,
+            undecided,
+            elsewhere,
+            reads,
+            closed,
+        } = self;
+        for memory in [body, payload, results] {
             memory.clear();
             memory.shrink_to(KEPT_BYTES);
-            memory
-        };
-        let (body, payload) = (kept(&mut self.body), kept(&mut self.payload));
-        *self = Self { body, payload, results: kept(&mut self.results), ..Self::default() };
+        }
+        if !data.is_empty() {
+            *data = Aggregate::new();
+        }
+        (*index, *at, *after, *operations, *left_open) = (0, 0, 0, 0, 0);
+        (*slot, *sequence, *offered, *reads, *current) = (0, 0, 0, 0, None);
+        (*data_of_file, *modifies, *failed, *undecided) = (false, false, false, false);
+        (*write, *pen, *elsewhere, *closed) = (None, None, None, None);
     }
 
     /// True when its reply has to be remembered.

@@ -36,6 +36,7 @@ impl<'a, T: Listed<'a>> List<'a, T> {
         Self { reader: Reader::new(body), count: 0, last: None, items: PhantomData }
     }
 
+    #[inline(always)]
     fn read(&mut self) -> Result<T, ProtocolError> {
         if self.count == COMPOUND_OPS_MAX {
             return Err(self.reader.error(T::TOO_MANY));
@@ -53,6 +54,8 @@ impl<'a, T: Listed<'a>> List<'a, T> {
 impl<'a, T: Listed<'a>> Iterator for List<'a, T> {
     type Item = Result<T, ProtocolError>;
 
+    // Else each item travels through memory twice more.
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         if self.reader.is_empty() {
             return None;

@@ -14,7 +14,7 @@ use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use towline_mem::{Aggregate, Segment};
+use towline_mem::{Aggregate, Fresh, Segment};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_FILE, TYPE_MASK};
 use towline_wire::request::whence;
 use towline_wire::{Attr, Errno, limits};
@@ -97,7 +97,7 @@ impl DirectoryFile {
 
     /// Copies bytes, waiting for the device.
     fn read_waiting(&self, offset: u64, length: usize) -> Result<Aggregate, Errno> {
-        let mut bytes = Vec::with_capacity(length);
+        let mut bytes = Fresh::with_capacity(length);
         while bytes.len() < length {
             let at = offset + bytes.len() as u64;
             match rustix::io::pread(&self.fd, spare_capacity(&mut bytes), at) {
@@ -108,12 +108,12 @@ impl DirectoryFile {
                 Err(error) => return Err(errno(error)),
             }
         }
-        Ok(Aggregate::from_vec(bytes))
+        Ok(Aggregate::from_shared(bytes.share()))
     }
 
     /// Copies bytes that are in memory.
     fn read_resident(&self, offset: u64, length: usize) -> Result<ReadOutcome, Errno> {
-        let mut bytes = Vec::with_capacity(length);
+        let mut bytes = Fresh::with_capacity(length);
         while bytes.len() < length {
             let at = offset + bytes.len() as u64;
             match system::read_resident(&self.fd, &mut bytes, at) {
@@ -128,7 +128,7 @@ impl DirectoryFile {
                 Err(error) => return Err(errno(error)),
             }
         }
-        Ok(ReadOutcome::Ready(Aggregate::from_vec(bytes)))
+        Ok(ReadOutcome::Ready(Aggregate::from_shared(bytes.share())))
     }
 
     fn read_small(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {

@@ -98,7 +98,7 @@ impl Tree {
         }
         let slash = path.iter().rposition(|byte| *byte == b'/')?;
         let name = &path[slash + 1..];
-        if !is_name(name) {
+        if !is_plain(name) {
             return None;
         }
         self.known.find(self, &path[..slash]).map(|directory| (directory, name))
@@ -234,7 +234,12 @@ impl Tree {
 /// True for one component that a system call can be given without any resolution: no slash, and
 /// neither `.` nor `..`.
 pub(super) fn is_name(path: &[u8]) -> bool {
-    !path.is_empty() && path != b"." && path != b".." && !path.contains(&b'/')
+    !path.contains(&b'/') && is_plain(path)
+}
+
+/// The same for what has no slash.
+fn is_plain(name: &[u8]) -> bool {
+    !matches!(name, b"" | b"." | b"..")
 }
 
 /// The name under `/proc` that leads straight to an open file.

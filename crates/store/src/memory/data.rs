@@ -127,9 +127,9 @@ impl Data {
         let end = offset + length;
         let mut aggregate = Aggregate::new();
         let mut position = offset;
-        let last = end.div_ceil(BLOCK_BYTES);
-        for (index, slot) in self.slots.range(offset / BLOCK_BYTES..last) {
-            let Some(block) = &slot.block else { continue };
+        let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        let mut add = |index: u64, slot: &Slot| {
+            let Some(block) = &slot.block else { return };
             let base = index * BLOCK_BYTES;
             for (start, stop) in runs(slot.data) {
                 let (first, stop) = ((base + start as u64).max(offset), base + stop as u64);
@@ -142,6 +142,12 @@ impl Data {
                 aggregate.append(block.segment(lend), inside, stop - first);
                 position = stop;
             }
+        };
+        if last == first + 1 {
+            // As most reads are: that is found in half of the time.
+            self.slots.get(&first).into_iter().for_each(|slot| add(first, slot));
+        } else {
+            self.slots.range(first..last).for_each(|(index, slot)| add(*index, slot));
         }
         append_zeros(&mut aggregate, end - position);
         aggregate

@@ -13,6 +13,7 @@ pub type Operations<'a> = List<'a, Request<'a>>;
 impl<'a> Listed<'a> for Request<'a> {
     const TOO_MANY: &'static str = "too many operations in one request";
 
+    #[inline(always)]
     fn read(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
         let request = Self::decode(reader)?;
         for path in request.paths() {
