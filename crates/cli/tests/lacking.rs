@@ -176,6 +176,20 @@ with open(sys.argv[1], 'r+b') as f:
     assert_eq!(&written[70000..70005], b"there");
 }
 
+/// What a script says on a remote directory when these system calls fail for it, and what it complains of.
+fn without(calls: &[libc::c_long], url: &str, script: &str) -> (String, String) {
+    let mut command = Command::new("timeout");
+    command.args(["100", TOWLINE, "run", "--at", &format!("/towline-lacking={url}"), "--"]);
+    for call in calls {
+        let filter = forbidding(*call);
+        // One starts the next, which it is given by its path.
+        command.arg("/usr/bin/env").arg(filter.get_program()).args(filter.get_args());
+    }
+    let output = command.args(["/bin/sh", "-c", script]).stdin(Stdio::null()).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
 /// Filters of programs may forbid a system call that only the library makes.
 #[test]
 fn programs_that_may_not_wait_reach_their_files() {
@@ -186,7 +200,8 @@ fn programs_that_may_not_wait_reach_their_files() {
     let script = "cd /towline-lacking && cp file copy && cmp file copy || exit
 for i in $(seq 40); do [ -e missing$i ] || echo $i >>list; done
 (flock 9; sleep 0.3; echo first >>list) 9>>lock & sleep 0.1
-(flock 9; echo second >>list) 9>>lock; wait; tail -3 list";
+(flock 9; echo second >>list) 9>>lock; wait
+(flock 9; flock -w 0.3 lock true || echo waited >>list) 9>>lock; tail -4 list";
     fs::write(world.local("served/file"), noise(600_000, 3)).unwrap();
     let calls = [
         libc::SYS_ppoll,
@@ -195,19 +210,23 @@ for i in $(seq 40); do [ -e missing$i ] || echo $i >>list; done
     ];
     for (call, transport) in calls.iter().flat_map(|call| ["tcp", "unix", "shm"].map(|t| (call, t)))
     {
-        let filter = forbidding(*call);
-        let at = format!("/towline-lacking={}", world.through(transport, "dir"));
-        let output = Command::new("timeout")
-            .args(["100", TOWLINE, "run", "--at", &at, "--"])
-            .arg(filter.get_program())
-            .args(filter.get_args())
-            .args(["/bin/sh", "-c", script])
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(said, "40\nfirst\nsecond\n", "{call} {transport}: {complaint}");
+        let (said, complaint) = without(&[*call], &world.through(transport, "dir"), script);
+        assert_eq!(said, "40\nfirst\nsecond\nwaited\n", "{call} {transport}: {complaint}");
         fs::remove_file(world.local("served/list")).unwrap();
+    }
+}
+
+/// Nor sleep instead, with and without one of the two ways.
+#[test]
+fn programs_that_may_not_sleep_wait_all_the_same() {
+    if !have("python3") || !have("flock") {
+        return;
+    }
+    let world = World::new();
+    let script = "cd /towline-lacking && (flock 9; flock -w 0.3 lock true || echo waited) 9>>lock";
+    let calls = [libc::SYS_ppoll, libc::SYS_clock_nanosleep, libc::SYS_nanosleep];
+    for calls in [&calls[..2], &calls] {
+        let (said, complaint) = without(calls, &world.url("dir"), script);
+        assert_eq!(said, "waited\n", "{calls:?}: {complaint}");
     }
 }

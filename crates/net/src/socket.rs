@@ -7,6 +7,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
+use rustix::thread::{NanosleepRelativeResult, nanosleep, sched_yield};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -37,7 +38,6 @@ pub(crate) fn wait(
     flags: PollFlags,
     limit: Option<Duration>,
 ) -> io::Result<()> {
-    const MOMENT: Duration = Duration::from_millis(1);
     let time = limit.map(|limit| Timespec {
         tv_sec: limit.as_secs() as i64,
         tv_nsec: limit.subsec_nanos().into(),
@@ -45,10 +45,23 @@ pub(crate) fn wait(
     match poll(&mut [PollFd::from_borrowed_fd(socket, flags)], time.as_ref()) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(rustix::io::Errno::PERM | rustix::io::Errno::ACCESS | rustix::io::Errno::NOSYS) => {
-            std::thread::sleep(limit.unwrap_or(MOMENT).min(MOMENT));
+            pause(limit.unwrap_or(MOMENT).min(MOMENT));
             Ok(())
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// After how long one looks again where a program has forbidden itself to wait.
+pub const MOMENT: Duration = Duration::from_millis(1);
+
+/// Sleeps for about this time, which a signal may cut short. In programs that `towline run` started it takes the place of
+/// `std::thread::sleep`, which panics where a filter refuses `clock_nanosleep(2)`. Where one refuses `nanosleep(2)`, too,
+/// it only lets others run.
+pub fn pause(time: Duration) {
+    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+    if matches!(nanosleep(&time), NanosleepRelativeResult::Err(_)) {
+        sched_yield();
     }
 }
 

@@ -145,7 +145,7 @@ fn connected(transport: &Transport) -> Result<Client, i32> {
                 if AWAY.contains(&i32::from(errno.0)) && began.elapsed() < options().reconnect => {}
             Err(error) => return Err(number(error)),
         }
-        std::thread::sleep(pause);
+        towline_net::pause(pause);
         pause = (pause * 2).min(Duration::from_millis(500));
     }
 }

@@ -9,10 +9,7 @@ use crate::handlers;
 use crate::trap::masks::{self, SET_BYTES};
 use libc::c_int;
 use std::cell::Cell;
-use std::time::Duration;
-
-/// How long it takes until one looks again where the program has forbidden itself to wait.
-const MOMENT: Duration = Duration::from_millis(1);
+use towline_net::{MOMENT, pause};
 
 /// A signal came whose handler restarts calls: the call is to be begun again, where nothing is held.
 /// The kernel's own number for it, which no program sees.
@@ -156,11 +153,13 @@ impl Wait {
             // A filter of the program may forbid it.
             let is_forbidden = waited.is_err_and(|error| error != libc::EINTR);
             if is_forbidden {
-                std::thread::sleep(MOMENT);
+                pause(MOMENT);
             }
             self.came |= handlers::take_put_back();
+            // Without it all of them stay held up.
+            let looked_for = if is_forbidden { masked | handled.all } else { masked };
             if list[1].revents != 0 || is_forbidden {
-                self.came |= pending() & masked & !self.blocked;
+                self.came |= pending() & looked_for & !self.blocked;
             }
             if self.came != 0 {
                 return Err(libc::EINTR);

@@ -374,6 +374,13 @@ static void readiness(void) {
     SAY(ioctl(fd, FIONBIO, &off));
     SAY(fcntl(fd, F_GETFL) & O_NONBLOCK);
     SAY(ioctl(fd, FIONBIO, NULL));
+    SAY(ioctl(fd, FIONBIO, (int *)8));
+    SAY(ioctl(fd, FIONREAD, (int *)-8));
+    int path = MUST(open("f", O_PATH));
+    SAY(ioctl(path, FIONBIO, &on));
+    SAY(ioctl(path, FIONREAD, &on));
+    SAY(ioctl(path, FIOCLEX));
+    SAY(ioctl(path, TIOCGWINSZ, &on));
     say("%d to be read", rest);
     SAY(ioctl(fd, TIOCGWINSZ, &rest));
 }

@@ -67,7 +67,7 @@ impl Core {
                 );
                 told = true;
             }
-            std::thread::sleep(pause);
+            towline_net::pause(pause);
             pause = (pause * 2).min(Duration::from_millis(500));
         }
     }

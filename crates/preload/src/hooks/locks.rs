@@ -56,7 +56,7 @@ fn settle_closed(open: Open) {
         return;
     }
     while !state.has_closed(asked) && Instant::now() < until {
-        std::thread::sleep(LOOK);
+        towline_net::pause(LOOK);
     }
 }
 

@@ -4,6 +4,7 @@ use crate::between;
 use crate::descriptors;
 use crate::guard::{self, Disposition, finish, inside};
 use crate::handlers;
+use crate::place;
 use crate::table::real;
 use crate::trap;
 use libc::{c_int, c_uint, c_ulong, c_void, mmsghdr, msghdr, ssize_t, timespec};
@@ -12,37 +13,39 @@ use std::sync::atomic::Ordering;
 pub(crate) unsafe fn ioctl(fd: c_int, request: c_ulong, argument: c_ulong) -> c_int {
     const FICLONE: c_ulong = 0x4004_9409;
     const FICLONERANGE: c_ulong = 0x4020_940d;
-    let is_remote = |fd| descriptors::find(fd).is_some();
-    match request {
-        libc::FIOCLEX | libc::FIONCLEX => {}
-        FICLONE if is_remote(fd) || is_remote(argument as c_int) => {
+    let open = descriptors::find(fd);
+    if open.is_some_and(crate::remote::is_path) {
+        return finish(Err(libc::EBADF));
+    }
+    let at = argument as *mut c_int;
+    match (request, open) {
+        (libc::FIOCLEX | libc::FIONCLEX, _) => {}
+        (FICLONE, _) if open.is_some() || descriptors::find(argument as c_int).is_some() => {
             return finish(Err(libc::EOPNOTSUPP));
         }
-        FICLONERANGE if is_remote(fd) => return finish(Err(libc::EOPNOTSUPP)),
-        libc::FIONREAD if is_remote(fd) => {
-            let Some(open) = descriptors::find(fd) else { return finish(Err(libc::EBADF)) };
+        (FICLONERANGE, Some(_)) => return finish(Err(libc::EOPNOTSUPP)),
+        (libc::FIONREAD | libc::FIONBIO, Some(_)) if !place::is_address(at.cast()) => {
+            return finish(Err(libc::EFAULT));
+        }
+        (libc::FIONREAD, Some(open)) => {
             return guard::ours(|| {
                 let offset = open.entry.offset.load(Ordering::Relaxed);
                 let rest = (crate::remote::stat(open)?.size as i64 - offset).max(0);
                 // SAFETY: FIONREAD has a place for an int as argument.
-                unsafe { *(argument as *mut c_int) = rest.min(i64::from(i32::MAX)) as c_int };
+                unsafe { *at = rest.min(i64::from(i32::MAX)) as c_int };
                 Ok(0)
             });
         }
-        libc::FIONBIO if is_remote(fd) => {
-            let Some(open) = descriptors::find(fd) else { return finish(Err(libc::EBADF)) };
-            if argument == 0 {
-                return finish(Err(libc::EFAULT));
-            }
+        (libc::FIONBIO, Some(open)) => {
             let (flags, nonblocking) = (&open.entry.flags, libc::O_NONBLOCK as u32);
             // SAFETY: FIONBIO has an int as argument.
-            match unsafe { *(argument as *const c_int) } {
+            match unsafe { *at } {
                 0 => flags.fetch_and(!nonblocking, Ordering::Relaxed),
                 _ => flags.fetch_or(nonblocking, Ordering::Relaxed),
             };
             return 0;
         }
-        _ if is_remote(fd) => return finish(Err(libc::ENOTTY)),
+        (_, Some(_)) => return finish(Err(libc::ENOTTY)),
         _ => {}
     }
     // SAFETY: as the program says.
