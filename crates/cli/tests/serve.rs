@@ -113,6 +113,36 @@ fn a_service_manager_gives_the_socket_and_is_told_what_happens() {
     assert!(rest.contains("shutting down"), "{rest}");
 }
 
+/// Nor for directories, which are asked for news in memory of a ring where there may be one.
+#[test]
+fn a_server_on_epoll_makes_no_ring() {
+    let directory = TempDir::new().unwrap();
+    let (served, socket) = (directory.path().join("served"), directory.path().join("socket"));
+    fs::create_dir_all(served.join("a/b")).unwrap();
+    fs::write(served.join("a/b/file"), "text").unwrap();
+    let mut server = Serving::new(
+        Command::new(TOWLINE)
+            .args(["serve", "--engine", "epoll", "--listen"])
+            .arg(format!("unix://{}", socket.display()))
+            .arg("--dir")
+            .arg(format!("d={}", served.display()))
+            .stdin(Stdio::null()),
+    );
+    server.says("listening on unix://");
+    let url = |path: &str| format!("towline+unix:///d/{path}?socket={}", socket.display());
+    let opened = || {
+        let all = fs::read_dir(format!("/proc/{}/fd", server.child.id())).unwrap();
+        all.flatten().filter_map(|fd| fs::read_link(fd.path()).ok()).collect::<Vec<_>>()
+    };
+    let of = |kind: &str| opened().iter().filter(|to| to.ends_with(kind)).count();
+    for _ in 0..3 {
+        assert_eq!(text(&["cat", &url("a/b/file"), &url("a/b/file")]), "texttext");
+        assert_eq!(text(&["ls", &url("a/b")]), "file\n");
+    }
+    assert!(of("anon_inode:inotify") > 0, "no directory is known: {:?}", opened());
+    assert_eq!(of("anon_inode:[io_uring]"), 0, "{:?}", opened());
+}
+
 #[test]
 fn a_configuration_file_is_read_and_read_again() {
     let directory = TempDir::new().unwrap();

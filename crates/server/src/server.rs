@@ -27,6 +27,7 @@ use towline_net::Link;
 use towline_net::address::{Address, Listener};
 use towline_reactor::{Engine, Reactor};
 use towline_session::locks::Locks;
+use towline_store::directory::make_no_ring;
 use towline_wire::hello::local_socket_name;
 use towline_wire::limits::FRAGMENT_BYTES_MAX;
 
@@ -243,6 +244,9 @@ impl Server {
                     Err(error) => return drop(started.send(Err(StartError::Engine(error)))),
                 };
                 let engine = reactor.engine();
+                if engine != Engine::Uring {
+                    make_no_ring();
+                }
                 match Core::new(index, shared.clone(), core_statistics, reactor, pool, limits) {
                     Ok(core) => {
                         // Nobody waits for this only when the start was given up.

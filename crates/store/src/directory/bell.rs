@@ -28,9 +28,9 @@ pub(super) struct Bell {
 #[derive(Debug)]
 enum Ring {
     NotTried,
-    /// Not to be had, or too many have one.
+    /// Not to be had, not wanted, or too many have one.
     None,
-    Some(Reactor),
+    Some(Reactor, Place),
 }
 
 impl Bell {
@@ -38,11 +38,16 @@ impl Bell {
         Self { ring: Ring::NotTried, attached: None }
     }
 
+    /// There is to be none: its thread looks by system calls.
+    pub(super) fn remove(&mut self) {
+        (self.ring, self.attached) = (Ring::None, None);
+    }
+
     /// True when nothing came into the queue of this generation since it was attached to. False may mean anything.
     pub(super) fn is_silent(&mut self, generation: u64, now: Instant) -> bool {
         let good = self.attached.is_some_and(|(to, until)| to == generation && now < until);
         match &mut self.ring {
-            Ring::Some(reactor) if good => !reactor.is_ready(),
+            Ring::Some(reactor, _) if good => !reactor.is_ready(),
             _ => false,
         }
     }
@@ -50,9 +55,9 @@ impl Bell {
     /// Looks at this queue from now on, instead of any other. What is in it has to be read after this.
     pub(super) fn attach(&mut self, queue: &OwnedFd, generation: u64, until: Instant) {
         if matches!(self.ring, Ring::NotTried) {
-            self.ring = ring().map_or(Ring::None, Ring::Some);
+            self.ring = ring();
         }
-        let Ring::Some(reactor) = &mut self.ring else { return };
+        let Ring::Some(reactor, _) = &mut self.ring else { return };
         let is_new = self.attached.is_none_or(|(to, _)| to != generation);
         let mut attach = || {
             if is_new && self.attached.is_some() {
@@ -66,14 +71,51 @@ impl Bell {
         };
         match attach() {
             Ok(()) => self.attached = Some((generation, until)),
-            Err(_) => (self.ring, self.attached) = (Ring::None, None),
+            Err(_) => self.remove(),
         }
     }
 }
 
-fn ring() -> Option<Reactor> {
-    if BELLS.fetch_add(1, Ordering::Relaxed) >= BELLS_MAX {
-        return None;
+fn ring() -> Ring {
+    let reactor = || Reactor::new(Some(Engine::Uring)).ok().filter(Reactor::tells_at_once);
+    let made = Place::take().and_then(|place| Some((reactor()?, place)));
+    made.map_or(Ring::None, |(reactor, place)| Ring::Some(reactor, place))
+}
+
+/// One of the [`BELLS_MAX`], until it is dropped.
+#[derive(Debug)]
+struct Place;
+
+impl Place {
+    fn take() -> Option<Self> {
+        let more = |bells| (bells < BELLS_MAX).then_some(bells + 1);
+        BELLS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
     }
-    Reactor::new(Some(Engine::Uring)).ok().filter(Reactor::tells_at_once)
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        BELLS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bells_of_threads_that_ended_are_given_to_others() {
+        let queue = rustix::fs::inotify::init(rustix::fs::inotify::CreateFlags::NONBLOCK).unwrap();
+        let has_bell = || {
+            let mut bell = Bell::new();
+            let now = Instant::now();
+            bell.attach(&queue, 1, now + Duration::from_secs(60));
+            bell.is_silent(1, now)
+        };
+        if !has_bell() {
+            println!("SKIPPED bells of threads that ended: there is no io_uring");
+            return;
+        }
+        assert!((0..2 * BELLS_MAX).all(|_| has_bell()));
+    }
 }

@@ -88,6 +88,11 @@ pub fn requests_arrived(now: Instant) {
     LOOK.set(Look::Due(now));
 }
 
+/// The thread that calls it makes no ring to tell it of changes: where none are wanted, or none are to be had.
+pub fn make_no_ring() {
+    BELL.with_borrow_mut(Bell::remove);
+}
+
 /// Looks at the queue if that is due; false when this thread may not rely on what is known.
 fn has_looked() -> bool {
     match LOOK.get() {

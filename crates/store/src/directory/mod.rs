@@ -36,5 +36,5 @@ pub(crate) mod system;
 #[cfg(test)]
 mod tests;
 
-pub use known::requests_arrived;
+pub use known::{make_no_ring, requests_arrived};
 pub use store::DirectoryStore;
