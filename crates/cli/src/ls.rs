@@ -78,7 +78,7 @@ struct Listing<'a> {
     owners: Owners,
     zone: Zone,
     now: i64,
-    /// Something was printed, so that the next heading needs a line between.
+    /// Something was printed: the next heading needs a line between, and standard output has to take it.
     printed: bool,
 }
 
@@ -96,8 +96,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         printed: false,
     };
     listing.arguments();
-    let flushed = listing.out.flush();
-    listing.report.output(flushed);
+    if listing.printed {
+        let flushed = listing.out.flush();
+        listing.report.output(flushed);
+    }
     listing.report.status()
 }
 

@@ -5,7 +5,7 @@
 
 mod serve;
 
-use crate::report::{Failure, Outcome, Report};
+use crate::report::{Failure, Outcome, Report, writable};
 use crate::serve::parse_bytes;
 use crate::text::human;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -186,7 +186,11 @@ fn in_background(flags: &[String]) -> Outcome<()> {
     }
     if device.ends_with('\n') {
         let mut out = std::io::stdout();
-        return Ok(out.write_all(device.as_bytes()).and_then(|()| out.flush())?);
+        let said = out.write_all(device.as_bytes()).and_then(|()| out.flush());
+        return said.and_then(|()| writable()).map_err(|error| {
+            let attached = format!("{} is attached", device.trim_end());
+            Failure::from(error).about("standard output").with(attached)
+        });
     }
     // It has said why on standard error.
     let status = child.wait()?;
