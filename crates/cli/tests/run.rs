@@ -375,6 +375,8 @@ fn files_whose_size_says_nothing_are_read_to_their_end() {
         .output()
         .unwrap();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(0), expected.len()));
+    let differs = output.stdout.iter().zip(&expected).position(|(found, wanted)| found != wanted);
+    assert_eq!(differs, None, "the offset of the first byte that differs");
 }
 
 #[test]
