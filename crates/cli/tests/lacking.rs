@@ -176,6 +176,40 @@ with open(sys.argv[1], 'r+b') as f:
     assert_eq!(&written[70000..70005], b"there");
 }
 
+/// A user may have only so many queues of events, which many runs and servers at once use up: mappings are filled on demand all the
+/// same, and what is left is closed as soon as there is a queue again.
+#[test]
+fn runs_begin_without_a_queue_of_events() {
+    let number = "/proc/sys/user/max_inotify_instances";
+    let unshared = ["-Ur", "sh", "-c"];
+    let can = Command::new("unshare").args(unshared).arg(format!("echo 0 >{number}")).output();
+    if !have("python3") || !have("flock") || !can.is_ok_and(|output| output.status.success()) {
+        println!("SKIPPED runs without a queue of events: no user namespace, or no program");
+        return;
+    }
+    let world = World::new();
+    fs::File::create(world.local("served/huge")).unwrap().set_len(1 << 36).unwrap();
+    let script = "cd /towline-lacking
+python3 -c 'import mmap
+with open(\"huge\") as f:
+    print(mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ)[1 << 35])'
+(flock 9) 9>>lock; flock -n lock true || echo held
+echo 128 >\"$0\"
+for i in $(seq 100); do (flock 9) 9>>lock$i; flock -n lock$i echo free && break; sleep 0.1; done";
+    for transport in ["tcp", "shm"] {
+        let at = format!("/towline-lacking={}", world.through(transport, "dir"));
+        let run =
+            "echo 0 >\"$0\" && exec timeout 100 \"$1\" run --at \"$2\" -- sh -c \"$3\" \"$0\"";
+        let mut command = Command::new("unshare");
+        let output =
+            command.args(unshared).args([run, number, TOWLINE, &at, script]).output().unwrap();
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, "0\nheld\nfree\n", "{transport}: {complaint}");
+        assert!(complaint.contains("max_user_instances"), "{transport}: {complaint}");
+    }
+}
+
 /// What a script says on a remote directory when these system calls fail for it, and what it complains of.
 fn without(calls: &[libc::c_long], url: &str, script: &str) -> (String, String) {
     let mut command = Command::new("timeout");

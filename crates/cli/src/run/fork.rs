@@ -118,20 +118,20 @@ impl Program {
     /// Keeps files until the program has ended, and all that it left behind.
     pub(super) fn keep_until_end(
         &self,
-        keeper: &mut Option<Keeper>,
+        mut keeper: Option<&mut Keeper>,
         others: &Others,
         state: &Prepared,
     ) {
         let mut fds: Vec<OwnedFd> = Vec::new();
         let mut is_over = false;
         loop {
-            let gathers = keeper.as_mut().is_some_and(Keeper::work);
+            let gathers = keeper.as_mut().is_some_and(|keeper| keeper.work());
             if !is_over && self.has_ended() {
                 is_over = true;
                 // What it left in its connections and descriptors.
-                while keeper.as_mut().is_some_and(Keeper::work) {}
+                while keeper.as_mut().is_some_and(|keeper| keeper.work()) {}
             }
-            let mut limit = keeper.as_ref().and_then(Keeper::limit);
+            let mut limit = keeper.as_ref().and_then(|keeper| keeper.limit());
             if is_over {
                 if fds.is_empty() {
                     fds = others.find();
@@ -159,7 +159,7 @@ impl Program {
                 // What was closed meanwhile is seen then.
                 limit = Some(&GATHER);
             } else {
-                wait.extend(keeper.iter().flat_map(Keeper::events));
+                wait.extend(keeper.iter().flat_map(|keeper| keeper.events()));
             }
             // Fails only when a signal comes.
             let _ = poll(&mut wait, limit);

@@ -14,6 +14,7 @@ use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{IntoRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -27,6 +28,9 @@ const SETTLING: u32 = 50;
 /// How often they are looked for while somebody waits for them.
 const AWAITED: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000 };
 
+/// How often it is tried to watch for closed files where that was not possible.
+const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
 /// How often, at most, entries are looked at for files that were left.
 const LOOK: Duration = Duration::from_millis(15);
 
@@ -36,7 +40,10 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// Who does it.
 pub(super) struct Keeper {
-    events: OwnedFd,
+    /// Of its placeholders. `None`: the user has too many queues of events at the moment. Until there is one what is
+    /// shared among processes stays open, until the end of the run where it was closed before.
+    events: Option<OwnedFd>,
+    placeholders: PathBuf,
     state: Arc<State>,
     /// `None`: files are read as a whole when they are mapped.
     pager: Option<Pager>,
@@ -58,23 +65,20 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Begins. Where that fails, what is shared among processes stays open until the end of the
-    /// run.
+    /// Begins.
     pub(super) fn start(
         directory: &RunDirectory,
         state: Arc<State>,
         servers: Vec<(Client, Url)>,
-    ) -> io::Result<Self> {
-        let watch = || {
-            let events =
-                inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
-            let closed = inotify::WatchFlags::CLOSE_NOWRITE | inotify::WatchFlags::CLOSE_WRITE;
-            inotify::add_watch(&events, directory.placeholders(), closed)?;
-            Ok::<_, io::Error>(events)
-        };
-        let events =
-            watch().inspect_err(|error| log::warn!("cannot watch for closed files: {error}"))?;
-        state.keep(true);
+    ) -> Self {
+        let placeholders = directory.placeholders();
+        let events = watch(&placeholders).inspect_err(|error| {
+            log::warn!(
+                "files and locks that programs leave stay for now: cannot watch for closed files: {error} \
+                 (fs.inotify.max_user_instances)"
+            );
+        });
+        state.keep(events.is_ok());
         let mut notices = Notices::new(&directory.placeholders());
         // What was said before it was listened for.
         notices.print();
@@ -83,8 +87,9 @@ impl Keeper {
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
         let holders = Holders::start(directory);
         let holders = holders.inspect_err(|error| log::warn!("cannot listen for locks: {error}"));
-        Ok(Self {
-            events,
+        Self {
+            events: events.ok(),
+            placeholders,
             state,
             pager: pager.ok(),
             holders: holders.ok(),
@@ -96,14 +101,15 @@ impl Keeper {
             lingering: Vec::new(),
             left: Vec::new(),
             looked: Instant::now(),
-        })
+        }
     }
 
     /// What is readable when there is something to do: closed files first.
     pub(super) fn events(&self) -> impl Iterator<Item = PollFd<'_>> {
         let pager = self.pager.as_ref().map(|pager| PollFd::new(pager, PollFlags::IN));
         let holders = self.holders.iter().flat_map(Holders::events);
-        std::iter::once(PollFd::new(&self.events, PollFlags::IN)).chain(holders).chain(pager)
+        let events = self.events.iter().map(|events| PollFd::new(events, PollFlags::IN));
+        events.chain(holders).chain(pager)
     }
 
     /// Serves processes that came to have their mappings filled.
@@ -118,13 +124,22 @@ impl Keeper {
         if self.awaited.is_some() {
             return Some(&AWAITED);
         }
-        (self.settling > 0 || !self.lingering.is_empty()).then_some(&SETTLE)
+        if self.settling > 0 || !self.lingering.is_empty() {
+            return Some(&SETTLE);
+        }
+        self.events.is_none().then_some(&AGAIN)
     }
 
     /// Closes what was left, and true when there was something to do: more may follow at once.
     pub(super) fn work(&mut self) -> bool {
+        if self.events.is_none()
+            && let Ok(events) = watch(&self.placeholders)
+        {
+            self.events = Some(events);
+            self.state.keep(true);
+        }
         let mut buffer = [const { MaybeUninit::uninit() }; 16 * 1024];
-        let mut reader = inotify::Reader::new(&self.events, &mut buffer);
+        let mut reader = self.events.as_ref().map(|queue| inotify::Reader::new(queue, &mut buffer));
         let mut has_worked = false;
         // What was closed, and who has ended, before that is among the events that are there now.
         let asked = self.state.asked_to_close();
@@ -138,7 +153,7 @@ impl Keeper {
             self.settling = SETTLING;
             self.state.watch(true);
         }
-        while let Ok(event) = reader.next() {
+        while let Some(Ok(event)) = reader.as_mut().map(inotify::Reader::next) {
             has_worked = true;
             if let Some(number) = event.file_name().and_then(number) {
                 self.settling = SETTLING;
@@ -220,8 +235,16 @@ impl Keeper {
         self.state.keep(false);
         // Closing it takes the kernel some 10 ms, which nobody has to wait for: it does so when this
         // process has ended.
-        let _ = self.events.into_raw_fd();
+        let _ = self.events.map(IntoRawFd::into_raw_fd);
     }
+}
+
+/// A queue that tells when placeholders are closed.
+fn watch(placeholders: &Path) -> io::Result<OwnedFd> {
+    let events = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK)?;
+    let closed = inotify::WatchFlags::CLOSE_NOWRITE | inotify::WatchFlags::CLOSE_WRITE;
+    inotify::add_watch(&events, placeholders, closed)?;
+    Ok(events)
 }
 
 fn number(name: &CStr) -> Option<usize> {

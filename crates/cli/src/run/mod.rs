@@ -238,14 +238,12 @@ impl Run {
                 }
                 state.fail();
                 // A program that comes later than this has to find it, too.
-                program.keep_until_end(&mut None, &others, &self.state);
+                program.keep_until_end(None, &others, &self.state);
                 return;
             }
         };
-        program.keep_until_end(&mut keeper, &others, &self.state);
-        if let Some(keeper) = keeper {
-            keeper.stop();
-        }
+        program.keep_until_end(Some(&mut keeper), &others, &self.state);
+        keeper.stop();
         for Met { client, root, .. } in met {
             drop(root);
             client.close();
@@ -265,7 +263,7 @@ impl Run {
             met.push(meet(url, self.family, &met)?);
         }
         let servers = met.iter().map(|one| (one.client.clone(), one.url.clone())).collect();
-        let keeper = Keeper::start(&self.directory, Arc::clone(state), servers).ok();
+        let keeper = Keeper::start(&self.directory, Arc::clone(state), servers);
         let roots = met.iter().map(|one| Root {
             handle: one.root.handle(),
             inode: one.root.attr().inode,
@@ -277,7 +275,7 @@ impl Run {
 }
 
 /// What a run has that has begun.
-type Begun = (Option<Server>, Vec<Met>, Option<Keeper>);
+type Begun = (Option<Server>, Vec<Met>, Keeper);
 
 /// A server of this run's own.
 fn embedded(served: &Path, directory: &RunDirectory) -> Outcome<Server> {
