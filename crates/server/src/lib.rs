@@ -20,7 +20,6 @@ mod grace;
 mod grants;
 mod guarded;
 mod handshake;
-mod histogram;
 mod lane;
 mod lanes;
 mod loans;

@@ -5,8 +5,8 @@
 //! contends for.
 
 use crate::disks::Disks;
-use crate::histogram::Histogram;
 use crate::watch::Turns;
+use hdrhistogram::Histogram;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -63,33 +63,37 @@ pub(crate) struct Stages {
 }
 
 struct Histograms {
-    server: Histogram,
-    storage: Histogram,
-    disk: Histogram,
-    data: Histogram,
-    control: Histogram,
+    server: Histogram<u64>,
+    storage: Histogram<u64>,
+    disk: Histogram<u64>,
+    data: Histogram<u64>,
+    control: Histogram<u64>,
 }
 
 impl Histograms {
     fn new() -> Self {
-        let new = Histogram::new;
+        // One significant decimal: a few KiB each, and recording touches few cache lines.
+        let new = || {
+            Histogram::new_with_bounds(1, 100_000_000_000, 2)
+                .unwrap_or_else(|_| Histogram::new(1).expect("one digit is always legal"))
+        };
         Self { server: new(), storage: new(), disk: new(), data: new(), control: new() }
     }
 
     fn record(&mut self, stages: &Stages) {
-        self.server.record(stages.server);
-        self.storage.record(stages.storage);
+        self.server.saturating_record(stages.server);
+        self.storage.saturating_record(stages.storage);
         if stages.disk > 0 {
-            self.disk.record(stages.disk);
+            self.disk.saturating_record(stages.disk);
         }
         if stages.data > 0 {
-            self.data.record(stages.data);
+            self.data.saturating_record(stages.data);
         }
         let control = stages.server.saturating_sub(stages.storage).saturating_sub(stages.data);
-        self.control.record(control);
+        self.control.saturating_record(control);
     }
 
-    fn all(&self) -> [(&'static str, &Histogram); 5] {
+    fn all(&self) -> [(&'static str, &Histogram<u64>); 5] {
         [
             ("T_server", &self.server),
             ("T_storage", &self.storage),
@@ -247,11 +251,12 @@ impl Statistics {
                 }
             }
             let histograms = core.histograms.lock();
-            merged.server.add(&histograms.server);
-            merged.storage.add(&histograms.storage);
-            merged.disk.add(&histograms.disk);
-            merged.data.add(&histograms.data);
-            merged.control.add(&histograms.control);
+            // The same bounds everywhere, so that adding cannot fail.
+            let _ = merged.server.add(&histograms.server);
+            let _ = merged.storage.add(&histograms.storage);
+            let _ = merged.disk.add(&histograms.disk);
+            let _ = merged.data.add(&histograms.data);
+            let _ = merged.control.add(&histograms.control);
         }
         add("cores_waiting_seconds_max", longest_wait);
         for pool in self.pools.lock().iter() {
@@ -265,9 +270,9 @@ impl Statistics {
             let stage = Stage {
                 count: h.len(),
                 mean_us: h.mean() / 1000.0,
-                p50_us: us(h.quantile(0.5)),
-                p99_us: us(h.quantile(0.99)),
-                p999_us: us(h.quantile(0.999)),
+                p50_us: us(h.value_at_quantile(0.5)),
+                p99_us: us(h.value_at_quantile(0.99)),
+                p999_us: us(h.value_at_quantile(0.999)),
                 max_us: us(h.max()),
             };
             (name, stage)
