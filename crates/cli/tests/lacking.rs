@@ -101,7 +101,7 @@ fn a_lack_of_threads_and_processes_is_told() {
 prlimit --nproc=1 \"$0\" run --at /towline-lacking=\"$(url d)\" -- true; echo \"run $?\"
 prlimit --nproc=1 \"$0\" serve --mem m=1M --listen unix:///$PWD/none; echo \"serve $?\"
 \"$0\" serve --dir d=. --cores 1 --listen unix:///$PWD/socket &
-for i in $(seq 600); do [ -S socket ] && break; sleep 0.1; done
+for i in $(seq 600); do \"$0\" stat \"$(url d)\" >/dev/null 2>&1 && break; sleep 0.1; done
 prlimit --nproc=1:1 --pid $!
 \"$0\" cp -r tree \"$(url d/copy)\" && diff -r tree copy && echo copied
 \"$0\" run --at /towline-lacking=\"$(url d)\" -- sync /towline-lacking/copy/0 /towline-lacking/copy/1
