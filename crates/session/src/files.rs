@@ -81,6 +81,8 @@ pub struct Opened {
 pub struct Files {
     /// Owns the locks of open files: a session, or a family of them.
     pub owner: u64,
+    /// A lock was asked for by a file of these: to close one may have to release some.
+    pub(crate) has_locked: bool,
     first_generation: u32,
     entries: Vec<(u32, Option<Opened>)>,
     free: Vec<u32>,
@@ -98,6 +100,7 @@ impl Files {
         let first_generation = (epoch & 0x7fff_ffff).max(1);
         Self {
             owner,
+            has_locked: false,
             first_generation,
             entries: Vec::new(),
             free: Vec::new(),

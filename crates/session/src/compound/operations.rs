@@ -86,6 +86,9 @@ impl Compound {
                 }
                 self.left_open -= usize::from(of_this);
                 self.result(&Reply::Done {});
+                if !context.files.with(|files| files.has_locked) {
+                    return Ok(None);
+                }
                 return Ok(Some(Step::ReleaseLocks(Owner {
                     session: context.files.owner(),
                     id: handle,
@@ -307,6 +310,7 @@ impl Compound {
                 let (session, slot, sequence) = (context.session, self.slot, self.sequence);
                 let waiter = Waiter { owner, session, range, slot, sequence };
                 self.may_lock(context, handle, family, kind)?;
+                context.files.with(|files| files.has_locked = true);
                 return Ok(Some(Step::Lock(file, waiter, wait != 0)));
             }
             Request::TestLock { handle, owner, family, kind, start, length } => {
