@@ -42,6 +42,8 @@ const SCRATCH_BYTES: usize = 96 * 1024;
 
 /// Bytes of results that take no memory of their own: those of small requests.
 const SHORT_RESULTS: usize = 256;
+/// Bytes of memory for longer ones that a slot keeps for its next request.
+const LONG_RESULTS_KEPT: usize = 4096;
 
 /// Encoded results.
 #[derive(Debug)]

@@ -336,8 +336,9 @@ impl ShmLink {
     pub(crate) fn received(&self, unread: usize, count: usize) -> io::Result<()> {
         let ring = self.rings().1;
         let half = ring.bytes / 2;
-        // More may have come since: a sender waits until half is free of what is there now.
-        let available = match unread > half && unread - count <= half {
+        // More may have come since: a sender waits until half is free of what is there now. One that has filled the ring meanwhile
+        // does after half of it was taken, too.
+        let available = match count >= half || unread > half && unread - count <= half {
             true => self.available(&ring)?,
             false => unread,
         };

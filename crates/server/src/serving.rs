@@ -266,6 +266,7 @@ impl Sink for Serving<'_> {
         if let (Some(session), Some(since)) = (self.session(), self.since.take()) {
             self.core.land_taken(session, self.index, payloads, since);
         }
+        debug_assert!(self.core.taken.is_empty(), "all that was taken is landed");
     }
 
     fn place(

@@ -187,6 +187,8 @@ impl Sink for Completing<'_, '_> {
                 }
                 Ok(())
             }
+            // A request that is over needs nothing more, and its source may be gone.
+            Kind::Grant if !matches!(slot.status, Status::Waiting) => Ok(()),
             Kind::Grant => {
                 let (from, length) = (header.offset, u64::from(header.word_a));
                 if from.checked_add(length).is_none_or(|end| end > slot.source.len() as u64) {

@@ -130,6 +130,7 @@ impl Core {
         since: Instant,
     ) {
         let mut taken = std::mem::take(&mut self.taken);
+        debug_assert_eq!(taken.len(), payloads.len(), "each was taken once");
         let found = self.sessions.get_mut(session).zip(self.lanes.get_mut(lane));
         let Some((served, Some(lane_of))) = found else { return };
         for (taken, payload) in taken.iter_mut().zip(payloads) {
