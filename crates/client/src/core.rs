@@ -5,22 +5,26 @@
 //! another waiting thread. Locks are held for moments only, never while waiting.
 
 mod completing;
+mod outcome;
+mod outgoing;
 mod reconnect;
 mod sending;
 mod waiting;
 
-use crate::borrow::{Borrowed, Memories};
+use crate::borrow::Memories;
 use crate::convert::unexpected;
 use crate::disks::{Closing, OpenDisks};
 use crate::handshake::{Failure, Greeted, greet, may_move};
-use crate::lent::{Buffer, shared};
+use crate::lent::Buffer;
 use crate::listings::Listings;
 use crate::operation::{Convert, Operation};
 use crate::reclaim::OpenFiles;
 use crate::times::{Stamps, Times};
 use crate::{Error, Lock, Options, Transport, Url};
+use outcome::Look;
+pub(crate) use outcome::{Checked, Outcome};
+use outgoing::{Messages, Out, Outgoing};
 use parking_lot::{Condvar, Mutex};
-use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -30,130 +34,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
-use towline_wire::header::data_flag;
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES, SLOTS_MAX, TRANSFER_BYTES_MAX};
-use towline_wire::reply::{self as encoded, parse_results};
-use towline_wire::{Errno, Header, Kind, ProtocolError, Reply, Request};
+use towline_wire::limits::{SLOTS_MAX, TRANSFER_BYTES_MAX};
+use towline_wire::{Errno, Header, Kind, Reply, Request};
 
 /// Parts of messages that one system call sends.
 const GATHER: usize = 64;
 /// Bytes read at once; bulk goes straight to its place.
 const SCRATCH_BYTES: usize = 96 * 1024;
 
-/// Bytes of results that take no memory of their own: those of small requests.
-const SHORT_RESULTS: usize = 256;
-/// Bytes of memory for longer ones that a slot keeps for its next request.
-const LONG_RESULTS_KEPT: usize = 4096;
-
-/// Encoded results.
-#[derive(Debug)]
-struct Results {
-    short: [u8; SHORT_RESULTS],
-    length: usize,
-    /// All of them, where they are longer.
-    long: Vec<u8>,
-}
-
-impl Default for Results {
-    fn default() -> Self {
-        Self { short: [0; SHORT_RESULTS], length: 0, long: Vec::new() }
-    }
-}
-
-impl Results {
-    fn bytes(&self) -> &[u8] {
-        self.short.get(..self.length).unwrap_or(&self.long)
-    }
-
-    fn set(&mut self, bytes: &[u8]) {
-        self.length = bytes.len();
-        match self.short.get_mut(..bytes.len()) {
-            Some(short) => short.copy_from_slice(bytes),
-            None => {
-                self.long.clear();
-                self.long.extend_from_slice(bytes);
-            }
-        }
-    }
-
-    /// Moves them to another place: what is short is copied, and only so much of it.
-    fn move_to(&mut self, place: &mut Self) {
-        if self.length > SHORT_RESULTS {
-            place.length = self.length;
-            std::mem::swap(&mut place.long, &mut self.long);
-        } else {
-            place.set(self.bytes());
-        }
-    }
-}
-
-/// A reply.
-#[derive(Debug, Default)]
-pub(crate) struct Outcome {
-    results: Results,
-    /// Bytes of data received into the request's buffer.
-    pub(crate) payload: usize,
-    /// Bytes of data that came or were said to be zeroes, however often each.
-    pub(crate) landed: u64,
-    /// Checksums of data.
-    pub(crate) checksums: Vec<Checked>,
-    /// Data that is still to be copied there, by whoever takes the outcome.
-    borrowed: Option<Borrowed>,
-}
-
-/// A part of a request's data, and what its checksums should be.
-#[derive(Debug)]
-pub(crate) struct Checked {
-    pub(crate) at: u64,
-    pub(crate) length: u32,
-    pub(crate) sums: Vec<u8>,
-}
-
 type Finished = Result<(Outcome, Vec<u8>), Error>;
-
-/// Looks at the outcome of a request where it came to, while the state is locked: it uses nothing of the core. Called once.
-pub(crate) type Look<'a> = &'a mut dyn FnMut(&mut Outcome);
-
-impl Outcome {
-    pub(crate) fn replies(&self) -> Result<SmallVec<[Reply<'_>; 4]>, Error> {
-        Ok(parse_results(self.results.bytes())?)
-    }
-
-    /// The last result of a compound, or its failure.
-    pub(crate) fn last(&self) -> Result<Reply<'_>, Error> {
-        let mut last = None;
-        for reply in encoded::Results::of(self.results.bytes()) {
-            last = Some(reply?);
-        }
-        match last {
-            Some(Reply::Failed { errno }) => Err(Errno(errno).into()),
-            Some(reply) => Ok(reply),
-            None => Err(ProtocolError { what: "reply without results", at: 0 }.into()),
-        }
-    }
-
-    /// Moves it to another place. Large as it is, it is moved once, and only what is used of it.
-    fn move_to(&mut self, place: &mut Self) {
-        self.results.move_to(&mut place.results);
-        (place.payload, place.landed) = (self.payload, self.landed);
-        place.checksums = std::mem::take(&mut self.checksums);
-        place.borrowed = self.borrowed.take();
-    }
-
-    /// The result of a request of one operation, or its failure.
-    pub(crate) fn single(&self) -> Result<Reply<'_>, Error> {
-        let mut results = encoded::Results::of(self.results.bytes());
-        match (results.next(), results.next()) {
-            (Some(Ok(Reply::Failed { errno })), None) => Err(Errno(errno).into()),
-            (Some(Ok(reply)), None) => Ok(reply),
-            (Some(Err(error)), _) | (_, Some(Err(error))) => Err(error.into()),
-            (None, _) => Err(ProtocolError { what: "reply without results", at: 0 }.into()),
-            (_, Some(Ok(_))) => {
-                Err(ProtocolError { what: "more results than operations", at: 0 }.into())
-            }
-        }
-    }
-}
 
 /// Names a request under way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -258,31 +147,6 @@ pub(crate) struct State {
     leave_ends: Option<u64>,
 }
 
-/// Messages of one request, which leave together.
-struct Messages {
-    /// What it was lent before and nobody is using goes back.
-    before: Vec<Out>,
-    message: Out,
-    /// The first fragment of its data.
-    after: Option<Out>,
-}
-
-impl Messages {
-    fn of(message: Out) -> Self {
-        Self { before: Vec::new(), message, after: None }
-    }
-
-    fn is_one(&self) -> bool {
-        self.before.is_empty() && self.after.is_none()
-    }
-
-    fn queue(self, out: &mut Outgoing) {
-        out.messages.extend(self.before);
-        out.messages.push_back(self.message);
-        out.messages.extend(self.after);
-    }
-}
-
 impl State {
     /// True while somebody receives for all.
     fn is_led(&self) -> bool {
@@ -360,90 +224,6 @@ impl State {
     }
 }
 
-/// A message that waits to be sent.
-struct Out {
-    head: Head,
-    /// A part of the source of this slot, which follows. It stays valid until `Core::part_sent`, which the slot's
-    /// `sending` counts.
-    data: Option<(u16, *const [u8])>,
-    /// Bytes that have left.
-    done: usize,
-}
-
-enum Head {
-    /// Of a request, which keeps it.
-    Kept(Arc<Vec<u8>>),
-    /// Of anything else.
-    Bare([u8; HEADER_BYTES]),
-}
-
-impl Out {
-    /// True for the message of a slot of which nothing has left.
-    fn is_unsent(&self, slot: &Slot) -> bool {
-        self.done == 0
-            && matches!(&self.head, Head::Kept(message) if Arc::ptr_eq(message, &slot.message))
-    }
-
-    fn header(header: &Header) -> Self {
-        Self { head: Head::Bare(header.to_bytes()), data: None, done: 0 }
-    }
-
-    fn is_sent(&self) -> bool {
-        self.rest().iter().all(|part| part.is_empty())
-    }
-
-    /// What is still to be sent, in order.
-    fn rest(&self) -> [&[u8]; 2] {
-        let head: &[u8] = match &self.head {
-            Head::Kept(message) => message,
-            Head::Bare(header) => header,
-        };
-        let data = self.data.map_or(&[][..], |(_, data)| shared(data));
-        let first = self.done.min(head.len());
-        [&head[first..], &data[self.done - first..]]
-    }
-}
-
-impl Slot {
-    /// The message of this slot, which has that number, to be sent.
-    fn out(&mut self, number: u16) -> Out {
-        let data = self.rides.then(|| (number, self.source.bytes()));
-        self.sending += usize::from(self.rides);
-        Out { head: Head::Kept(self.message.clone()), data, done: 0 }
-    }
-
-    /// Takes a flag out of the message of this slot, for when it is sent again.
-    fn clear_flag(&mut self, flag: u8) {
-        if self.message.get(1).is_some_and(|flags| flags & flag != 0) {
-            let mut message = (*self.message).clone();
-            message[1] &= !flag;
-            self.message = Arc::new(message);
-        }
-    }
-
-    /// A part of the source of this slot, to be sent.
-    fn part(&mut self, from: u64, length: u32, number: u16, flags: u8) -> Out {
-        let mut head = Header::new(Kind::Data, number, self.sequence);
-        head.flags = flags;
-        head.offset = from;
-        head.payload_bytes = length;
-        self.sending += 1;
-        let range = from as usize..from as usize + length as usize;
-        let source = &raw const shared(self.source.bytes())[range];
-        Out { data: Some((number, source)), ..Out::header(&head) }
-    }
-
-    /// The first fragment of the source, if it follows the message without a grant.
-    fn out_ahead(&mut self, number: u16) -> Option<Out> {
-        let length = self.source.len().min(FRAGMENT_BYTES_MAX) as u32;
-        std::mem::take(&mut self.ahead).then(|| self.part(0, length, number, data_flag::AHEAD))
-    }
-}
-
-// SAFETY: the pointer is to a buffer that is `Send` and outlives the message, see `Out::data`.
-#[allow(unsafe_code)]
-unsafe impl Send for Out {}
-
 /// What only the leader uses.
 struct Receiving {
     input: Input,
@@ -452,14 +232,6 @@ struct Receiving {
     link: Arc<Link>,
     /// Bulk was expected when the lead was taken.
     bulk: bool,
-}
-
-/// What waits to be sent, and over which link: it would be lost on another one.
-struct Outgoing {
-    messages: VecDeque<Out>,
-    link: Arc<Link>,
-    /// When something was sent last, in milliseconds of the coarse clock.
-    sent_at: u64,
 }
 
 pub(crate) struct Core {

@@ -317,9 +317,8 @@ impl SendQueue {
         link.send_pieces(&pieces, more, counters).map(|count| count as u64)
     }
 
-    pub(crate) fn advance(&mut self, count: u64, counters: &Counters) {
+    pub(crate) fn advance(&mut self, mut count: u64, counters: &Counters) {
         self.bytes -= count;
-        let mut count = count;
         let mut short = 0;
         while let Some(front) = self.messages.front_mut() {
             let before = count.min(front.short as u64);

@@ -19,26 +19,10 @@ use towline_wire::{Errno, Header, Kind, Request};
 /// Data up to this length is copied behind its request; longer data is sent from where it is.
 const COPIED_BYTES_MAX: usize = 1024;
 
-/// After so long without a message the lane is looked at before the next.
-const QUIET_MS: u64 = 20;
-
 /// A clock that costs next to nothing, some milliseconds exact.
 pub(super) fn coarse_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
-}
-
-impl Outgoing {
-    /// Before something is sent. What a dead server never saw can be asked of the next one; what was sent to it might have been
-    /// done. One that ended while nothing was under way is noticed here, without a call for each request.
-    fn check_link(&mut self) -> io::Result<()> {
-        let now = coarse_ms();
-        if now.saturating_sub(self.sent_at) > QUIET_MS && self.link.peer_closed() {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
-        self.sent_at = now;
-        Ok(())
-    }
 }
 
 impl Core {
@@ -319,10 +303,9 @@ impl Core {
     }
 
     /// Sends what waits and these messages, without waiting; false when something is left, which is queued.
-    fn send_now(&self, messages: Messages) -> io::Result<bool> {
+    fn send_now(&self, mut messages: Messages) -> io::Result<bool> {
         let mut out = self.out.lock();
         let checked = out.check_link();
-        let mut messages = messages;
         if out.messages.is_empty() && messages.is_one() && checked.is_ok() {
             // Nearly always: it would leave the queue at once.
             let only = &mut messages.message;

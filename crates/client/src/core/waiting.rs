@@ -1,9 +1,7 @@
 //! Waiting for answers: one of the threads that wait receives for all.
 
 use super::completing::Completing;
-use super::{
-    Core, LONG_RESULTS_KEPT, Look, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait,
-};
+use super::{Core, Look, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait};
 use crate::Error;
 use crate::borrow::Borrowed;
 use crate::lent::{Buffer, exclusive};
@@ -149,8 +147,7 @@ impl Core {
         found.source = Buffer::none();
         found.target = Buffer::none();
         found.outcome.borrowed = None;
-        found.outcome.results.long.clear();
-        found.outcome.results.long.shrink_to(LONG_RESULTS_KEPT);
+        found.outcome.results.let_go();
         state.debts += usize::from(found.indebted);
         state.free.push(slot);
         self.slot_free.notify_one();

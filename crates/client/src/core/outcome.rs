@@ -1,0 +1,126 @@
+//! What a reply says, as whoever asked looks at it.
+
+use crate::Error;
+use crate::borrow::Borrowed;
+use smallvec::SmallVec;
+use towline_wire::reply::{self as encoded, parse_results};
+use towline_wire::{Errno, ProtocolError, Reply};
+
+/// Bytes of results that take no memory of their own: those of small requests.
+const SHORT_RESULTS: usize = 256;
+/// Bytes of memory for longer ones that a slot keeps for its next request.
+const LONG_RESULTS_KEPT: usize = 4096;
+
+/// Encoded results.
+#[derive(Debug)]
+pub(super) struct Results {
+    short: [u8; SHORT_RESULTS],
+    length: usize,
+    /// All of them, where they are longer.
+    long: Vec<u8>,
+}
+
+impl Default for Results {
+    fn default() -> Self {
+        Self { short: [0; SHORT_RESULTS], length: 0, long: Vec::new() }
+    }
+}
+
+impl Results {
+    fn bytes(&self) -> &[u8] {
+        self.short.get(..self.length).unwrap_or(&self.long)
+    }
+
+    pub(super) fn set(&mut self, bytes: &[u8]) {
+        self.length = bytes.len();
+        match self.short.get_mut(..bytes.len()) {
+            Some(short) => short.copy_from_slice(bytes),
+            None => {
+                self.long.clear();
+                self.long.extend_from_slice(bytes);
+            }
+        }
+    }
+
+    /// They were taken: most of their memory is given back.
+    pub(super) fn let_go(&mut self) {
+        self.long.clear();
+        self.long.shrink_to(LONG_RESULTS_KEPT);
+    }
+
+    /// Moves them to another place: what is short is copied, and only so much of it.
+    fn move_to(&mut self, place: &mut Self) {
+        if self.length > SHORT_RESULTS {
+            place.length = self.length;
+            std::mem::swap(&mut place.long, &mut self.long);
+        } else {
+            place.set(self.bytes());
+        }
+    }
+}
+
+/// A reply.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    pub(super) results: Results,
+    /// Bytes of data received into the request's buffer.
+    pub(crate) payload: usize,
+    /// Bytes of data that came or were said to be zeroes, however often each.
+    pub(crate) landed: u64,
+    /// Checksums of data.
+    pub(crate) checksums: Vec<Checked>,
+    /// Data that is still to be copied there, by whoever takes the outcome.
+    pub(super) borrowed: Option<Borrowed>,
+}
+
+/// A part of a request's data, and what its checksums should be.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    pub(crate) at: u64,
+    pub(crate) length: u32,
+    pub(crate) sums: Vec<u8>,
+}
+
+/// Looks at the outcome of a request where it came to, while the state is locked: it uses nothing of the core. Called once.
+pub(crate) type Look<'a> = &'a mut dyn FnMut(&mut Outcome);
+
+impl Outcome {
+    pub(crate) fn replies(&self) -> Result<SmallVec<[Reply<'_>; 4]>, Error> {
+        Ok(parse_results(self.results.bytes())?)
+    }
+
+    /// The last result of a compound, or its failure.
+    pub(crate) fn last(&self) -> Result<Reply<'_>, Error> {
+        let mut last = None;
+        for reply in encoded::Results::of(self.results.bytes()) {
+            last = Some(reply?);
+        }
+        match last {
+            Some(Reply::Failed { errno }) => Err(Errno(errno).into()),
+            Some(reply) => Ok(reply),
+            None => Err(ProtocolError { what: "reply without results", at: 0 }.into()),
+        }
+    }
+
+    /// Moves it to another place. Large as it is, it is moved once, and only what is used of it.
+    pub(super) fn move_to(&mut self, place: &mut Self) {
+        self.results.move_to(&mut place.results);
+        (place.payload, place.landed) = (self.payload, self.landed);
+        place.checksums = std::mem::take(&mut self.checksums);
+        place.borrowed = self.borrowed.take();
+    }
+
+    /// The result of a request of one operation, or its failure.
+    pub(crate) fn single(&self) -> Result<Reply<'_>, Error> {
+        let mut results = encoded::Results::of(self.results.bytes());
+        match (results.next(), results.next()) {
+            (Some(Ok(Reply::Failed { errno })), None) => Err(Errno(errno).into()),
+            (Some(Ok(reply)), None) => Ok(reply),
+            (Some(Err(error)), _) | (_, Some(Err(error))) => Err(error.into()),
+            (None, _) => Err(ProtocolError { what: "reply without results", at: 0 }.into()),
+            (_, Some(Ok(_))) => {
+                Err(ProtocolError { what: "more results than operations", at: 0 }.into())
+            }
+        }
+    }
+}

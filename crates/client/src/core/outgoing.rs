@@ -1,0 +1,145 @@
+//! Messages that wait to be sent: what is in them, and for how long that stays valid.
+
+use super::Slot;
+use super::sending::coarse_ms;
+use crate::lent::shared;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use towline_net::Link;
+use towline_wire::header::data_flag;
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES};
+use towline_wire::{Header, Kind};
+
+/// After so many milliseconds without a message the lane is looked at before the next.
+const QUIET_MS: u64 = 20;
+
+/// Messages of one request, which leave together.
+pub(super) struct Messages {
+    /// What it was lent before and nobody is using goes back.
+    pub(super) before: Vec<Out>,
+    pub(super) message: Out,
+    /// The first fragment of its data.
+    pub(super) after: Option<Out>,
+}
+
+impl Messages {
+    pub(super) fn of(message: Out) -> Self {
+        Self { before: Vec::new(), message, after: None }
+    }
+
+    pub(super) fn is_one(&self) -> bool {
+        self.before.is_empty() && self.after.is_none()
+    }
+
+    pub(super) fn queue(self, out: &mut Outgoing) {
+        out.messages.extend(self.before);
+        out.messages.push_back(self.message);
+        out.messages.extend(self.after);
+    }
+}
+
+/// A message that waits to be sent.
+pub(super) struct Out {
+    head: Head,
+    /// A part of the source of this slot, which follows. It stays valid until `Core::part_sent`, which the slot's
+    /// `sending` counts.
+    pub(super) data: Option<(u16, *const [u8])>,
+    /// Bytes that have left.
+    pub(super) done: usize,
+}
+
+enum Head {
+    /// Of a request, which keeps it.
+    Kept(Arc<Vec<u8>>),
+    /// Of anything else.
+    Bare([u8; HEADER_BYTES]),
+}
+
+impl Out {
+    /// True for the message of a slot of which nothing has left.
+    pub(super) fn is_unsent(&self, slot: &Slot) -> bool {
+        self.done == 0
+            && matches!(&self.head, Head::Kept(message) if Arc::ptr_eq(message, &slot.message))
+    }
+
+    pub(super) fn header(header: &Header) -> Self {
+        Self { head: Head::Bare(header.to_bytes()), data: None, done: 0 }
+    }
+
+    pub(super) fn is_sent(&self) -> bool {
+        self.rest().iter().all(|part| part.is_empty())
+    }
+
+    /// What is still to be sent, in order.
+    pub(super) fn rest(&self) -> [&[u8]; 2] {
+        let head: &[u8] = match &self.head {
+            Head::Kept(message) => message,
+            Head::Bare(header) => header,
+        };
+        let data = self.data.map_or(&[][..], |(_, data)| shared(data));
+        let first = self.done.min(head.len());
+        [&head[first..], &data[self.done - first..]]
+    }
+}
+
+impl Slot {
+    /// The message of this slot, which has that number, to be sent.
+    pub(super) fn out(&mut self, number: u16) -> Out {
+        let data = self.rides.then(|| (number, self.source.bytes()));
+        self.sending += usize::from(self.rides);
+        Out { head: Head::Kept(self.message.clone()), data, done: 0 }
+    }
+
+    /// Takes a flag out of the message of this slot, for when it is sent again.
+    pub(super) fn clear_flag(&mut self, flag: u8) {
+        if self.message.get(1).is_some_and(|flags| flags & flag != 0) {
+            let mut message = (*self.message).clone();
+            message[1] &= !flag;
+            self.message = Arc::new(message);
+        }
+    }
+
+    /// A part of the source of this slot, to be sent.
+    pub(super) fn part(&mut self, from: u64, length: u32, number: u16, flags: u8) -> Out {
+        let mut head = Header::new(Kind::Data, number, self.sequence);
+        head.flags = flags;
+        head.offset = from;
+        head.payload_bytes = length;
+        self.sending += 1;
+        let range = from as usize..from as usize + length as usize;
+        let source = &raw const shared(self.source.bytes())[range];
+        Out { data: Some((number, source)), ..Out::header(&head) }
+    }
+
+    /// The first fragment of the source, if it follows the message without a grant.
+    pub(super) fn out_ahead(&mut self, number: u16) -> Option<Out> {
+        let length = self.source.len().min(FRAGMENT_BYTES_MAX) as u32;
+        std::mem::take(&mut self.ahead).then(|| self.part(0, length, number, data_flag::AHEAD))
+    }
+}
+
+// SAFETY: the pointer is to a buffer that is `Send` and outlives the message, see `Out::data`.
+#[allow(unsafe_code)]
+unsafe impl Send for Out {}
+
+/// What waits to be sent, and over which link: it would be lost on another one.
+pub(super) struct Outgoing {
+    pub(super) messages: VecDeque<Out>,
+    pub(super) link: Arc<Link>,
+    /// When something was sent last, in milliseconds of the coarse clock.
+    pub(super) sent_at: u64,
+}
+
+impl Outgoing {
+    /// Before something is sent. What a dead server never saw can be asked of the next one; what was sent to it might have been
+    /// done. One that ended while nothing was under way is noticed here, without a call for each request.
+    pub(super) fn check_link(&mut self) -> io::Result<()> {
+        let now = coarse_ms();
+        if now.saturating_sub(self.sent_at) > QUIET_MS && self.link.peer_closed() {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        self.sent_at = now;
+        Ok(())
+    }
+}

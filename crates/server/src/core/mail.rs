@@ -1,0 +1,83 @@
+//! What other threads tell a core, and its end.
+
+use super::{Core, DRAIN, LISTENER_TOKENS};
+use crate::mailbox::Mail;
+use std::time::Instant;
+use towline_wire::{Header, Kind};
+
+impl Core {
+    pub(super) fn mail(&mut self, mail: Mail, scratch: &mut [u8]) {
+        match mail {
+            Mail::Lane(link) => self.add_lane(link, None, scratch),
+            Mail::Join(link, hello, peer) => self.add_lane(link, Some((hello, peer)), scratch),
+            Mail::Unblocked { session, slot, sequence, result, took } => {
+                let Some(mut running) = self.take_running(session, slot, sequence) else { return };
+                running.stages.storage += took;
+                running.stages.disk += took;
+                self.forget_expected(session, &mut running);
+                running.compound.unblocked(result);
+                self.drive(session, slot, running, Instant::now());
+            }
+            Mail::Returned(back) => self.returned(back),
+            Mail::Granted(waiter) => {
+                let session = waiter.session;
+                let Some(mut running) = self.take_running(session, waiter.slot, waiter.sequence)
+                else {
+                    return;
+                };
+                running.compound.locked(Ok(()));
+                self.drive(session, waiter.slot, running, Instant::now());
+            }
+            Mail::NbdLane(link, over) => self.add_nbd_lane(link, over, scratch),
+            Mail::Transferred { token, result, buffer } => {
+                self.finish_transfer(token, result, buffer);
+            }
+            Mail::Answered { token, result } => self.engine.answered(token, result),
+            Mail::AskAgain(waiter) => {
+                let session = waiter.session;
+                if let Some(running) = self.take_running(session, waiter.slot, waiter.sequence) {
+                    self.drive(session, waiter.slot, running, Instant::now());
+                }
+            }
+            Mail::LimitsChanged => {
+                self.waiting.limits_changed();
+                self.nbd.limits_changed();
+            }
+            Mail::Broken => self.broken = true,
+            Mail::Shutdown => self.begin_shutdown(),
+        }
+    }
+
+    fn begin_shutdown(&mut self) {
+        self.draining = Some(Instant::now());
+        if self.index == 0 {
+            let mut listeners = self.shared.listeners.write();
+            for (number, (listener, _)) in listeners.iter().enumerate() {
+                // Fails only when the loop is broken, which it tells itself.
+                let _ = self.reactor.unwatch(listener.fd(), LISTENER_TOKENS + number as u64);
+            }
+            listeners.clear();
+        }
+        self.refusing.clear();
+        self.shared.disks.shut_down();
+        let mut header = Header::new(Kind::Notice, 0, 0);
+        header.flags = towline_wire::header::notice::SHUTDOWN;
+        for index in 0..self.lanes.len() {
+            if let Some(lane) = &mut self.lanes[index] {
+                lane.send_header(&header);
+                self.dirty.push(index);
+            }
+        }
+    }
+
+    pub(super) fn drained(&self) -> bool {
+        let Some(since) = self.draining else { return false };
+        let running = self.sessions.all().any(|s| {
+            s.disks.is_busy()
+                || !s.away.is_empty()
+                || s.running.iter().flatten().any(|r| r.compound.missing().is_none())
+        });
+        let unsent = self.lanes.iter().flatten().any(|l| !l.out.is_empty());
+        (!running && !unsent && !self.nbd.has_unanswered(&self.engine)) || since.elapsed() > DRAIN
+    }
+}
