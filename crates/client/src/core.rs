@@ -9,6 +9,8 @@ mod outcome;
 mod outgoing;
 mod reconnect;
 mod sending;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 use crate::borrow::Memories;
@@ -25,7 +27,7 @@ use outcome::Look;
 pub(crate) use outcome::{Checked, Outcome};
 use outgoing::{Messages, Out, Outgoing};
 use parking_lot::{Condvar, Mutex};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -83,6 +85,8 @@ struct Slot {
     bulk: bool,
     received: usize,
     landed: u64,
+    /// Bytes of the source that the server has asked for, from the first one on.
+    granted: u64,
     checksums: Vec<Checked>,
     /// First byte of the target that stands for one that could not be read, and why.
     failed: Option<(u64, Errno)>,
@@ -122,6 +126,10 @@ pub(crate) struct State {
     /// `None` while somebody leads, who has it.
     receiving: Option<Box<Receiving>>,
     link: Arc<Link>,
+    /// Counts lanes: see [`Messages::lane`]. Changed with that of [`Outgoing`], while both are locked.
+    lane: u64,
+    /// Wakers of requests that are over. They are woken where nothing is locked: they run what they like.
+    woken: Vec<Waker>,
     /// Its lanes go as near as they may.
     near: bool,
     session: u64,
@@ -164,7 +172,8 @@ impl State {
     fn messages(&mut self, slot: &SlotRef) -> Messages {
         let before = self.releases();
         let found = &mut self.slots[usize::from(slot.slot)];
-        Messages { before, message: found.out(slot.slot), after: found.out_ahead(slot.slot) }
+        let (message, after) = (found.out(slot.slot), found.out_ahead(slot.slot));
+        Messages { lane: self.lane, before, message, after }
     }
 
     /// Gives back what was lent to slots that nobody is using; those that are used again say so by
@@ -263,6 +272,7 @@ fn fresh_slot() -> Slot {
         bulk: false,
         received: 0,
         landed: 0,
+        granted: 0,
         checksums: Vec::new(),
         failed: None,
         alters: false,
@@ -296,7 +306,7 @@ impl Core {
             link: link.clone(),
             bulk: false,
         };
-        let out = Outgoing { messages: VecDeque::new(), link: link.clone(), sent_at: 0 };
+        let out = Outgoing::over(link.clone());
         let state = State {
             slots: (0..slots - 1).map(|_| fresh_slot()).collect(),
             free: (0..slots as u16 - 1).rev().collect(),
@@ -307,6 +317,8 @@ impl Core {
             debts: 0,
             leave_ends: None,
             link,
+            lane: 0,
+            woken: Vec::new(),
             near,
             session: welcome.session,
             secret: welcome.secret,

@@ -76,8 +76,9 @@ impl Buffer {
 
 /// Reads through a pointer of [`Buffer::bytes`] while the request is known to be alive.
 pub(crate) fn shared<'a>(bytes: *const [u8]) -> &'a [u8] {
-    // SAFETY: see `Buffer::bytes`: requests are completed by the leader, who does so between
-    // receives, and under the lock of the send queue after their messages were taken off it.
+    // SAFETY: see `Buffer::bytes`: a request whose parts wait to be sent is not over. Parts are looked at with the queue locked, by
+    // who sends, and only those of its lane; with another lane, or none any more, which comes with the queue locked, they no longer
+    // count. While a request takes its slot, its source is there.
     unsafe { &*bytes }
 }
 

@@ -15,10 +15,7 @@ use towline_block::Meter;
 use towline_mem::{Pool, Reserved};
 use towline_session::{Compound, Session};
 use towline_store::{Caller, FileStore};
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, SLOTS_MAX};
-
-/// Fragments of one transfer that may be on their way at once.
-pub(crate) const GRANTS_MAX: usize = 2;
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX, SLOTS_MAX};
 
 /// A fragment that the client was told to send.
 pub(crate) struct Grant {

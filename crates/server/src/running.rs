@@ -2,7 +2,7 @@
 
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
-use crate::grants::{GRANTS_MAX, Grant, Running};
+use crate::grants::{Grant, Running};
 use crate::guarded::guarded;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
@@ -17,6 +17,7 @@ use towline_session::files::Table;
 use towline_session::locks::{Locked, Owner, Peer};
 use towline_session::{BlockingResult, Context, Step};
 use towline_wire::header::reply_flag;
+use towline_wire::limits::GRANTS_MAX;
 use towline_wire::request::lock;
 use towline_wire::{Header, Kind};
 

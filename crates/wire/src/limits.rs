@@ -16,6 +16,8 @@ pub const COMPOUND_OPS_MAX: usize = 16;
 pub const INLINE_BYTES_MAX: usize = 16 * 1024;
 /// Largest payload of one data message, and the most one grant allows.
 pub const FRAGMENT_BYTES_MAX: usize = 256 * 1024;
+/// Grants of one write that may wait for their data at once.
+pub const GRANTS_MAX: usize = 2;
 /// Largest read or write in one request.
 pub const TRANSFER_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Largest directory listing in one reply.

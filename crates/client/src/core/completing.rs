@@ -8,8 +8,9 @@ use crate::lent::exclusive;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use towline_net::{Link, Payload, Sink, Target};
+use towline_wire::disk::checksum_bytes;
 use towline_wire::header::{data_flag, reply_flag, request_flag};
-use towline_wire::limits::{AHEAD_MILLISECONDS, INLINE_BYTES_MAX};
+use towline_wire::limits::{AHEAD_MILLISECONDS, GRANTS_MAX, INLINE_BYTES_MAX};
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
 /// Longer payloads are copied while the state is not locked.
@@ -37,6 +38,17 @@ impl Slot {
             self.landed += length;
         }
         has_place
+    }
+
+    /// Keeps the checksums of data that came. There are no more than those of all that was asked for.
+    fn note_checksums(&mut self, header: &Header, sums: &[u8]) -> Result<(), ProtocolError> {
+        let (at, length) = (header.offset, header.payload_bytes);
+        let fit = length > 0 && sums.len() == checksum_bytes(length as usize);
+        if !fit || self.landed > self.target.len() as u64 {
+            return Err(ProtocolError { what: "checksums of what did not come", at: 0 });
+        }
+        self.checksums.push(Checked { at, length, sums: sums.to_vec() });
+        Ok(())
     }
 
     /// Zeroes stand for what is not sent.
@@ -182,8 +194,7 @@ impl Sink for Completing<'_, '_> {
                 } else if header.flags & data_flag::HOLE != 0 {
                     slot.fill_hole(header)?;
                 } else if slot.land(header, header.payload_bytes.into()) && !body.is_empty() {
-                    let (at, length) = (header.offset, header.payload_bytes);
-                    slot.checksums.push(Checked { at, length, sums: body.to_vec() });
+                    slot.note_checksums(header, body)?;
                 }
                 Ok(())
             }
@@ -191,9 +202,15 @@ impl Sink for Completing<'_, '_> {
             Kind::Grant if !matches!(slot.status, Status::Waiting) => Ok(()),
             Kind::Grant => {
                 let (from, length) = (header.offset, u64::from(header.word_a));
-                if from.checked_add(length).is_none_or(|end| end > slot.source.len() as u64) {
+                let end = from.saturating_add(length);
+                if end > slot.source.len() as u64 {
                     return Err(ProtocolError { what: "grant beyond what was offered", at: 16 });
                 }
+                // Each byte once and few parts at a time, that what waits to be sent has an end.
+                if length == 0 || from < slot.granted || slot.sending > GRANTS_MAX {
+                    return Err(ProtocolError { what: "more grants than there may be", at: 16 });
+                }
+                slot.granted = end;
                 self.answers.push(slot.part(from, header.word_a, header.slot, 0));
                 Ok(())
             }

@@ -6,6 +6,7 @@ use crate::lent::shared;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::task::Waker;
 use towline_net::Link;
 use towline_wire::header::data_flag;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES};
@@ -16,6 +17,9 @@ const QUIET_MS: u64 = 20;
 
 /// Messages of one request, which leave together.
 pub(super) struct Messages {
+    /// That of the state when they were made. By the time they are sent another thread may have replaced the lane: then what
+    /// they ask for was sent again, or is over and its buffers are gone, and they are dropped.
+    pub(super) lane: u64,
     /// What it was lent before and nobody is using goes back.
     pub(super) before: Vec<Out>,
     pub(super) message: Out,
@@ -24,18 +28,12 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub(super) fn of(message: Out) -> Self {
-        Self { before: Vec::new(), message, after: None }
+    pub(super) fn of(message: Out, lane: u64) -> Self {
+        Self { lane, before: Vec::new(), message, after: None }
     }
 
     pub(super) fn is_one(&self) -> bool {
         self.before.is_empty() && self.after.is_none()
-    }
-
-    pub(super) fn queue(self, out: &mut Outgoing) {
-        out.messages.extend(self.before);
-        out.messages.push_back(self.message);
-        out.messages.extend(self.after);
     }
 }
 
@@ -43,7 +41,7 @@ impl Messages {
 pub(super) struct Out {
     head: Head,
     /// A part of the source of this slot, which follows. It stays valid until `Core::part_sent`, which the slot's
-    /// `sending` counts.
+    /// `sending` counts, as long as the lane is that for which it was made.
     pub(super) data: Option<(u16, *const [u8])>,
     /// Bytes that have left.
     pub(super) done: usize,
@@ -88,6 +86,7 @@ impl Slot {
     pub(super) fn out(&mut self, number: u16) -> Out {
         let data = self.rides.then(|| (number, self.source.bytes()));
         self.sending += usize::from(self.rides);
+        self.granted = 0;
         Out { head: Head::Kept(self.message.clone()), data, done: 0 }
     }
 
@@ -127,11 +126,28 @@ unsafe impl Send for Out {}
 pub(super) struct Outgoing {
     pub(super) messages: VecDeque<Out>,
     pub(super) link: Arc<Link>,
+    /// Counts lanes, as that of the state.
+    pub(super) lane: u64,
+    /// Wakers to be woken when this is unlocked.
+    pub(super) woken: Vec<Waker>,
     /// When something was sent last, in milliseconds of the coarse clock.
     pub(super) sent_at: u64,
 }
 
 impl Outgoing {
+    pub(super) fn over(link: Arc<Link>) -> Self {
+        Self { messages: VecDeque::new(), link, lane: 0, woken: Vec::new(), sent_at: 0 }
+    }
+
+    /// Queues messages, unless they are of a lane that was replaced.
+    pub(super) fn queue(&mut self, messages: Messages) {
+        if messages.lane == self.lane {
+            self.messages.extend(messages.before);
+            self.messages.push_back(messages.message);
+            self.messages.extend(messages.after);
+        }
+    }
+
     /// Before something is sent. What a dead server never saw can be asked of the next one; what was sent to it might have been
     /// done. One that ended while nothing was under way is noticed here, without a call for each request.
     pub(super) fn check_link(&mut self) -> io::Result<()> {

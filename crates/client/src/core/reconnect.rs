@@ -98,9 +98,13 @@ impl Core {
         }
     }
 
+    /// Ends all requests, those to come too, with this error.
     pub(super) fn fail_all(&self, error: &Error) {
-        self.out.lock().messages.clear();
+        let mut out = self.out.lock();
         let mut state = self.state.lock();
+        out.messages.clear();
+        out.lane += 1;
+        state.lane = out.lane;
         state.dead = Some(error.clone());
         for slot in 0..state.slots.len() {
             state.slots[slot].sending = 0;
@@ -120,7 +124,6 @@ impl Core {
         let unsent =
             state.slots.iter().map(|slot| out.messages.iter().any(|out| out.is_unsent(slot)));
         let unsent: Vec<bool> = unsent.collect();
-        out.messages.clear();
         if welcome.resumed != resumed::JOINED {
             // The last slot is kept for this.
             let mut lane = FirstUse {
@@ -141,6 +144,9 @@ impl Core {
                 lane.exchange(&[Request::Reclaimed {}])?;
             }
         }
+        out.messages.clear();
+        out.lane += 1;
+        state.lane = out.lane;
         state.memories = Memories::of(&link, self.options.hide);
         state.debts = 0;
         state.leave_ends = None;

@@ -7,9 +7,9 @@ use crate::times::Stamps;
 use crate::{Error, Lock};
 use parking_lot::MutexGuard;
 use smallvec::SmallVec;
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Duration;
 use towline_wire::header::request_flag;
 use towline_wire::limits::{HEADER_BYTES, INLINE_BYTES_MAX, TRANSFER_BYTES_MAX};
@@ -57,18 +57,18 @@ impl Core {
             state.closing.push(Closing::File(handle));
             return;
         }
-        if let Some(out) = self.fill_close(&mut state, Closing::File(handle)) {
+        if let Some(messages) = self.fill_close(&mut state, Closing::File(handle)) {
             drop(state);
-            self.out.lock().messages.push_back(out);
+            self.out.lock().queue(messages);
         }
     }
 
     /// Takes a slot for a close, if there is one; its message.
-    fn fill_close(&self, state: &mut State, closing: Closing) -> Option<Out> {
+    fn fill_close(&self, state: &mut State, closing: Closing) -> Option<Messages> {
         let slot = self.fill(state, &[closing.request()], Buffer::none(), Buffer::none())?;
         let found = &mut state.slots[usize::from(slot.slot)];
         found.abandoned = true;
-        Some(found.out(slot.slot))
+        Some(Messages::of(found.out(slot.slot), state.lane))
     }
 
     /// Sends the closes that wait, as far as there are slots; nobody waits for their answers.
@@ -79,9 +79,9 @@ impl Core {
                 return;
             }
             let Some(closing) = state.closing.pop() else { return };
-            let Some(out) = self.fill_close(&mut state, closing) else { return };
+            let Some(messages) = self.fill_close(&mut state, closing) else { return };
             drop(state);
-            self.send(out);
+            self.send_all(messages);
         }
     }
 
@@ -222,7 +222,7 @@ impl Core {
         if coalesce > 0 {
             let mut out = self.out.lock();
             if out.messages.len() + 1 + messages.before.len() < coalesce {
-                messages.queue(&mut out);
+                out.queue(messages);
                 return Ok(Some(slot));
             }
         }
@@ -282,13 +282,9 @@ impl Core {
         }
     }
 
-    pub(super) fn send(&self, out: Out) {
-        self.send_all(Messages::of(out));
-    }
-
     /// Sends messages, or queues what the link does not take. What it does not take now, and a broken
     /// link, are the business of whoever leads.
-    fn send_all(&self, messages: Messages) {
+    pub(super) fn send_all(&self, messages: Messages) {
         if matches!(self.send_now(messages), Ok(false)) {
             // Somebody may be leading who sleeps until something comes: wait here for room, while
             // the leader reads, so that both directions go on.
@@ -303,25 +299,37 @@ impl Core {
     }
 
     /// Sends what waits and these messages, without waiting; false when something is left, which is queued.
-    fn send_now(&self, mut messages: Messages) -> io::Result<bool> {
-        let mut out = self.out.lock();
-        let checked = out.check_link();
-        if out.messages.is_empty() && messages.is_one() && checked.is_ok() {
-            // Nearly always: it would leave the queue at once.
-            let only = &mut messages.message;
-            if let Ok(count) = out.link.send(&only.rest(), &self.counters) {
-                only.done = count;
-                if only.is_sent() {
-                    if let Some((slot, _)) = only.data {
-                        self.part_sent(&mut self.state.lock(), slot);
+    pub(super) fn send_now(&self, mut messages: Messages) -> io::Result<bool> {
+        self.with_out(|out| {
+            let checked = out.check_link();
+            let is_only = out.messages.is_empty() && messages.is_one() && messages.lane == out.lane;
+            if is_only && checked.is_ok() {
+                // Nearly always: it would leave the queue at once.
+                let only = &mut messages.message;
+                if let Ok(count) = out.link.send(&only.rest(), &self.counters) {
+                    only.done = count;
+                    if only.is_sent() {
+                        if let Some((slot, _)) = only.data {
+                            self.part_sent(&mut self.state.lock(), slot, &mut out.woken);
+                        }
+                        return Ok(true);
                     }
-                    return Ok(true);
                 }
             }
-        }
-        messages.queue(&mut out);
-        checked?;
-        self.send_queue(&mut out)
+            out.queue(messages);
+            checked?;
+            self.send_queue(out)
+        })
+    }
+
+    /// Works on the queue, and wakes afterwards who is to be woken.
+    fn with_out<T>(&self, work: impl FnOnce(&mut Outgoing) -> T) -> T {
+        let mut out = self.out.lock();
+        let done = work(&mut out);
+        let woken = std::mem::take(&mut out.woken);
+        drop(out);
+        woken.into_iter().for_each(Waker::wake);
+        done
     }
 
     /// Sends what waits and these messages, as [`Core::send_now`].
@@ -332,12 +340,13 @@ impl Core {
 
     /// Sends what waits without waiting; false when something is left.
     pub(crate) fn flush(&self) -> io::Result<bool> {
-        let mut out = self.out.lock();
-        if out.messages.is_empty() {
-            return Ok(true);
-        }
-        out.check_link()?;
-        self.send_queue(&mut out)
+        self.with_out(|out| {
+            if out.messages.is_empty() {
+                return Ok(true);
+            }
+            out.check_link()?;
+            self.send_queue(out)
+        })
     }
 
     fn send_queue(&self, out: &mut Outgoing) -> io::Result<bool> {
@@ -347,7 +356,7 @@ impl Core {
             let sent = out.link.send(&parts, &self.counters);
             drop(parts);
             match sent {
-                Ok(count) => self.sent(&mut out.messages, count),
+                Ok(count) => self.sent(out, count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -357,7 +366,8 @@ impl Core {
     }
 
     /// So many bytes of the queue have left.
-    fn sent(&self, messages: &mut VecDeque<Out>, mut count: usize) {
+    fn sent(&self, out: &mut Outgoing, mut count: usize) {
+        let Outgoing { messages, woken, .. } = out;
         // Locked once for all of them, and only where there is data.
         let mut state = None;
         while let Some(front) = messages.front_mut() {
@@ -368,17 +378,18 @@ impl Core {
             }
             count -= rest;
             if let Some(Out { data: Some((slot, _)), .. }) = messages.pop_front() {
-                self.part_sent(state.get_or_insert_with(|| self.state.lock()), slot);
+                self.part_sent(state.get_or_insert_with(|| self.state.lock()), slot, woken);
             }
         }
     }
 
     /// A part of a source is sent; a request that was answered meanwhile is over now.
-    fn part_sent(&self, state: &mut State, slot: u16) {
+    fn part_sent(&self, state: &mut State, slot: u16, woken: &mut Vec<Waker>) {
         let found = &mut state.slots[usize::from(slot)];
         found.sending = found.sending.saturating_sub(1);
         if found.sending == 0 {
             self.tell(state, slot);
+            woken.append(&mut state.woken);
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Waiting for answers: one of the threads that wait receives for all.
 
 use super::completing::Completing;
-use super::{Core, Look, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait};
+use super::{
+    Core, Look, Messages, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait, server_of,
+};
 use crate::Error;
 use crate::borrow::Borrowed;
 use crate::lent::{Buffer, exclusive};
@@ -11,7 +13,22 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::Incoming;
-use towline_wire::{Header, Kind};
+use towline_wire::{Errno, Header, Kind};
+
+/// Of a leader: should it panic, nobody waits for ever for what it would have received.
+struct FailOnPanic<'a>(&'a Core);
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.fail_all(&Error::Connection {
+            server: server_of(&self.0.transport),
+            what: "given up: the thread that received for all panicked".into(),
+            errno: Errno::EIO,
+        });
+        let woken = std::mem::take(&mut self.0.state.lock().woken);
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
 
 impl Core {
     /// Tells who waits that a request is over, or gives its slot back when nobody does.
@@ -27,7 +44,7 @@ impl Core {
             waiter.notify_one();
         }
         if let Some(waker) = found.waker.take() {
-            waker.wake();
+            state.woken.push(waker);
         }
         // Somebody may wait for its slot, see `Core::park`.
         self.slot_free.notify_one();
@@ -109,10 +126,14 @@ impl Core {
             }
         };
         let finished = self.take(&mut state, slot, &mut |found| found.move_to(outcome));
+        // Let go when the state is unlocked again: that may run anything, too.
+        let mut old = None;
         if finished.is_none() {
-            state.slots[usize::from(slot.slot)].waker = Some(waker.clone());
+            old = state.slots[usize::from(slot.slot)].waker.replace(waker.clone());
         }
         self.hand_over(&state);
+        drop(state);
+        drop(old);
         finished
     }
 
@@ -127,7 +148,8 @@ impl Core {
     /// Asks the server to give up a request that waits for a lock.
     pub(crate) fn cancel(&self, slot: &SlotRef) {
         let header = Header::new(Kind::Cancel, slot.slot, slot.sequence);
-        self.send(Out::header(&header));
+        let lane = self.state.lock().lane;
+        self.send_all(Messages::of(Out::header(&header), lane));
     }
 
     pub(crate) fn abandon(&self, slot: &SlotRef) {
@@ -138,7 +160,10 @@ impl Core {
             return;
         }
         found.abandoned = true;
+        let waker = found.waker.take();
         self.tell(&mut state, slot.slot);
+        drop(state);
+        drop(waker);
     }
 
     pub(super) fn release(&self, state: &mut State, slot: u16) {
@@ -267,7 +292,8 @@ impl Core {
         state.bulk += usize::from(slot.bulk);
         // Else it is sent again when whoever leads notices that the lane is lost.
         if !borrowed.is_of(&state.link) {
-            MutexGuard::unlocked(state, || self.send(out));
+            let messages = Messages::of(out, state.lane);
+            MutexGuard::unlocked(state, || self.send_all(messages));
         }
     }
 
@@ -339,6 +365,7 @@ impl Core {
         mut receiving: Box<Receiving>,
         wait: Wait<'_>,
     ) -> MutexGuard<'a, State> {
+        let panics = FailOnPanic(self);
         let mut state = match self.receive(&mut receiving, wait) {
             Ok(state) => state,
             Err(error) => {
@@ -351,7 +378,12 @@ impl Core {
             self.move_nearer(&mut receiving);
             state = self.state.lock();
         }
+        std::mem::forget(panics);
         state.receiving = Some(receiving);
+        if !state.woken.is_empty() {
+            let woken = std::mem::take(&mut state.woken);
+            MutexGuard::unlocked(&mut state, || woken.into_iter().for_each(Waker::wake));
+        }
         state
     }
 

@@ -1,5 +1,5 @@
 //! Peers that break the protocol, ask for too much or give nothing back: the server throws them out
-//! or bounds them, and goes on serving honest clients.
+//! or bounds them, and goes on serving honest clients. Servers that do so to their clients.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -7,6 +7,7 @@ mod amounts;
 #[path = "../common/mod.rs"]
 mod common;
 mod messages;
+mod server;
 
 use common::{CREATE, Process, Raw, pattern, request};
 use std::time::{Duration, Instant};

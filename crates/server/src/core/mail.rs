@@ -1,6 +1,7 @@
 //! What other threads tell a core, and its end.
 
 use super::{Core, DRAIN, LISTENER_TOKENS};
+use crate::grants::Running;
 use crate::mailbox::Mail;
 use std::time::Instant;
 use towline_wire::{Header, Kind};
@@ -72,10 +73,11 @@ impl Core {
 
     pub(super) fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
+        // What waits for data or for a lock may wait for ever; its client asks the next server for it.
+        let ends = |r: &Running| r.compound.missing().is_none() && !r.locking;
         let running = self.sessions.all().any(|s| {
-            s.disks.is_busy()
-                || !s.away.is_empty()
-                || s.running.iter().flatten().any(|r| r.compound.missing().is_none())
+            let mut running = s.running.iter().flatten();
+            s.disks.is_busy() || !s.away.is_empty() || running.any(|r| ends(r))
         });
         let unsent = self.lanes.iter().flatten().any(|l| !l.out.is_empty());
         (!running && !unsent && !self.nbd.has_unanswered(&self.engine)) || since.elapsed() > DRAIN

@@ -2,10 +2,10 @@
 
 use super::{Granted, Kind, Writing};
 use crate::core::Core;
-use crate::grants::GRANTS_MAX;
 use std::time::Instant;
 use towline_block::Short;
 use towline_net::Target;
+use towline_wire::limits::GRANTS_MAX;
 use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError};
 
 impl Core {

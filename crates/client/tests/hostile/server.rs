@@ -1,0 +1,164 @@
+//! Servers that break the protocol: their clients end the session with an error, and lose nothing else.
+
+use super::common::message;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use towline_client::{Client, Error, File, Options, Transport};
+use towline_wire::codec::Field;
+use towline_wire::hello::{MAGIC, VERSION, resumed};
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES};
+use towline_wire::{Attr, Header, Kind, Reply, Welcome};
+
+/// Long enough for a grant.
+const LONG: usize = 4 * FRAGMENT_BYTES_MAX;
+
+/// One connection to what the client takes for a server.
+struct Peer(TcpStream);
+
+impl Peer {
+    fn receive(&mut self) -> Option<Header> {
+        let mut head = [0; HEADER_BYTES];
+        self.0.read_exact(&mut head).ok()?;
+        let header = Header::parse(&head).unwrap();
+        let rest = header.body_bytes as usize + header.payload_bytes as usize;
+        self.0.read_exact(&mut vec![0; rest]).ok()?;
+        Some(header)
+    }
+
+    /// The next request.
+    fn request(&mut self) -> Header {
+        loop {
+            let header = self.receive().expect("the client is gone");
+            if header.kind == Kind::Request {
+                return header;
+            }
+        }
+    }
+
+    /// False when the client takes nothing more.
+    fn send(&mut self, bytes: &[u8]) -> bool {
+        self.0.write_all(bytes).is_ok()
+    }
+
+    fn answer(&mut self, request: &Header, replies: &[Reply<'_>]) {
+        let mut body = Vec::new();
+        for reply in replies {
+            reply.encode(&mut body);
+        }
+        let header = Header::new(Kind::Reply, request.slot, request.sequence);
+        assert!(self.send(&message(header, &body, &[])));
+    }
+
+    fn welcome(&mut self) {
+        self.receive();
+        let welcome = Welcome {
+            magic: MAGIC,
+            version: VERSION,
+            session: 1,
+            slots: 4,
+            resumed: resumed::NEW,
+            ..Default::default()
+        };
+        let mut body = Vec::new();
+        welcome.encode(&mut body);
+        self.send(&message(Header::new(Kind::Welcome, 0, 0), &body, &[]));
+    }
+}
+
+/// A client with a file of what it takes for a server, which does this after the file was opened. It hears no more of it.
+fn served_by(lies: impl FnOnce(&mut Peer) + Send + 'static) -> (Client, File, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serving = std::thread::spawn(move || {
+        let mut peer = Peer(listener.accept().unwrap().0);
+        peer.welcome();
+        let request = peer.request();
+        peer.answer(&request, &[Reply::Opened { handle: 1, attr: Attr::default() }]);
+        lies(&mut peer);
+    });
+    let mut options = Options::default();
+    options.reconnect = Duration::from_millis(10);
+    let client = Client::connect(&Transport::Tcp("127.0.0.1".into(), port), options).unwrap();
+    let file = client.attach(b"any").unwrap();
+    (client, file, serving)
+}
+
+/// What this client is told ends its session, with that reason.
+fn assert_illegal(result: Result<usize, Error>, reason: &str) {
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("no legal message") && error.contains(reason), "{error}");
+}
+
+fn header_of(kind: Kind, request: &Header, from: usize, length: usize) -> Header {
+    let mut header = Header::new(kind, request.slot, request.sequence);
+    header.offset = from as u64;
+    if kind == Kind::Grant {
+        header.word_a = length as u32;
+    }
+    header
+}
+
+/// Grants these parts of a long write.
+fn write_granted(parts: &'static [(usize, usize)]) -> Result<usize, Error> {
+    let (client, file, serving) = served_by(move |peer| {
+        let request = peer.request();
+        for (from, length) in parts {
+            peer.send(&header_of(Kind::Grant, &request, *from, *length).to_bytes());
+        }
+        while peer.receive().is_some() {}
+    });
+    let written = file.write_at(&vec![1; LONG], 0);
+    drop((file, client));
+    serving.join().unwrap();
+    written
+}
+
+#[test]
+fn grants_are_for_each_byte_once() {
+    const PART: usize = FRAGMENT_BYTES_MAX;
+    assert_illegal(write_granted(&[(0, 0)]), "more grants");
+    assert_illegal(write_granted(&[(0, PART), (0, PART)]), "more grants");
+    assert_illegal(write_granted(&[(0, PART), (PART - 1, 1)]), "more grants");
+    assert_illegal(write_granted(&[(PART, PART), (0, PART)]), "more grants");
+    assert_illegal(write_granted(&[(LONG - 1, 2)]), "beyond");
+}
+
+#[test]
+fn grants_of_what_is_over_are_ignored() {
+    let (_client, file, serving) = served_by(|peer| {
+        let request = peer.request();
+        peer.answer(&request, &[Reply::Wrote { length: LONG as u32, offset: 0 }]);
+        peer.send(&header_of(Kind::Grant, &request, 0, LONG).to_bytes());
+        let next = peer.receive().unwrap();
+        assert_eq!(next.kind, Kind::Request, "data of a write that was answered");
+        peer.answer(&next, &[Reply::Done {}]);
+    });
+    assert_eq!(file.write_at(&vec![1; LONG], 0).unwrap(), LONG);
+    file.sync(0).unwrap();
+    serving.join().unwrap();
+}
+
+/// Sends these messages in answer to a read of 8192 bytes: length of the data, and how many checksums.
+fn read_summed(parts: &'static [(usize, usize)]) -> Result<usize, Error> {
+    let (client, file, serving) = served_by(move |peer| {
+        let request = peer.request();
+        for (length, sums) in parts {
+            let header = header_of(Kind::Data, &request, 0, 0);
+            peer.send(&message(header, &vec![0; sums * 4], &vec![2; *length]));
+        }
+        while peer.receive().is_some() {}
+    });
+    let read = file.read_at(&mut [0; 8192], 0);
+    drop((file, client));
+    serving.join().unwrap();
+    read
+}
+
+#[test]
+fn checksums_are_of_data_that_was_asked_for() {
+    assert_illegal(read_summed(&[(0, 1)]), "checksums");
+    assert_illegal(read_summed(&[(4096, 2)]), "checksums");
+    assert_illegal(read_summed(&[(4096, 1), (4096, 1), (4096, 1)]), "checksums");
+}
