@@ -150,7 +150,9 @@ impl Input {
             return self.receive_bulk(link, scratch, wait, sink, counters);
         }
         let have = self.partial.len();
-        scratch[..have].copy_from_slice(&self.partial);
+        if have > 0 {
+            scratch[..have].copy_from_slice(&self.partial);
+        }
         if std::mem::take(&mut self.full) {
             self.parse(&scratch[..have], sink, counters)?;
             return Ok(Incoming::Progress);
@@ -243,11 +245,11 @@ impl Input {
             }
             bytes = &bytes[end..];
         }
-        if bytes.is_empty() {
-            self.partial = Vec::new(); // most lanes have nothing here most of the time
-        } else {
+        if !bytes.is_empty() {
             self.partial.clear();
             self.partial.extend_from_slice(bytes);
+        } else if !self.partial.is_empty() {
+            self.partial = Vec::new(); // most lanes have nothing here most of the time
         }
         Ok(())
     }

@@ -28,6 +28,16 @@ pub(super) fn stat_name(directory: impl AsFd, name: &[u8]) -> Result<Statx, Errn
     rustix::fs::statx(directory, name, flags, WANTED).map_err(errno)
 }
 
+/// The same in the form of the protocol.
+pub(super) fn attr_of_name(directory: impl AsFd, name: &[u8]) -> Result<Attr, Errno> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    // Not by `stat_name`, from where all that the kernel says would be copied twice.
+    match rustix::fs::statx(directory, name, flags, WANTED) {
+        Ok(stat) => Ok(attr_of(&stat)),
+        Err(error) => Err(errno(error)),
+    }
+}
+
 /// Attributes of a listed name, as good as this machine knows them without asking another.
 pub(super) fn stat_listed(directory: impl AsFd, name: &std::ffi::CStr) -> Option<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;

@@ -1,6 +1,6 @@
 //! The store: names beneath the root.
 
-use super::attributes::{attr_of, errno, identity_of, stat_file, stat_name};
+use super::attributes::{attr_of, attr_of_name, errno, identity_of, stat_file};
 use super::changes;
 use super::copy::copy_between;
 use super::identity::{Acting, ServerIdentity};
@@ -224,17 +224,17 @@ impl FileStore for DirectoryStore {
             return base.stat();
         }
         let acting = self.tree.server.act_as(caller)?;
-        if is_name(path) {
-            let stat = stat_name(&base.fd, path)?;
-            if !follow || u32::from(stat.stx_mode) & TYPE_MASK != TYPE_SYMLINK {
-                return Ok(attr_of(&stat));
-            }
-        }
+        let is_done = |attr: &Attr| !follow || !attr.is_symlink();
         if let Some((directory, name)) = self.tree.known(acting.as_ref(), base, path) {
-            match stat_name(&directory, name) {
+            match attr_of_name(&directory, name) {
                 Err(Errno::ENOENT) => {}
-                Ok(stat) if follow && u32::from(stat.stx_mode) & TYPE_MASK == TYPE_SYMLINK => {}
-                result => return result.map(|stat| attr_of(&stat)),
+                Ok(attr) if !is_done(&attr) => {}
+                result => return result,
+            }
+        } else if is_name(path) {
+            let attr = attr_of_name(&base.fd, path)?;
+            if is_done(&attr) {
+                return Ok(attr);
             }
         }
         let found = self.tree.find(acting.as_ref(), base, path, follow)?;
