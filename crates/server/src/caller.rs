@@ -16,17 +16,17 @@ const NOBODY: u32 = 65534;
 pub(crate) struct Callers {
     identity: bool,
     squash_root: bool,
-    own: Caller,
-    known: HashMap<(u32, u32), Caller, RandomState>,
+    own: Arc<Caller>,
+    known: HashMap<(u32, u32), Arc<Caller>, RandomState>,
 }
 
 impl Callers {
     pub(crate) fn new(identity: bool, squash_root: bool) -> Self {
-        Self { identity, squash_root, own: own_caller(), known: HashMap::default() }
+        Self { identity, squash_root, own: Arc::new(own_caller()), known: HashMap::default() }
     }
 
-    /// The caller for a request that names `uid` and `gid`, on a lane whose peer is `peer`.
-    pub(crate) fn find(&mut self, uid: u32, gid: u32, peer: Option<(u32, u32)>) -> &Caller {
+    /// The caller for a request that names `uid` and `gid`, on a lane whose peer is `peer`; always the same one for the same user.
+    pub(crate) fn find(&mut self, uid: u32, gid: u32, peer: Option<(u32, u32)>) -> &Arc<Caller> {
         if !self.identity {
             return &self.own;
         }
@@ -38,7 +38,7 @@ impl Callers {
         if uid == 0 && self.squash_root {
             (uid, gid) = (NOBODY, NOBODY);
         }
-        let new = || Caller { uid, gid, groups: groups_of(uid, gid), enforce: true };
+        let new = || Arc::new(Caller { uid, gid, groups: groups_of(uid, gid), enforce: true });
         self.known.entry((uid, gid)).or_insert_with(new)
     }
 }

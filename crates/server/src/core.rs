@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::families::Families;
 use crate::grace::Grace;
 use crate::grants::Running;
-use crate::lane::Lane;
+use crate::lane::{Lane, Receiving};
 use crate::mailbox::{Mail, Mailbox};
 use crate::native::{self, Taken};
 use crate::nbd::driver::{CoreDriver, Late};
@@ -111,6 +111,8 @@ pub(crate) const NBD_TOKENS: u64 = 1 << 34;
 pub(crate) const LANE_BELL_TOKENS: u64 = 1 << 35;
 /// Bytes read at once from any lane; one such buffer serves all lanes of a core.
 const SCRATCH_BYTES: usize = 128 * 1024;
+/// Requests that are counted, but not in the histograms yet, at most after a turn.
+const TIMED_MAX: usize = 32;
 /// How often to look for what waited too long, while there is something that may.
 const TICK: Duration = Duration::from_secs(1);
 /// How long new clients wait when there are no descriptors, before the next try.
@@ -181,9 +183,9 @@ pub(crate) struct Core {
     pub(crate) spare: Option<Box<Running>>,
     /// Memory in which messages are put together.
     pub(crate) message: Vec<u8>,
-    /// Finished requests, by the tags of their operations, that the statistics do not have yet: all of a turn are told together,
-    /// before their answers leave. To lock the statistics for each would have it wait until all that it wrote is in the cache.
-    pub(crate) recorded: Vec<(u8, Stages)>,
+    /// How long finished requests took that were counted already: the histograms get to know it when there is nothing else to
+    /// do, or of many together, and not while somebody waits for an answer.
+    pub(crate) timed: Vec<Stages>,
     /// Lanes with something to send after this turn.
     pub(crate) dirty: Vec<usize>,
     /// The lane that something was sent to last.
@@ -250,7 +252,7 @@ impl Core {
             taken: Vec::new(),
             spare: None,
             message: Vec::new(),
-            recorded: Vec::new(),
+            timed: Vec::new(),
             dirty: Vec::new(),
             answered: None,
             closing: Vec::new(),
@@ -299,18 +301,25 @@ impl Core {
                 // It may have been closed, and is no more in the list then.
                 place += usize::from(self.shm_lanes.get(place) == Some(&index));
             }
-            for index in std::mem::take(&mut self.resumable) {
-                self.resume(index, &mut scratch);
+            if !self.resumable.is_empty() {
+                for index in std::mem::take(&mut self.resumable) {
+                    self.resume(index, &mut scratch);
+                }
             }
             // Before grants: what is begun may need data.
             self.resume_throttled();
             self.begin_low();
             self.grant();
             self.flush_dirty();
-            self.end_failed(&mut scratch);
+            if !self.failed.is_empty() {
+                self.end_failed(&mut scratch);
+            }
             self.turn_disks(&mut scratch);
             if self.ticking && self.ticked.elapsed() >= TICK {
                 self.tick();
+            }
+            if self.timed.len() >= TIMED_MAX {
+                self.statistics.record_times(&mut self.timed);
             }
             if self.broken {
                 return Err("a request to a disk failed by a mistake in the server".to_owned());
@@ -338,6 +347,7 @@ impl Core {
 
     /// The core ends: nothing that it lets go of may hold it up.
     fn leave(mut self) {
+        self.statistics.record_times(&mut self.timed);
         let mut sessions = std::mem::take(&mut self.sessions);
         for served in sessions.all_mut() {
             let files = served.session.files.clone();
@@ -352,18 +362,23 @@ impl Core {
         {
             link.prepare_send();
         }
-        let Self { spin, reactor, lanes, shm_lanes, late, .. } = self;
+        let Self { spin, reactor, lanes, shm_lanes, late, statistics, timed, .. } = self;
         let shm_readable =
             || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
         let due = late.peek().map(|late| late.at);
         let found = spin.until(|| {
             let is_due = due.is_some_and(|at| Instant::now() >= at);
             let readable = || !shm_lanes.is_empty() && look_often(shm_readable);
-            (is_due || reactor.is_ready() || readable()).then_some(())
+            let found = is_due || reactor.is_ready() || readable();
+            if !found {
+                statistics.record_times(timed);
+            }
+            found.then_some(())
         });
         if found.is_some() {
             return true;
         }
+        self.statistics.record_times(&mut self.timed);
         let mut sleep = true;
         for index in &self.shm_lanes {
             if let Some(link) = shm_link(&self.lanes, *index) {
@@ -469,10 +484,7 @@ impl Core {
 
     pub(crate) fn receive(&mut self, index: usize, scratch: &mut [u8]) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-        let link = lane.link.clone();
-        // Taken out, so that the messages it finds can change the core and the lane.
-        let mut input = std::mem::take(&mut lane.input);
-        let statistics = self.statistics.clone();
+        let Some(mut receiving) = lane.receiving.take() else { return };
         let mut failure = None;
         // Where the peer has ended, its last bytes are not the end yet.
         let mut last_look = lane.hung;
@@ -486,7 +498,8 @@ impl Core {
                 break;
             }
             let mut sink = Serving { core: self, index, news: false, since: None };
-            match input.receive(&link, scratch, None, &mut sink, &statistics.counters) {
+            let Receiving { link, input, statistics } = &mut *receiving;
+            match input.receive(link, scratch, None, &mut sink, &statistics.counters) {
                 Ok(Incoming::Progress) => {}
                 Ok(Incoming::Drained) if last_look => last_look = false,
                 Ok(Incoming::Drained) => break,
@@ -501,9 +514,8 @@ impl Core {
             }
         }
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-        lane.input = input;
+        lane.receiving = Some(receiving);
         let hello = lane.hello.take();
-        drop(link);
         match (failure, hello) {
             (Some(error), _) => self.close_lane(index, &error),
             (None, Some(hello)) => {
@@ -513,25 +525,22 @@ impl Core {
                     self.receive(index, scratch);
                 }
             }
-            (None, None) => self.dirty.push(index),
+            // Whoever was answered is in there already.
+            (None, None) if self.dirty.last() != Some(&index) => self.dirty.push(index),
+            (None, None) => {}
         }
-    }
-
-    /// Tells the statistics of requests that are finished: before their answers leave.
-    pub(crate) fn tell_recorded(&mut self) {
-        self.statistics.record_all(&self.recorded);
-        self.recorded.clear();
     }
 
     pub(crate) fn flush_dirty(&mut self) {
-        self.tell_recorded();
-        let mut dirty = std::mem::take(&mut self.dirty);
-        for index in dirty.drain(..) {
+        let mut next = 0;
+        while let Some(index) = self.dirty.get(next).copied() {
             self.flush(index);
+            next += 1;
         }
-        let more = std::mem::replace(&mut self.dirty, dirty);
-        self.dirty.extend(more);
-        self.closing.clear();
+        self.dirty.clear();
+        if !self.closing.is_empty() {
+            self.closing.clear();
+        }
     }
 
     pub(crate) fn flush(&mut self, index: usize) {

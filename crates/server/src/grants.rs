@@ -37,7 +37,7 @@ pub(crate) struct Leave {
 /// A request under way. Its memory is used again for another one.
 pub(crate) struct Running {
     pub(crate) compound: Compound,
-    pub(crate) caller: Caller,
+    pub(crate) caller: Arc<Caller>,
     pub(crate) sequence: u32,
     /// The client can read the data in place.
     pub(crate) borrows: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// Of no request yet.
-    pub(crate) fn new(caller: &Caller, now: Instant) -> Self {
+    pub(crate) fn new(caller: &Arc<Caller>, now: Instant) -> Self {
         Self {
             compound: Compound::default(),
             caller: caller.clone(),

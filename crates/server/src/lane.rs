@@ -1,6 +1,7 @@
 //! One connection of a session, as a core keeps it.
 
 use crate::loans::Loans;
+use crate::stats::CoreStatistics;
 use std::sync::Arc;
 use std::time::Instant;
 use towline_block::OwnerKey;
@@ -10,11 +11,18 @@ use towline_wire::{Header, Hello};
 /// Unsent bytes above which a lane's further requests wait.
 const UNSENT_BYTES_MAX: u64 = 2 * 1024 * 1024;
 
-/// A connection.
-pub(crate) struct Lane {
-    /// Shared only for the time in which its messages are handled.
+/// What it takes to receive from a lane. Taken out meanwhile, so that the messages that come can change the core and the lane.
+pub(crate) struct Receiving {
     pub(crate) link: Arc<Link>,
     pub(crate) input: Input,
+    pub(crate) statistics: Arc<CoreStatistics>,
+}
+
+/// A connection.
+pub(crate) struct Lane {
+    pub(crate) link: Arc<Link>,
+    /// Not there while its messages are handled.
+    pub(crate) receiving: Option<Box<Receiving>>,
     pub(crate) out: SendQueue,
     /// Session it belongs to, once greeted.
     pub(crate) session: Option<u64>,
@@ -42,10 +50,15 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub(crate) fn new(link: Arc<Link>, peer: Option<(u32, u32)>) -> Self {
+    pub(crate) fn new(
+        link: Arc<Link>,
+        statistics: Arc<CoreStatistics>,
+        peer: Option<(u32, u32)>,
+    ) -> Self {
+        let receiving = Receiving { link: link.clone(), input: Input::default(), statistics };
         Self {
             link,
-            input: Input::default(),
+            receiving: Some(Box::new(receiving)),
             out: SendQueue::default(),
             session: None,
             hello: None,
@@ -59,6 +72,14 @@ impl Lane {
             paused: false,
             hung: false,
         }
+    }
+
+    /// Goes on over another link; yields the old one.
+    pub(crate) fn move_to(&mut self, link: Arc<Link>) -> Arc<Link> {
+        if let Some(receiving) = &mut self.receiving {
+            receiving.link = link.clone();
+        }
+        std::mem::replace(&mut self.link, link)
     }
 
     /// True when further requests have to wait until their answers have room.

@@ -105,7 +105,7 @@ impl Core {
             None if self.shared.identity => peer_of(&link),
             None => None,
         };
-        self.lanes[index] = Some(Lane::new(link, peer));
+        self.lanes[index] = Some(Lane::new(link, self.statistics.clone(), peer));
         self.ticking = true;
         match greeted {
             Some((hello, _)) => self.greet(index, &hello),
@@ -183,7 +183,7 @@ impl Core {
                     {
                         lane.loans = Some(Loans::new(link.clone(), self.statistics.clone()));
                     }
-                    let socket = std::mem::replace(&mut lane.link, link);
+                    let socket = lane.move_to(link);
                     self.shm_lanes.push(index);
                     self.rewatch(index, &socket);
                 }

@@ -17,20 +17,20 @@ fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
 /// Results up to this length are copied.
 const COPIED_BYTES_MAX: usize = 1024;
 
-/// Queues a reply on a lane. The slot is free then; with `remember` it keeps header and results.
+/// Queues a reply on a lane, with its data, which it takes. The slot is free then; with `remember` it keeps header and results.
 pub(crate) fn send_reply(
     lane: Option<&mut Lane>,
     slots: &mut Slots,
     mut header: Header,
     results: &[u8],
-    mut data: Aggregate,
+    data: &mut Aggregate,
     is_read: bool,
     remember: bool,
 ) {
     let (slot, sequence) = (header.slot, header.sequence);
     let mut sent = 0;
     let mut out = lane.map(|lane| &mut lane.out);
-    while !fits_reply(&data, is_read) {
+    while !fits_reply(data, is_read) {
         let fragment = data.split_to(FRAGMENT_BYTES_MAX as u64);
         let mut head = Header::new(Kind::Data, slot, sequence);
         head.offset = sent;
@@ -49,11 +49,11 @@ pub(crate) fn send_reply(
     let Some(out) = out else { return };
     if results.len() > COPIED_BYTES_MAX {
         let mut message = Aggregate::from_vec(results.to_vec());
-        message.concatenate(data);
+        message.concatenate(std::mem::take(data));
         out.push_begun([&head, b""], message, slot, sequence);
     } else if data.is_empty() {
         out.push_short([&head, results]);
     } else {
-        out.push_begun([&head, results], data, slot, sequence);
+        out.push_begun([&head, results], std::mem::take(data), slot, sequence);
     }
 }

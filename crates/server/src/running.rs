@@ -238,12 +238,13 @@ impl Core {
     ) {
         running.stages.server = server;
         let Running { compound, sequence, borrows, stages, meter, fetched, .. } = &mut *running;
-        self.recorded.push((compound.first_tag(), *stages));
+        self.statistics.count(compound.first_tag());
+        self.timed.push(*stages);
         let is_undecided = compound.is_undecided();
         if let Some(closed) = compound.take_closed() {
             self.closing.push(closed);
         }
-        let (results, mut data, modifies, is_read) = compound.take_reply();
+        let (results, data, modifies, is_read) = compound.reply();
         if let Some(meter) = meter {
             meter.charge(now, 0, data.len());
         }
@@ -266,9 +267,9 @@ impl Core {
             && is_read
             && !modifies
             && let Some(loans) = lane.as_mut().and_then(|lane| lane.loans.as_mut())
-            && loans.lend(&mut header, results, &data)
+            && loans.lend(&mut header, results, data)
         {
-            data = Aggregate::new();
+            *data = Aggregate::new();
         }
         let slots = &mut served.session.slots;
         send_reply(lane, slots, header, results, data, is_read, remember);

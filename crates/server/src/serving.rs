@@ -7,6 +7,7 @@ use crate::guarded::guarded;
 use crate::handshake;
 use crate::lane::Lane;
 use crate::waiting::Arrived;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use towline_mem::Aggregate;
@@ -59,7 +60,9 @@ impl Serving<'_> {
         payload: &[u8],
     ) -> Result<(), ProtocolError> {
         // What was closed before this came is closed before it is executed.
-        self.core.closing.clear();
+        if !self.core.closing.is_empty() {
+            self.core.closing.clear();
+        }
         let arrived = Instant::now();
         if !std::mem::replace(&mut self.news, true) {
             requests_arrived(arrived);
@@ -199,7 +202,7 @@ impl Core {
         {
             self.statistics.replays.fetch_add(1, Ordering::Relaxed);
         }
-        if running.caller != *caller {
+        if !Arc::ptr_eq(&running.caller, caller) {
             running.caller = caller.clone();
         }
         running.sequence = header.sequence;

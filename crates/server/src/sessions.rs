@@ -16,20 +16,22 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
-    fn place(&self, id: u64) -> Option<usize> {
-        match self.served.get(self.last) {
-            Some(Some(served)) if served.session.id == id => Some(self.last),
-            _ => self.places.get(&id).copied(),
-        }
+    /// True when it is the one that was asked for last.
+    fn is_last(&self, id: u64) -> bool {
+        matches!(self.served.get(self.last), Some(Some(served)) if served.session.id == id)
     }
 
     pub(crate) fn get(&self, id: u64) -> Option<&Served> {
-        self.served[self.place(id)?].as_ref()
+        let place = if self.is_last(id) { self.last } else { *self.places.get(&id)? };
+        self.served.get(place)?.as_ref()
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, id: u64) -> Option<&mut Served> {
-        self.last = self.place(id)?;
-        self.served[self.last].as_mut()
+        if !self.is_last(id) {
+            self.last = *self.places.get(&id)?;
+        }
+        self.served.get_mut(self.last)?.as_mut()
     }
 
     /// Adds a session, which is found by its own number; there must be no other one with that.

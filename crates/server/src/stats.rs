@@ -153,21 +153,26 @@ impl CoreStatistics {
 
     /// Records a finished request whose first operation has this tag.
     pub(crate) fn record(&self, tag: u8, stages: Stages) {
-        self.record_all(&[(tag, stages)]);
+        self.count(tag);
+        self.histograms.lock().record(&stages);
     }
 
-    /// The same for several.
-    pub(crate) fn record_all(&self, finished: &[(u8, Stages)]) {
-        if finished.is_empty() {
+    /// Counts such a request, before its answer leaves.
+    pub(crate) fn count(&self, tag: u8) {
+        Counters::add(&self.requests, 1);
+        if let Some(count) = self.by_operation.get(usize::from(tag)) {
+            Counters::add(count, 1);
+        }
+    }
+
+    /// Records how long requests took that were counted, and takes them.
+    pub(crate) fn record_times(&self, timed: &mut Vec<Stages>) {
+        if timed.is_empty() {
             return;
         }
-        Counters::add(&self.requests, finished.len() as u64);
         let mut histograms = self.histograms.lock();
-        for (tag, stages) in finished {
-            if let Some(count) = self.by_operation.get(usize::from(*tag)) {
-                Counters::add(count, 1);
-            }
-            histograms.record(stages);
+        for stages in timed.drain(..) {
+            histograms.record(&stages);
         }
     }
 }

@@ -65,7 +65,7 @@ impl Bench {
         let files = Table::Held(files);
         let context = &mut Context { files, exports, caller, session: 1 };
         while !matches!(compound.run(context), Step::Finished) {}
-        let (results, ..) = compound.take_reply();
+        let (results, ..) = compound.reply();
         let replies = towline_wire::reply::parse_results(results).unwrap();
         match replies[..] {
             [.., Reply::Failed { errno }] => panic!("errno {errno}"),

@@ -50,7 +50,7 @@ enum Value {
 
 /// What a compound needs before it can go on.
 pub enum Step {
-    /// It is finished: [`Compound::take_reply`].
+    /// It is finished: [`Compound::reply`].
     Finished,
     /// All bytes of the offered transfer, each fragment by [`Compound::write_fragment`].
     NeedsData,
@@ -271,9 +271,8 @@ impl Compound {
     /// What the client gets: encoded results and data; whether the reply has to be remembered, and
     /// whether the data are a file's (which come in fragments, unlike listings).
     #[must_use]
-    pub fn take_reply(&mut self) -> (&mut Vec<u8>, Aggregate, bool, bool) {
-        let data = std::mem::take(&mut self.data);
-        (&mut self.results, data, self.modifies, self.data_of_file)
+    pub fn reply(&mut self) -> (&mut Vec<u8>, &mut Aggregate, bool, bool) {
+        (&mut self.results, &mut self.data, self.modifies, self.data_of_file)
     }
 
     fn result(&mut self, reply: &Reply<'_>) {

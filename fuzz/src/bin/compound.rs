@@ -82,7 +82,7 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
             Step::Reclaimed => {}
         }
     }
-    let (results, ..) = compound.take_reply();
+    let (results, ..) = compound.reply();
     assert!(parse_results(results).is_ok(), "a reply that no client can read");
 }
 

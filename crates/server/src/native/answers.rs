@@ -206,7 +206,8 @@ impl Core {
     fn record_disk(&mut self, operation: u8, arrived: Instant, times: Option<Times>, data: u64) {
         let disk = times.map_or(0, |times| times.disk);
         let stages = Stages { server: elapsed_ns(arrived), storage: disk, disk, data };
-        self.recorded.push((operation, stages));
+        self.statistics.count(operation);
+        self.timed.push(stages);
     }
 }
 

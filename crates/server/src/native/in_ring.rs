@@ -155,13 +155,13 @@ impl Core {
             put_together(&mut self.message, reply, &stored);
             lane_of.out.push_short([&self.message, b""]);
             served.session.slots.answer(slot, Some([&self.message, b""]));
-            self.recorded.push((operation, Stages { server, ..Stages::default() }));
+            self.statistics.count(operation);
+            self.timed.push(Stages { server, ..Stages::default() });
         }
         self.taken = taken;
         // While the core goes on with what else came the client asks for more, if it looks for answers. One that sleeps is woken
         // once, at the end of the turn.
         if shm_link(&self.lanes, lane).is_some_and(|link| !link.peer_sleeps()) {
-            self.tell_recorded();
             self.flush(lane);
         }
     }

@@ -80,7 +80,8 @@ impl Core {
             Err(errno) => Reply::Failed { errno: errno.0 },
         };
         let server = elapsed_ns(arrived.at);
-        self.recorded.push((request.tag(), Stages { server, ..Stages::default() }));
+        self.statistics.count(request.tag());
+        self.timed.push(Stages { server, ..Stages::default() });
         let Header { slot, sequence, .. } = *arrived.header;
         self.answer_disk(arrived.session, slot, sequence, server, &reply, request.modifies());
         Ok(())
@@ -259,7 +260,8 @@ impl Core {
                 let storage = elapsed_ns(before);
                 let stages =
                     Stages { server: elapsed_ns(arrived.at), storage, ..Stages::default() };
-                self.recorded.push((arrived.body[0], stages));
+                self.statistics.count(arrived.body[0]);
+                self.timed.push(stages);
                 let Header { slot, sequence, .. } = *arrived.header;
                 if let Some(Some(lane)) = self.lanes.get_mut(arrived.lane) {
                     lane.out.push(Aggregate::from_vec(message), slot, sequence);
@@ -317,7 +319,8 @@ impl Core {
             message[..HEADER_BYTES].copy_from_slice(&reply.to_bytes());
             lane.out.push_short([&message, b""]);
             let stages = Stages { server, ..Stages::default() };
-            self.recorded.push((arrived.body[0], stages));
+            self.statistics.count(arrived.body[0]);
+            self.timed.push(stages);
         }
         self.message = message;
         shown

@@ -217,7 +217,7 @@ impl Server {
             }
         }
         self.undecided += u64::from(compound.is_undecided());
-        let (results, data, modifies, _) = compound.take_reply();
+        let (results, data, modifies, _) = compound.reply();
         let results = std::mem::take(results);
         let kept = modifies && data.is_empty();
         session.slots.answer(slot, kept.then_some([&results, b""]));
