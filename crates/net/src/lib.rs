@@ -8,6 +8,7 @@
 pub mod address;
 mod congestion;
 mod counters;
+mod glance;
 mod in_place;
 mod in_ring;
 mod input;
@@ -21,6 +22,7 @@ mod spin;
 mod target;
 
 pub use counters::Counters;
+pub use glance::Glance;
 pub use input::{Incoming, Input, Sink};
 pub use link::{Link, LinkKind};
 pub use local::local_pair;

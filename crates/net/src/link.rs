@@ -106,6 +106,27 @@ impl Link {
         Ok(count)
     }
 
+    /// From now on each [`Link::look`] begins behind the last one.
+    pub(crate) fn begin_to_look(&self) -> io::Result<()> {
+        self.fd().map_or(Err(io::ErrorKind::Unsupported.into()), socket::begin_to_look)
+    }
+
+    /// As [`Link::receive`], from a socket in which it stays.
+    pub(crate) fn look(&self, target: &mut [u8], counters: &Counters) -> io::Result<usize> {
+        let Self::Socket(fd, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        Counters::add(&counters.system_calls, 1);
+        let count = socket::look(fd.as_fd(), target)?;
+        Counters::add(&counters.bytes_received, count as u64);
+        Ok(count)
+    }
+
+    /// Takes what was looked at, and so was counted, out of a socket.
+    pub(crate) fn take(&self, target: &mut [u8], counters: &Counters) -> io::Result<usize> {
+        let Self::Socket(fd, _) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        Counters::add(&counters.system_calls, 1);
+        socket::receive(fd.as_fd(), &mut Target::Own(target), Wait::No)
+    }
+
     /// Receives at least a byte, waiting for it; spins first where that helps. With `full`, a
     /// socket waits until all of `target` came, unless the peer closes before, and without spinning:
     /// one wake-up for many bytes costs less than a system call for each packet.

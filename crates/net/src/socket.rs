@@ -181,6 +181,27 @@ pub(crate) fn receive(
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
+/// From now on each [`look`] begins behind what was looked at and is still there.
+pub(crate) fn begin_to_look(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let offset: libc::c_int = 0;
+    // SAFETY: the option's value is an integer, which the call only reads.
+    let set = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEEK_OFF,
+            (&raw const offset).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Receives without waiting what stays in the socket.
+pub(crate) fn look(fd: BorrowedFd<'_>, target: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::net::recv(fd, target, RecvFlags::DONTWAIT | RecvFlags::PEEK)?.1)
+}
+
 /// Receives without waiting: what `target` does not take goes to `ahead`.
 pub(crate) fn receive_two(
     fd: BorrowedFd<'_>,

@@ -281,7 +281,12 @@ impl Core {
                 || self.has_low_request()
                 || self.spin_or_prepare_sleep();
             if !busy || !self.try_guess(&mut scratch) {
-                let timeout = if busy { Some(Duration::ZERO) } else { self.timeout() };
+                let timeout = if busy {
+                    Some(Duration::ZERO)
+                } else {
+                    self.take_looked();
+                    self.timeout()
+                };
                 self.statistics.turns.sleeps();
                 let waited = self.reactor.wait(timeout, &mut events);
                 self.statistics.turns.wakes();
@@ -363,6 +368,10 @@ impl Core {
             link.prepare_send();
         }
         let Self { spin, reactor, lanes, shm_lanes, late, statistics, timed, .. } = self;
+        // Where a client shares the processor it may have asked anew while it was answered, whatever spinning is worth.
+        if reactor.tells_at_once() && reactor.is_ready() {
+            return true;
+        }
         let shm_readable =
             || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
         let due = late.peek().map(|late| late.at);

@@ -7,7 +7,7 @@ use std::time::Instant;
 use towline_block::{DEPTH_MAX, Disk, Meter, OwnerKey, RequestKey};
 use towline_mem::{Aggregate, PoolBuffer};
 use towline_nbd::{Haggle, Receiver};
-use towline_net::{Counters, Flushed, Link, SendQueue, Telling};
+use towline_net::{Counters, Flushed, Glance, Link, SendQueue, Telling};
 
 /// Unsent bytes above which no further requests are taken.
 pub(super) const UNSENT_BYTES_MAX: u64 = 1 << 20;
@@ -39,6 +39,7 @@ const EARLY_BYTES: u64 = 32 * 1024;
 /// A connection.
 pub(super) struct NbdLane {
     pub(super) link: Arc<Link>,
+    pub(super) glance: Glance,
     pub(super) owner: OwnerKey,
     pub(super) phase: Phase,
     /// Input that could not be used yet.
@@ -71,6 +72,8 @@ pub(super) struct NbdLane {
     pub(super) hung: bool,
     /// In the list of lanes with something to send.
     pub(super) is_dirty: bool,
+    /// In the list of lanes of which something was looked at that is not taken.
+    pub(super) is_behind: bool,
     /// When it connected.
     pub(super) since: Instant,
     /// When it connected, or last moved a byte.
@@ -83,6 +86,7 @@ impl NbdLane {
     pub(super) fn new(link: Arc<Link>, owner: OwnerKey, over: Option<Sender<()>>) -> Self {
         Self {
             link,
+            glance: Glance::default(),
             owner,
             phase: Phase::Haggling(Box::default()),
             held: Vec::new(),
@@ -102,6 +106,7 @@ impl NbdLane {
             is_starving: false,
             hung: false,
             is_dirty: false,
+            is_behind: false,
             since: Instant::now(),
             moved: Instant::now(),
             _over: over,
@@ -161,6 +166,11 @@ impl NbdLane {
             // What failed fails again at the end of the turn, and is handled there.
             let _ = self.flush(counters);
         }
+    }
+
+    /// Takes what was only looked at. What fails fails again at the next receive.
+    pub(super) fn take_looked(&mut self, counters: &Counters) {
+        let _ = self.glance.take(&self.link, counters);
     }
 
     /// Sends as much as the link takes.

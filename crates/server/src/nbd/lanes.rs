@@ -221,8 +221,12 @@ impl Core {
     fn flush_nbd(&mut self, index: usize) {
         let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
         lane.is_dirty = false;
+        let was_full = lane.glance.is_full();
         match lane.flush(&self.statistics.counters) {
             Ok(flushed) => {
+                if was_full {
+                    lane.take_looked(&self.statistics.counters);
+                }
                 let (unsent, held, owner) = (lane.unsent(), lane.held(), lane.owner);
                 let engine = &mut self.engine;
                 engine.set_unsent(owner, held);
@@ -241,6 +245,15 @@ impl Core {
                 }
             }
             Err(error) => self.close_nbd(index, &error),
+        }
+    }
+
+    /// Requests that were only looked at are taken: the core is about to sleep.
+    pub(crate) fn take_looked(&mut self) {
+        while let Some(index) = self.nbd.behind.pop() {
+            let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { continue };
+            lane.is_behind = false;
+            lane.take_looked(&self.statistics.counters);
         }
     }
 
@@ -286,8 +299,8 @@ impl Core {
         target: &mut [u8],
         counters: &Counters,
     ) -> io::Result<Option<usize>> {
-        let link = lane.link.clone();
-        let received = receive_from(|| link.receive(target, counters))?;
+        let NbdLane { link, glance, .. } = lane;
+        let received = receive_from(|| glance.receive(link, target, counters))?;
         if received.is_some() {
             lane.moved = Instant::now();
         }
@@ -385,6 +398,7 @@ impl Core {
             received
         } else if held.is_empty() && receiver.missing() >= PLACED_BYTES_MIN {
             let link = serving.lane.link.clone();
+            serving.lane.glance.take(&link, counters)?;
             let missing = receiver.missing() as usize;
             match serving.target(missing) {
                 None => Received { used: 0, blocked: true, disconnect: false },
@@ -433,6 +447,9 @@ impl Core {
         let starves = received.blocked && !serving.is_full();
         let waits = serving.waits().filter(|_| received.blocked);
         let lane = serving.lane;
+        if lane.glance.is_behind() && !std::mem::replace(&mut lane.is_behind, true) {
+            nbd.behind.push(index);
+        }
         if received.disconnect {
             lane.closing = true;
             nbd.ticking = true;
@@ -466,7 +483,8 @@ impl Core {
     }
 
     fn drop_nbd(&mut self, index: usize) {
-        let Some(lane) = self.nbd.lanes.get_mut(index).and_then(Option::take) else { return };
+        let Some(mut lane) = self.nbd.lanes.get_mut(index).and_then(Option::take) else { return };
+        lane.take_looked(&self.statistics.counters);
         if let Some(fd) = lane.link.fd() {
             // Fails only when the peer closed first.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);

@@ -22,6 +22,8 @@ pub(crate) struct Nbd {
     free: Vec<usize>,
     /// Lanes with something to send.
     dirty: Vec<usize>,
+    /// Lanes with requests that were looked at and are not taken.
+    behind: Vec<usize>,
     /// Lanes with input that was left unread and may be read now.
     resumable: Vec<usize>,
     /// Lanes that wait for memory for the payload of a write.
@@ -40,6 +42,7 @@ impl Nbd {
             lanes: Vec::new(),
             free: Vec::new(),
             dirty: Vec::new(),
+            behind: Vec::new(),
             resumable: Vec::new(),
             starving: Vec::new(),
             throttled: Vec::new(),

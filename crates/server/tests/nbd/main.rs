@@ -5,6 +5,7 @@ mod client;
 mod durability;
 mod failures;
 mod faults;
+mod glances;
 mod hostile;
 mod memory;
 // The checker and the disk that the engine's tests use.
