@@ -73,8 +73,8 @@ struct Slot {
     message: Arc<Vec<u8>>,
     /// The source follows the message.
     rides: bool,
-    /// The first fragment of the source follows the message when it is sent for the first time.
-    ahead: bool,
+    /// So much of the source follows the message, at most, when it is sent for the first time.
+    ahead: usize,
     /// Parts of the source that wait to be sent: it must stay until they are.
     sending: usize,
     /// Sent behind the message or under grants.
@@ -151,8 +151,8 @@ pub(crate) struct State {
     memories: Option<Memories>,
     /// Free slots that are indebted.
     debts: usize,
-    /// Until when, by the coarse clock, the next long write may send its first fragment at once.
-    leave_ends: Option<u64>,
+    /// How many bytes the next long write may send at once, and until when, by the coarse clock.
+    leave: Option<(usize, u64)>,
 }
 
 impl State {
@@ -265,7 +265,7 @@ fn fresh_slot() -> Slot {
         outcome: Outcome::default(),
         message: Arc::default(),
         rides: false,
-        ahead: false,
+        ahead: 0,
         sending: 0,
         source: Buffer::none(),
         target: Buffer::none(),
@@ -315,7 +315,7 @@ impl Core {
             receiving: Some(Box::new(receiving)),
             memories,
             debts: 0,
-            leave_ends: None,
+            leave: None,
             link,
             lane: 0,
             woken: Vec::new(),

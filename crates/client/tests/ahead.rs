@@ -1,4 +1,4 @@
-//! The first fragment of a long write comes with its request, where the server has given leave for that.
+//! The first fragment of a long write comes with its request, where the server has given leave for that: to files, and to disks.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -7,8 +7,9 @@ mod common;
 use common::{CREATE, Process, Raw, counter, eventually, message, pattern, request, setup};
 use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, Options};
-use towline_server::EngineWish;
+use towline_client::{Client, Error, Options, Transport};
+use towline_net::address::Address;
+use towline_server::{CacheMode, Config, DiskExport, DiskKind, EngineWish, Server};
 use towline_wire::header::{data_flag, reply_flag, request_flag};
 use towline_wire::limits::AHEAD_MILLISECONDS;
 use towline_wire::reply::parse_results;
@@ -207,6 +208,86 @@ fn writers_need_no_grant_from_their_second_write_on() {
         assert_eq!(counter(&client, "payload_discarded"), 0);
         client.close();
     }
+}
+
+/// A server with disks: memory, a file, and a stripe of two files whose chunks are shorter than a fragment.
+fn with_disks() -> (TempDir, Server, Client) {
+    let directory = TempDir::new().unwrap();
+    let file = |name: &str| {
+        let path = directory.path().join(name);
+        std::fs::File::create(&path).unwrap().set_len(8 << 20).unwrap();
+        path
+    };
+    let stripe = DiskKind::Stripe(64 << 10, vec![file("a"), file("b")], CacheMode::Cached);
+    let kinds = [
+        ("memory", DiskKind::Memory(16 << 20)),
+        ("file", DiskKind::File(file("file"), CacheMode::Cached)),
+        ("stripe", stripe),
+    ];
+    let config = Config {
+        disks: kinds.into_iter().map(|(name, kind)| DiskExport::new(name, kind)).collect(),
+        listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap()],
+        cores: 1,
+        ..Config::default()
+    };
+    let server = Server::start(&config).unwrap();
+    let Address::Tcp(address) = server.addresses()[0] else { panic!("no TCP") };
+    let transport = Transport::Tcp(address.ip().to_string(), address.port());
+    let client = Client::connect(&transport, Options::default()).unwrap();
+    (directory, server, client)
+}
+
+/// Counted in messages, as for files. As much is sent ahead as the disk's first fragment takes.
+#[test]
+fn writers_to_disks_need_no_grant_from_their_second_write_on() {
+    const WRITES: u64 = 20;
+    let (_directory, _server, client) = with_disks();
+    for (name, length, checked, grants) in [
+        ("memory", 64 << 10, false, 0),
+        ("memory", 64 << 10, true, 0),
+        ("memory", 1 << 20, false, 7),
+        ("file", 64 << 10, false, 0),
+        ("file", 64 << 10, true, 0),
+        ("file", 1 << 20, false, 7),
+        ("stripe", 64 << 10, false, 0),
+        ("stripe", 1 << 20, false, 15),
+    ] {
+        let disk = client.disk(name.as_bytes()).unwrap().with_checksums(checked);
+        let what = format!("{name}, {length}, checked {checked}");
+        // Two, since the write before may have left leave for more than this disk takes.
+        for seed in 0..2 {
+            disk.write_at(&pattern(length, seed), 1 << 20).unwrap();
+        }
+        let data = pattern(length, 2);
+        let before = counter(&client, "messages_sent");
+        for _ in 0..WRITES {
+            disk.write_at(&data, 1 << 20).unwrap();
+        }
+        let sent = counter(&client, "messages_sent") - before;
+        let least = WRITES + WRITES * grants + 1;
+        assert!((least..least + 3).contains(&sent), "{what}: {sent} messages, not {least}");
+        let mut back = vec![0; length];
+        disk.read_at(&mut back, 1 << 20).unwrap();
+        assert!(back == data, "{what}: other bytes");
+    }
+    // Used for a write that fails at once: the data has no place, and the session goes on.
+    let disk = client.disk(b"memory").unwrap();
+    let data = pattern(64 << 10, 9);
+    disk.write_at(&data, 0).unwrap();
+    let before = counter(&client, "payload_discarded");
+    match disk.write_at(&data, 16 << 20) {
+        Err(Error::Errno(errno)) => assert_eq!(errno, Errno::ENOSPC),
+        other => panic!("{other:?}"),
+    }
+    disk.write_at(&data, 0).unwrap();
+    let discarded = counter(&client, "payload_discarded");
+    assert_eq!(discarded - before, 64 << 10);
+    // By the first write to the stripe that is longer than its chunks: the one before had left leave for a fragment.
+    assert_eq!(before, 128 << 10);
+    eventually("buffers come back", || {
+        client.statistics().unwrap();
+        counter(&client, "buffer_bytes_in_use") == 0
+    });
 }
 
 /// Neither uses it: the client asks for a grant, and the server has its buffer back.

@@ -15,6 +15,8 @@ use towline_block::Meter;
 use towline_mem::{Pool, Reserved};
 use towline_session::{Compound, Session};
 use towline_store::{Caller, FileStore};
+use towline_wire::Header;
+use towline_wire::header::reply_flag;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX, SLOTS_MAX};
 
 /// A fragment that the client was told to send.
@@ -31,6 +33,8 @@ pub(crate) struct Grant {
 /// Leave for one of the next requests of a session to send its first fragment at once.
 pub(crate) struct Leave {
     pub(crate) buffer: Reserved,
+    /// The most that comes.
+    pub(crate) bytes: usize,
     pub(crate) given: Instant,
 }
 
@@ -54,7 +58,7 @@ pub(crate) struct Running {
     /// It waits for a lock, unless its session has no lane.
     pub(crate) locking: bool,
     /// For its first fragment, which follows it.
-    pub(crate) ahead: Option<Reserved>,
+    pub(crate) ahead: Option<Leave>,
     /// Data of it was received and written by the core.
     pub(crate) fetched: bool,
 }
@@ -157,12 +161,22 @@ impl Served {
         }
     }
 
-    /// Keeps a buffer for data of its next request, if it has none and there are plenty. True: it is kept.
-    pub(crate) fn give_leave(&mut self, pool: &Arc<Pool>, now: Instant) -> bool {
+    /// Keeps a buffer for so many bytes of its next request, if it has none and there are plenty, which `reply` tells. True: it is kept.
+    pub(crate) fn give_leave(
+        &mut self,
+        pool: &Arc<Pool>,
+        bytes: usize,
+        reply: &mut Header,
+        now: Instant,
+    ) -> bool {
         if self.leave.is_some() || self.is_low || self.lane.is_none() || !pool.is_plentiful() {
             return false;
         }
-        self.leave = pool.reserve().map(|buffer| Leave { buffer, given: now });
+        self.leave = pool.reserve().map(|buffer| Leave { buffer, bytes, given: now });
+        if self.leave.is_some() {
+            reply.flags |= reply_flag::AHEAD;
+            reply.offset = bytes as u64;
+        }
         self.leave.is_some()
     }
 

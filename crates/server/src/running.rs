@@ -2,7 +2,7 @@
 
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
-use crate::grants::{Grant, Running};
+use crate::grants::{Grant, Leave, Running};
 use crate::guarded::guarded;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
@@ -17,7 +17,7 @@ use towline_session::files::Table;
 use towline_session::locks::{Locked, Owner, Peer};
 use towline_session::{BlockingResult, Context, Step};
 use towline_wire::header::reply_flag;
-use towline_wire::limits::GRANTS_MAX;
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX};
 use towline_wire::request::lock;
 use towline_wire::{Header, Kind};
 
@@ -105,9 +105,10 @@ impl Core {
             Step::NeedsData => {
                 running.data_since = Some(now);
                 let lane = served.lane.and_then(|lane| self.lanes.get_mut(lane as usize)?.as_mut());
-                if let (Some(buffer), Some(lane)) = (ahead, lane)
+                if let (Some(Leave { buffer, bytes, .. }), Some(lane)) = (ahead, lane)
                     && let Some((offset, length)) = running.next_grant()
                 {
+                    let length = length.min(bytes);
                     running.grants.push_back(Grant {
                         offset,
                         length,
@@ -255,8 +256,11 @@ impl Core {
             header.flags |= reply_flag::UNKNOWN;
         }
         self.shared.sign(&mut header, stages.server);
-        if *fetched && meter.is_none() && served.give_leave(&self.pool, now) {
-            header.flags |= reply_flag::AHEAD;
+        if *fetched
+            && meter.is_none()
+            && data.is_empty()
+            && served.give_leave(&self.pool, FRAGMENT_BYTES_MAX, &mut header, now)
+        {
             self.ticking = true;
         }
         let remember = modifies && data.is_empty();

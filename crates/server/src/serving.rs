@@ -48,8 +48,13 @@ impl Serving<'_> {
 
     /// Data that was sent ahead has its place.
     fn is_awaited(&mut self, session: u64, header: &Header) -> bool {
-        let grant = self.running(session, header).and_then(|running| running.grants.front());
-        grant.is_some_and(|grant| grant.ahead)
+        match self.running(session, header) {
+            Some(running) => running.grants.front().is_some_and(|grant| grant.ahead),
+            None => {
+                let served = self.core.sessions.get_mut(session);
+                served.is_some_and(|served| served.disks.awaits_ahead(header))
+            }
+        }
     }
 
     fn request(
@@ -113,7 +118,7 @@ impl Serving<'_> {
         if is_ahead && !self.is_awaited(session, header) {
             return Ok(());
         }
-        if !is_ahead && self.core.disk_data(session, self.index, header)? {
+        if self.core.disk_data(session, self.index, header)? {
             return Ok(());
         }
         let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
@@ -183,7 +188,12 @@ impl Core {
                 // A record of what the slot did before a restart has no use any more.
                 served.session.take_recorded(header.slot);
             }
-            return self.disk_request(arrived);
+            let most = leave.map(|leave| leave.bytes); // the write may have its buffer
+            self.disk_request(arrived)?;
+            if let Some(most) = most {
+                self.expect_ahead(session, lane, header, most);
+            }
+            return Ok(());
         }
         let meter = self.file_meter(arrived);
         let written = header.offset + payload.len() as u64;
@@ -209,7 +219,7 @@ impl Core {
         running.borrows = header.flags & request_flag::BORROWS != 0;
         running.arrived = at;
         running.meter = meter;
-        running.ahead = leave.map(|leave| leave.buffer);
+        running.ahead = leave;
         self.drive(session, header.slot, running, at);
         Ok(())
     }
@@ -281,7 +291,7 @@ impl Sink for Serving<'_> {
     ) -> Option<Target<'_>> {
         let session = self.session()?;
         let is_ahead = header.flags & data_flag::AHEAD != 0;
-        if !is_ahead && self.running(session, header).is_none() {
+        if self.running(session, header).is_none() {
             return self.core.disk_place(session, header, done, rest);
         }
         let grant = self.running(session, header)?.grants.front_mut()?;

@@ -5,7 +5,7 @@ use crate::codec::{Field, ProtocolError, Reader};
 /// First bytes of a hello's body: a peer that speaks something else is told apart at once.
 pub const MAGIC: u64 = 0x454e_494c_574f_5431; // "1TOWLINE" as little-endian bytes
 /// Version of the protocol. Nothing is released; it changes with every change of the wire.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// What a lane asks for.
 pub mod want {

@@ -38,6 +38,12 @@ impl<T: Copy> Engine<T> {
         self.add(owner, tag, Kind::Write(write), arrived).map(RequestKey)
     }
 
+    /// The most bytes of a write that go into one buffer.
+    #[must_use]
+    pub fn fragment_bytes(&self) -> usize {
+        self.memory.limits.fragments.buffer_bytes()
+    }
+
     /// A buffer for the next bytes of a write and how many of them go into it. Buffers are filled in the order
     /// of their bytes.
     ///

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use towline_net::Link;
 use towline_wire::header::data_flag;
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES};
+use towline_wire::limits::HEADER_BYTES;
 use towline_wire::{Header, Kind};
 
 /// After so many milliseconds without a message the lane is looked at before the next.
@@ -113,8 +113,8 @@ impl Slot {
 
     /// The first fragment of the source, if it follows the message without a grant.
     pub(super) fn out_ahead(&mut self, number: u16) -> Option<Out> {
-        let length = self.source.len().min(FRAGMENT_BYTES_MAX) as u32;
-        std::mem::take(&mut self.ahead).then(|| self.part(0, length, number, data_flag::AHEAD))
+        let length = self.source.len().min(std::mem::take(&mut self.ahead)) as u32;
+        (length > 0).then(|| self.part(0, length, number, data_flag::AHEAD))
     }
 }
 

@@ -109,15 +109,23 @@ impl Core {
         slot.stamps = Stamps::of(slot.sequence);
         let inline = source.len() <= INLINE_BYTES_MAX;
         slot.rides = inline && source.len() > COPIED_BYTES_MAX;
-        slot.ahead = !inline
-            && requests.iter().any(|request| matches!(request, Request::Write { .. }))
-            && state.leave_ends.take().is_some_and(|end| coarse_ms() < end);
+        let writes = |request: &Request<'_>| {
+            matches!(request, Request::Write { .. } | Request::DiskWrite { .. })
+        };
+        slot.ahead = match !inline && requests.iter().any(writes) {
+            true => state
+                .leave
+                .take()
+                .filter(|(_, end)| coarse_ms() < *end)
+                .map_or(0, |(bytes, _)| bytes),
+            false => 0,
+        };
         let mut header = Header::new(Kind::Request, number, slot.sequence);
         (header.word_a, header.word_b) = self.identity();
         if state.memories.is_some() {
             header.flags = request_flag::BORROWS;
         }
-        if slot.ahead {
+        if slot.ahead > 0 {
             header.flags |= request_flag::AHEAD;
         }
         if inline {

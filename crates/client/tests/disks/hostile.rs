@@ -12,6 +12,7 @@ use towline_net::{
     Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Spin, Target, Wait, receive_descriptors,
 };
 use towline_wire::disk::{checksums, disk_flag};
+use towline_wire::header::{data_flag, reply_flag, request_flag};
 use towline_wire::hello::{Hello, want};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
@@ -210,6 +211,42 @@ fn wrong_checksums_keep_data_away_from_the_disk() {
     let mut found = vec![0; 1 << 20];
     disk.read_at(&mut found, 0).unwrap();
     assert!(found.iter().all(|byte| *byte == 1));
+}
+
+/// Who has no leave, and says so all the same, sends its data twice. What is to come ahead may not come as if it was granted.
+#[test]
+fn data_ahead_without_leave_has_no_place() {
+    const LENGTH: u32 = 100_000;
+    let disks = disks();
+    let disk = disks.client().disk(b"memory").unwrap();
+    let ask = |raw: &mut Raw, sequence, flags, data_flags, seed| {
+        let write =
+            Request::DiskWrite { disk: 5, flags: 0, offset: 0, length: LENGTH, checksums: b"" };
+        let mut bytes = request(1, sequence, &[write], LENGTH.into());
+        bytes[1] = flags;
+        let mut header = Header::new(Kind::Data, 1, sequence);
+        header.flags = data_flags;
+        raw.send(&[bytes, message(header, &[], &vec![seed; LENGTH as usize])].concat());
+    };
+    let held = |seed: u8| {
+        let mut found = vec![0; LENGTH as usize];
+        disk.read_at(&mut found, 0).unwrap();
+        found.iter().all(|byte| *byte == seed)
+    };
+    let mut raw = opened_as(&disks, b"memory");
+    ask(&mut raw, 1, request_flag::AHEAD, data_flag::AHEAD, 1);
+    let (grant, _) = raw.receive().expect("no grant");
+    assert_eq!((grant.kind, grant.word_a), (Kind::Grant, LENGTH));
+    raw.send(&message(Header::new(Kind::Data, 1, 1), &[], &[2; LENGTH as usize]));
+    let (reply, _) = raw.receive().expect("thrown out");
+    assert!(reply.kind == Kind::Reply && reply.flags & reply_flag::AHEAD != 0);
+    assert!(held(2));
+    ask(&mut raw, 2, request_flag::AHEAD, data_flag::AHEAD, 3);
+    let (reply, _) = raw.receive().expect("thrown out");
+    assert!(reply.kind == Kind::Reply && reply.flags & reply_flag::AHEAD != 0);
+    assert!(held(3));
+    ask(&mut raw, 3, request_flag::AHEAD, 0, 4);
+    assert!(raw.thrown_out());
 }
 
 /// The disk is memory that a granted part is being received into.

@@ -138,7 +138,8 @@ impl Core {
             list.iter().map(|s| DiskExtent { length: s.length, flags: s.flags }).collect();
         let value = encode_extents(&extents);
         let reply = Reply::Bytes { value: &value };
-        self.answer_disk(session, slot, sequence, elapsed_ns(under.arrived), &reply, false);
+        let header = Header::new(MessageKind::Reply, slot, sequence);
+        self.answer_disk(session, header, elapsed_ns(under.arrived), &reply, false);
         self.record_disk(under.operation, under.arrived, Some(times), 0);
     }
 
@@ -174,23 +175,32 @@ impl Core {
             },
         };
         let remember = matches!(under.kind, Kind::Write(_) | Kind::Change | Kind::Resize);
-        self.answer_disk(session, slot, sequence, elapsed_ns(under.arrived), &reply, remember);
+        let mut header = Header::new(MessageKind::Reply, slot, sequence);
+        if let Kind::Write(write) = &under.kind
+            && let Some(bytes) = self.leave_after(write)
+            && let Some(served) = self.sessions.get_mut(session)
+            && !served.disks.are_limited()
+            && served.give_leave(&self.pool, bytes, &mut header, Instant::now())
+        {
+            self.ticking = true;
+        }
+        self.answer_disk(session, header, elapsed_ns(under.arrived), &reply, remember);
         self.record_disk(under.operation, under.arrived, times, data);
     }
 
-    /// Sends an answer without data, and remembers it if it shall. It took so many nanoseconds.
+    /// Sends an answer without data, which has this header but for what is known here, and remembers it if it shall. It took so many
+    /// nanoseconds.
     pub(crate) fn answer_disk(
         &mut self,
         session: u64,
-        slot: u16,
-        sequence: u32,
+        mut header: Header,
         server_ns: u64,
         reply: &Reply<'_>,
         remember: bool,
     ) {
         let Some(served) = self.sessions.get_mut(session) else { return };
         let mut message = std::mem::take(&mut self.message);
-        let mut header = Header::new(MessageKind::Reply, slot, sequence);
+        let slot = header.slot;
         self.shared.sign(&mut header, server_ns);
         put_together(&mut message, header, reply);
         // The answer to a lost lane is only remembered: the client asks again on the next one.

@@ -1,12 +1,42 @@
 //! The data of writes: granted when there is a buffer for it, and received into that.
 
 use super::{Granted, Kind, Writing};
-use crate::core::Core;
+use crate::core::{Core, Ticket};
 use std::time::Instant;
-use towline_block::Short;
+use towline_block::{Engine, Short};
 use towline_net::Target;
+use towline_wire::header::data_flag;
 use towline_wire::limits::GRANTS_MAX;
-use towline_wire::{Errno, Header, Kind as MessageKind, ProtocolError};
+use towline_wire::{Errno, Header, ProtocolError};
+
+impl Writing {
+    /// The next fragment, which has its place from now on.
+    fn grant(&mut self, engine: &mut Engine<Ticket>) -> Result<&Granted, Short> {
+        // Data that is checked before it is written needs a buffer.
+        let in_place = match self.checking {
+            Some(_) => None,
+            None => engine.room_in_place(self.key),
+        };
+        let (buffer, length) = match in_place {
+            Some(length) => (None, length),
+            None => engine.room(self.key).map(|(buffer, length)| (Some(buffer), length))?,
+        };
+        let offset = self.granted;
+        self.granted += length as u64;
+        if offset == 0 {
+            self.first = length;
+        }
+        self.grants.push_back(Granted {
+            offset,
+            length,
+            buffer,
+            placed: 0,
+            lost: false,
+            ahead: false,
+        });
+        self.grants.back().ok_or(Short::Nothing)
+    }
+}
 
 impl Core {
     /// Gives buffers to writes that wait for their data, in turn.
@@ -51,40 +81,60 @@ impl Core {
             let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) else {
                 continue;
             };
-            // Data that is checked before it is written needs a buffer.
-            let in_place = match write.checking {
-                Some(_) => None,
-                None => self.engine.room_in_place(write.key),
-            };
-            let (buffer, length) = match in_place {
-                Some(length) => (None, length),
-                None => match self.engine.room(write.key) {
-                    Ok((buffer, length)) => (Some(buffer), length),
-                    Err(short) => {
-                        if self.waits_for_memory(short, low, (session, slot)) {
-                            return;
-                        }
-                        continue;
+            match write.grant(&mut self.engine) {
+                Ok(granted) => lane.send_header(&granted.message(slot, sequence)),
+                Err(short) => {
+                    if self.waits_for_memory(short, low, (session, slot)) {
+                        return;
                     }
-                },
-            };
-            let mut header = Header::new(MessageKind::Grant, slot, sequence);
-            header.offset = write.granted;
-            header.word_a = length as u32;
-            write.grants.push_back(Granted {
-                offset: write.granted,
-                length,
-                buffer,
-                placed: 0,
-                lost: false,
-            });
-            write.granted += length as u64;
+                    continue;
+                }
+            }
             lane.note_grant(Instant::now());
-            lane.send_header(&header);
             self.ticking = true;
             self.dirty.extend(index);
             self.disk_grants.push(low, (session, slot));
         }
+    }
+
+    /// The first fragment of a write, of at most so many bytes, follows its request: where there is room for all of it now, it is
+    /// received there.
+    pub(crate) fn expect_ahead(
+        &mut self,
+        session: u64,
+        index: usize,
+        header: &Header,
+        most: usize,
+    ) {
+        let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
+        let Some(served) = self.sessions.get_mut(session) else { return };
+        let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
+        let Kind::Write(write) = &mut under.kind else { return };
+        let sent = write.length.min(most as u64);
+        if write.inline.is_some() || write.grant(&mut self.engine).is_err() {
+            return;
+        }
+        if let Some(granted) = write.grants.front_mut() {
+            granted.ahead = granted.length as u64 == sent;
+            if !granted.ahead {
+                // What comes has no place, and this is sent once more.
+                lane.send_header(&granted.message(header.slot, header.sequence));
+                self.dirty.push(index);
+            }
+        }
+        lane.note_grant(Instant::now());
+        self.ticking = true;
+    }
+
+    /// Bytes that the next write may send ahead, after this one: as many as its own first fragment could have.
+    pub(super) fn leave_after(&self, write: &Writing) -> Option<usize> {
+        let whole = self.engine.fragment_bytes();
+        match write.first as u64 {
+            0 => None,
+            first if first == write.length => Some(whole),
+            first => Some(first as usize),
+        }
+        .filter(|_| write.failed.is_none())
     }
 
     /// A write waits for grants.
@@ -117,8 +167,9 @@ impl Core {
         let key = write.key;
         let grant = write.grants.front_mut()?;
         let is_granted = grant.offset == header.offset && done + rest <= grant.length;
+        let is_ahead = header.flags & data_flag::AHEAD != 0;
         // What began before it was granted has no beginning in the buffer, which held data of others.
-        if !is_granted || grant.placed != done || grant.lost {
+        if !is_granted || grant.placed != done || grant.lost || grant.ahead != is_ahead {
             return None;
         }
         if let Some(buffer) = &mut grant.buffer {
@@ -171,7 +222,9 @@ impl Core {
         }
         let is_granted =
             grant.offset == header.offset && grant.length == header.payload_bytes as usize;
-        if !is_granted || (grant.placed != grant.length && !grant.lost) {
+        let is_ahead = header.flags & data_flag::AHEAD != 0;
+        let came_whole = grant.placed == grant.length || grant.lost;
+        if !is_granted || !came_whole || grant.ahead != is_ahead {
             return wrong("data does not match its grant");
         }
         let Granted { length, buffer, lost, .. } = grant;

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use towline_block::{Disk, Meter, OwnerKey, RequestKey};
 use towline_mem::PoolBuffer;
-use towline_wire::Errno;
 use towline_wire::disk::Checking;
 use towline_wire::limits::SLOTS_MAX;
+use towline_wire::{Errno, Header, Kind as MessageKind};
 
 /// How much is fetched of where the next request writes: the processor goes on by itself once it has seen some lines.
 pub(crate) const EXPECTED_BYTES: u64 = 256;
@@ -100,6 +100,8 @@ struct Writing {
     /// Why what was sent is not to be written.
     failed: Option<Errno>,
     data_since: Option<Instant>,
+    /// Bytes of its first fragment; zero: none was granted.
+    first: usize,
 }
 
 /// A part of a write that the client was told to send.
@@ -113,12 +115,35 @@ struct Granted {
     placed: usize,
     /// The disk became shorter meanwhile: what comes is thrown away.
     lost: bool,
+    /// The data comes by leave that was given before the request.
+    ahead: bool,
+}
+
+impl Granted {
+    fn message(&self, slot: u16, sequence: u32) -> Header {
+        let mut header = Header::new(MessageKind::Grant, slot, sequence);
+        header.offset = self.offset;
+        header.word_a = self.length as u32;
+        header
+    }
 }
 
 impl SessionDisks {
     /// What measures the client at this disk, if it is limited.
     pub(crate) fn meter(&self, disk: u32) -> Option<Arc<Meter>> {
         self.open.get(&disk)?.meter.as_ref().filter(|meter| meter.is_limited()).cloned()
+    }
+
+    /// The client is limited at one of its disks.
+    fn are_limited(&self) -> bool {
+        self.open.values().any(|open| open.meter.as_ref().is_some_and(|meter| meter.is_limited()))
+    }
+
+    /// The next data for a write is to come by leave.
+    pub(crate) fn awaits_ahead(&mut self, header: &Header) -> bool {
+        let Some(under) = self.find(header.slot, header.sequence) else { return false };
+        let Kind::Write(write) = &under.kind else { return false };
+        write.grants.front().is_some_and(|granted| granted.ahead)
     }
 
     fn put(&mut self, slot: u16, under: Under) {

@@ -83,7 +83,8 @@ impl Core {
         self.statistics.count(request.tag());
         self.timed.push(Stages { server, ..Stages::default() });
         let Header { slot, sequence, .. } = *arrived.header;
-        self.answer_disk(arrived.session, slot, sequence, server, &reply, request.modifies());
+        let header = Header::new(MessageKind::Reply, slot, sequence);
+        self.answer_disk(arrived.session, header, server, &reply, request.modifies());
         Ok(())
     }
 
@@ -393,6 +394,7 @@ impl Core {
             checking,
             failed: None,
             data_since: Some(Instant::now()),
+            first: 0,
         };
         self.note(arrived, disk, Kind::Write(writing));
         self.queue_disk_write(arrived.session, arrived.header.slot);
