@@ -293,20 +293,6 @@ impl Core {
         self.nbd.resumable.push(index);
     }
 
-    /// Receives; `None` when nothing is there.
-    fn receive_some(
-        lane: &mut NbdLane,
-        target: &mut [u8],
-        counters: &Counters,
-    ) -> io::Result<Option<usize>> {
-        let NbdLane { link, glance, .. } = lane;
-        let received = receive_from(|| glance.receive(link, target, counters))?;
-        if received.is_some() {
-            lane.moved = Instant::now();
-        }
-        Ok(received)
-    }
-
     fn haggle(
         &mut self,
         index: usize,
@@ -317,11 +303,12 @@ impl Core {
             return (Phase::Taken, Ok(Reading::Drained));
         };
         let counters = &self.statistics.counters;
-        let count = match Self::receive_some(lane, scratch, counters) {
+        let count = match receive_from(|| lane.link.receive(scratch, counters)) {
             Ok(Some(count)) => count,
             Ok(None) => return (Phase::Haggling(haggle), Ok(Reading::Drained)),
             Err(error) => return (Phase::Haggling(haggle), Err(error)),
         };
+        lane.moved = Instant::now();
         lane.held.extend_from_slice(&scratch[..count]);
         let held = std::mem::take(&mut lane.held);
         let catalogue: &dyn Catalogue = &*self.shared.disks;
@@ -432,7 +419,12 @@ impl Core {
             let most = if bulk { next - held.len() } else { scratch.len() };
             let most = most.min(scratch.len());
             let scratch = &mut scratch[..most];
-            let count = Self::receive_some(serving.lane, scratch, counters)?.unwrap_or(0);
+            let NbdLane { link, glance, moved, .. } = &mut *serving.lane;
+            let received = receive_from(|| glance.receive(link, scratch, counters))?;
+            if received.is_some() {
+                *moved = Instant::now();
+            }
+            let count = received.unwrap_or(0);
             drained = count < scratch.len() && !serving.lane.hung;
             let input: &[u8] = if held.is_empty() {
                 &scratch[..count]
