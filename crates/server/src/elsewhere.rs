@@ -70,7 +70,7 @@ impl Errand {
                 let files = Table::Shared(files);
                 let mut context = Context { files, exports: &shared.exports, caller, session };
                 loop {
-                    match compound.run(&mut context) {
+                    match compound.run(None, &mut context) {
                         Step::Block(_, work, _) => compound.unblocked(work()),
                         step => break Outcome::Stopped(step),
                     }

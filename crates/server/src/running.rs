@@ -19,7 +19,7 @@ use towline_session::{BlockingResult, Context, Step};
 use towline_wire::header::reply_flag;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX};
 use towline_wire::request::lock;
-use towline_wire::{Header, Kind};
+use towline_wire::{Header, Kind, Request};
 
 /// The lane of a request that waits for a lock.
 struct Asker(Arc<Link>);
@@ -43,12 +43,18 @@ impl Core {
 
     /// Goes on with a request until it is answered or waits. The clock is looked at as seldom as can
     /// be: `now` is the time of the call.
-    pub(crate) fn drive(
+    pub(crate) fn drive(&mut self, session: u64, slot: u16, running: Box<Running>, now: Instant) {
+        self.drive_only(session, slot, running, now, None);
+    }
+
+    /// The same for one that has just begun, and its operation if that is the only one.
+    pub(crate) fn drive_only(
         &mut self,
         session: u64,
         slot: u16,
         mut running: Box<Running>,
         mut now: Instant,
+        only: Option<&Request<'_>>,
     ) {
         loop {
             let Some(served) = self.sessions.get_mut(session) else { return };
@@ -59,7 +65,7 @@ impl Core {
                 caller: &running.caller,
                 session,
             };
-            let step = guarded(|| running.compound.run(&mut context)).unwrap_or_else(|| {
+            let step = guarded(|| running.compound.run(only, &mut context)).unwrap_or_else(|| {
                 running.compound.broken();
                 Step::Finished
             });

@@ -205,7 +205,8 @@ impl Core {
         let caller = self.callers.find(header.word_a, header.word_b, peer);
         let spare = self.spare.take();
         let mut running = spare.unwrap_or_else(|| Box::new(Running::new(caller, at)));
-        running.compound.begin(header.slot, header.sequence, body, payload, header.offset)?;
+        let Header { slot, sequence, offset, .. } = *header;
+        let only = running.compound.begin(slot, sequence, body, payload, offset)?;
         let recorded = served.session.take_recorded(header.slot);
         if let Some(journal) = &served.session.journal
             && running.compound.keep(journal, recorded)
@@ -220,7 +221,7 @@ impl Core {
         running.arrived = at;
         running.meter = meter;
         running.ahead = leave;
-        self.drive(session, header.slot, running, at);
+        self.drive_only(session, slot, running, at, only.as_ref());
         Ok(())
     }
 }

@@ -64,7 +64,7 @@ impl Bench {
         let Self { exports, files, caller, .. } = self;
         let files = Table::Held(files);
         let context = &mut Context { files, exports, caller, session: 1 };
-        while !matches!(compound.run(context), Step::Finished) {}
+        while !matches!(compound.run(None, context), Step::Finished) {}
         let (results, ..) = compound.reply();
         let replies = towline_wire::reply::parse_results(results).unwrap();
         match replies[..] {

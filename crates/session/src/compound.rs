@@ -136,24 +136,25 @@ impl Compound {
         Ok(compound)
     }
 
-    /// As [`Compound::new`], in one that is new or was [cleared](Compound::clear).
+    /// As [`Compound::new`], in one that is new or was [cleared](Compound::clear). Yields the operation, where it is the only one,
+    /// for [`Compound::run`].
     ///
     /// # Errors
     /// The body is no legal sequence of operations, or its write and the bytes do not match.
-    pub fn begin(
+    pub fn begin<'b>(
         &mut self,
         slot: u16,
         sequence: u32,
-        body: &[u8],
+        body: &'b [u8],
         payload: &[u8],
         offered: u64,
-    ) -> Result<(), ProtocolError> {
+    ) -> Result<Option<Request<'b>>, ProtocolError> {
         debug_assert!(self.body.is_empty() && self.results.is_empty(), "another request's");
         let wrong = |what| Err(ProtocolError { what, at: 0 });
         let (mut operations, mut modifies) = (0, false);
-        let (mut written, mut read) = (None, None);
+        let (mut written, mut read, mut last) = (None, None, None);
         for request in Operations::of(body) {
-            let request = request?;
+            let request = *last.insert(request?);
             operations += 1;
             modifies |= request.modifies();
             let transfer = match request {
@@ -183,7 +184,7 @@ impl Compound {
         (self.slot, self.sequence) = (slot, sequence);
         (self.operations, self.modifies) = (operations, modifies);
         (self.offered, self.reads) = (offered, read.unwrap_or(0).into());
-        Ok(())
+        Ok(last.filter(|_| operations == 1))
     }
 
     /// Forgets the request, and keeps its memory.
@@ -286,22 +287,24 @@ impl Compound {
         self.failed = true;
     }
 
-    /// Executes operations until the compound is finished or has to wait.
-    pub fn run(&mut self, context: &mut Context<'_>) -> Step {
+    /// Executes operations until the compound is finished or has to wait. Of one that was just begun `only` is what
+    /// [`Compound::begin`] has yielded.
+    pub fn run(&mut self, only: Option<&Request<'_>>, context: &mut Context<'_>) -> Step {
         let body = std::mem::take(&mut self.body);
         let step = loop {
             let mut reader = Reader::new(&body).from(self.at);
             let is_over = self.failed || self.index == self.operations;
             // Looked through when it came; the same bytes parse again.
-            let next = if is_over { None } else { Request::decode(&mut reader).ok() };
-            let Some(request) = next else {
+            let decoded =
+                if is_over || only.is_some() { None } else { Request::decode(&mut reader).ok() };
+            let Some(request) = only.filter(|_| !is_over).or(decoded.as_ref()) else {
                 self.record();
                 break Step::Finished;
             };
-            self.after = reader.at();
+            self.after = if only.is_some() { body.len() } else { reader.at() };
             let step = match self.recalled() {
-                Some(known) => self.repeat(&request, &known, context),
-                None => self.execute(&request, context),
+                Some(known) => self.repeat(request, &known, context),
+                None => self.execute(request, context),
             };
             if let Some(store) = self.elsewhere.take() {
                 break Step::Elsewhere(store);

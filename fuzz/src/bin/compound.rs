@@ -50,7 +50,7 @@ impl Exports for One {
 /// Runs a request to its end; whoever would have to wait for a lock gives up.
 fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
     loop {
-        match compound.run(context) {
+        match compound.run(None, context) {
             Step::Finished => break,
             Step::NeedsData => {
                 while let Some((_, missing)) = compound.missing() {

@@ -204,7 +204,7 @@ impl Server {
             let caller = caller();
             let files = Table::Held(&mut files);
             let context = &mut Context { files, exports: &exports, caller: &caller, session: id };
-            match compound.run(context) {
+            match compound.run(None, context) {
                 Step::Finished => break,
                 Step::NeedsData => {
                     self.waiting.insert((id, slot), (compound, 0));
