@@ -239,10 +239,11 @@ impl Reactor {
 
     /// A descriptor that can be read, most likely: the only one that [`Reactor::wait`] told of last time, when there is something to tell
     /// again. Whoever tries it need not ask; whoever finds nothing there says so ([`Reactor::guessed_wrong`]), and asks. It will be told
-    /// of again when the ring is asked, which it is after a few guesses: nothing is lost. (Over epoll nothing is guessed.)
-    pub fn guess(&mut self) -> Option<Event> {
+    /// of again when the ring is asked, which it is after a few guesses, the fewer the longer what was done since the last one `took`, in
+    /// small requests: nothing is lost. (Over epoll nothing is guessed.)
+    pub fn guess(&mut self, took: u32) -> Option<Event> {
         match &mut self.inner {
-            Inner::Uring(ring) => ring.has_only_changes().then(|| self.guess.next()).flatten(),
+            Inner::Uring(ring) => ring.has_only_changes().then(|| self.guess.next(took)).flatten(),
             Inner::Epoll(_) => None,
         }
     }
@@ -371,25 +372,25 @@ mod tests {
         }
         assert!(ready(&mut reactor, 0).is_empty());
         far.write_all(&[1]).unwrap();
-        assert_eq!(reactor.guess(), None, "nobody had news before");
+        assert_eq!(reactor.guess(1), None, "nobody had news before");
         let tokens = |events: Vec<Event>| events.iter().map(|e| e.token).collect::<Vec<_>>();
         assert_eq!(tokens(ready(&mut reactor, 1000)), [7]);
-        assert_eq!(reactor.guess(), None, "there is no news");
+        assert_eq!(reactor.guess(1), None, "there is no news");
         other_far.write_all(&[1]).unwrap();
         let guess =
-            std::iter::from_fn(|| reactor.guess()).map(|event| event.token).collect::<Vec<_>>();
+            std::iter::from_fn(|| reactor.guess(1)).map(|event| event.token).collect::<Vec<_>>();
         assert!(!guess.is_empty() && guess.iter().all(|token| *token == 7), "{guess:?}");
         far.write_all(&[2]).unwrap();
         let mut both = tokens(ready(&mut reactor, 1000));
         both.sort_unstable();
         assert_eq!(both, [7, 8]);
         other_far.write_all(&[2]).unwrap();
-        assert_eq!(reactor.guess(), None, "two had news");
+        assert_eq!(reactor.guess(1), None, "two had news");
         assert_eq!(tokens(ready(&mut reactor, 1000)), [8]);
         other_far.write_all(&[3]).unwrap();
-        assert_eq!(reactor.guess().map(|event| event.token), Some(8));
+        assert_eq!(reactor.guess(1).map(|event| event.token), Some(8));
         reactor.guessed_wrong();
-        assert_eq!(reactor.guess(), None);
+        assert_eq!(reactor.guess(1), None);
         assert_eq!(tokens(ready(&mut reactor, 1000)), [8]);
     }
 

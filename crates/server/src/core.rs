@@ -1,6 +1,7 @@
 //! A core: one thread with its event loop, lanes and sessions.
 
 mod mail;
+mod news;
 
 use crate::caller::Callers;
 use crate::disks::Disks;
@@ -29,7 +30,7 @@ use std::time::{Duration, Instant};
 use towline_block::{Engine, Moved};
 use towline_mem::Pool;
 use towline_net::address::Listener;
-use towline_net::{Flushed, Incoming, Link, LinkKind, ShmLink, Spin, look_often};
+use towline_net::{Flushed, Incoming, Link, LinkKind, ShmLink, Spin};
 use towline_reactor::{Event, Finished, Reactor};
 use towline_session::files::Opened;
 use towline_session::locks::{Locks, Waiter};
@@ -160,6 +161,8 @@ pub(crate) struct Core {
     pub(crate) nbd: Nbd,
     /// Moves the bytes of disks, for all fronts.
     pub(crate) engine: Engine<Ticket>,
+    /// Somebody has asked for a disk.
+    pub(crate) serves_disks: bool,
     /// What it moved, as the statistics have it.
     pub(crate) moved_told: Moved,
     /// Transfers that the ring finished; kept for its memory.
@@ -196,6 +199,8 @@ pub(crate) struct Core {
     failed: Vec<(usize, Arc<Link>, io::Error)>,
     /// Lanes whose input was left unread and can be read now.
     resumable: Vec<usize>,
+    /// Bytes that were moved when who has news was guessed last.
+    guessed_at: u64,
     draining: Option<Instant>,
     /// Work that this core waits for will not be done.
     broken: bool,
@@ -240,6 +245,7 @@ impl Core {
             callers,
             nbd: Nbd::new(),
             engine: Engine::new(disk_limits),
+            serves_disks: false,
             moved_told: Moved::default(),
             finished: Vec::new(),
             late: BinaryHeap::new(),
@@ -258,6 +264,7 @@ impl Core {
             closing: Vec::new(),
             failed: Vec::new(),
             resumable: Vec::new(),
+            guessed_at: 0,
             draining: None,
             broken: false,
             ticking,
@@ -276,8 +283,7 @@ impl Core {
         let mut events = Vec::with_capacity(256);
         loop {
             let busy = !self.resumable.is_empty()
-                || self.nbd.is_busy()
-                || self.engine.has_work()
+                || self.serves_disks && (self.nbd.is_busy() || self.engine.has_work())
                 || self.has_low_request()
                 || self.spin_or_prepare_sleep();
             if !busy || !self.try_guess(&mut scratch) {
@@ -319,7 +325,9 @@ impl Core {
             if !self.failed.is_empty() {
                 self.end_failed(&mut scratch);
             }
-            self.turn_disks(&mut scratch);
+            if self.serves_disks {
+                self.turn_disks(&mut scratch);
+            }
             if self.ticking && self.ticked.elapsed() >= TICK {
                 self.tick();
             }
@@ -336,20 +344,6 @@ impl Core {
         }
     }
 
-    /// Receives from who most likely has news, without asking the ring; true when something came.
-    fn try_guess(&mut self, scratch: &mut [u8]) -> bool {
-        let Some(event) = self.reactor.guess() else { return false };
-        let received =
-            |core: &Self| core.statistics.counters.bytes_received.load(Ordering::Relaxed);
-        let before = received(self);
-        self.event(event, scratch);
-        let came = received(self) != before;
-        if !came {
-            self.reactor.guessed_wrong();
-        }
-        came
-    }
-
     /// The core ends: nothing that it lets go of may hold it up.
     fn leave(mut self) {
         self.statistics.record_times(&mut self.timed);
@@ -358,64 +352,6 @@ impl Core {
             let files = served.session.files.clone();
             self.close_elsewhere(served, Some(&files));
         }
-    }
-
-    /// Looks for work for a while before the core sleeps; true when there is some.
-    fn spin_or_prepare_sleep(&mut self) -> bool {
-        if let Some(link) = self.answered.take().and_then(|index| shm_link(&self.lanes, index))
-            && !link.readable()
-        {
-            link.prepare_send();
-        }
-        let Self { spin, reactor, lanes, shm_lanes, late, statistics, timed, .. } = self;
-        // Where a client shares the processor it may have asked anew while it was answered, whatever spinning is worth.
-        if reactor.tells_at_once() && reactor.is_ready() {
-            return true;
-        }
-        let shm_readable =
-            || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
-        let due = late.peek().map(|late| late.at);
-        let found = spin.until(|| {
-            let is_due = due.is_some_and(|at| Instant::now() >= at);
-            let readable = || !shm_lanes.is_empty() && look_often(shm_readable);
-            let found = is_due || reactor.is_ready() || readable();
-            if !found {
-                statistics.record_times(timed);
-            }
-            found.then_some(())
-        });
-        if found.is_some() {
-            return true;
-        }
-        self.statistics.record_times(&mut self.timed);
-        let mut sleep = true;
-        for index in &self.shm_lanes {
-            if let Some(link) = shm_link(&self.lanes, *index) {
-                sleep &= link.prepare_sleep();
-            }
-        }
-        !sleep
-    }
-
-    /// True when something came that was not looked at.
-    pub(crate) fn has_news(&mut self) -> bool {
-        let mut links = self.shm_lanes.iter().filter_map(|at| shm_link(&self.lanes, *at));
-        self.reactor.is_ready() || links.any(ShmLink::readable)
-    }
-
-    fn timeout(&self) -> Option<Duration> {
-        if self.shm_lanes.iter().any(|i| self.lanes[*i].as_ref().is_some_and(|l| !l.out.is_empty()))
-        {
-            return Some(Duration::from_millis(1));
-        }
-        if !self.refusing.is_empty() {
-            return Some(REFUSING);
-        }
-        let tick = (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK);
-        let left = |at: Instant| at.saturating_duration_since(Instant::now());
-        let nbd = self.nbd.next_wake().map(left);
-        let late = self.late.peek().map(|late| left(late.at));
-        [tick, nbd, late, self.waiting.next_wake().map(left)].into_iter().flatten().min()
     }
 
     /// Somebody waits for memory of disks: those who hold it without using it have to be found.

@@ -43,6 +43,7 @@ impl Core {
     /// # Errors
     /// It is no legal request, or what it writes and the bytes do not match.
     pub(crate) fn disk_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
+        self.serves_disks = true;
         let request = parse_disk_request(arrived.body)?;
         let length = match request {
             Request::DiskWrite { length, .. } => u64::from(length),

@@ -44,6 +44,7 @@ impl Core {
         over: Option<Sender<()>>,
         scratch: &mut [u8],
     ) {
+        self.serves_disks = true;
         let nbd = &mut self.nbd;
         let index = nbd.free.pop().unwrap_or_else(|| {
             nbd.lanes.push(None);

@@ -1,0 +1,87 @@
+//! How a core learns that there is something to do.
+
+use super::{Core, REFUSING, TICK, shm_link};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use towline_net::{Counters, ShmLink, look_often};
+
+/// As many bytes take about as long to move as a small request.
+const SMALL_BYTES: u64 = 16 * 1024;
+
+impl Core {
+    /// Receives from who most likely has news, without asking the ring; true when something came.
+    pub(super) fn try_guess(&mut self, scratch: &mut [u8]) -> bool {
+        let Counters { bytes_received, bytes_sent_copied, bytes_sent_file, .. } =
+            &self.statistics.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let before = load(bytes_received);
+        let moved = before + load(bytes_sent_copied) + load(bytes_sent_file);
+        let since = moved - std::mem::replace(&mut self.guessed_at, moved);
+        let took = 1 + u32::try_from(since / SMALL_BYTES).unwrap_or(u32::MAX - 1);
+        let Some(event) = self.reactor.guess(took) else { return false };
+        self.event(event, scratch);
+        let came = load(&self.statistics.counters.bytes_received) != before;
+        if !came {
+            self.reactor.guessed_wrong();
+        }
+        came
+    }
+
+    /// Looks for work for a while before the core sleeps; true when there is some.
+    pub(super) fn spin_or_prepare_sleep(&mut self) -> bool {
+        if let Some(link) = self.answered.take().and_then(|index| shm_link(&self.lanes, index))
+            && !link.readable()
+        {
+            link.prepare_send();
+        }
+        let Self { spin, reactor, lanes, shm_lanes, late, statistics, timed, .. } = self;
+        // Where a client shares the processor it may have asked anew while it was answered, whatever spinning is worth.
+        if reactor.tells_at_once() && reactor.is_ready() {
+            return true;
+        }
+        let shm_readable =
+            || shm_lanes.iter().filter_map(|at| shm_link(lanes, *at)).any(ShmLink::readable);
+        let due = late.peek().map(|late| late.at);
+        let found = spin.until(|| {
+            let is_due = due.is_some_and(|at| Instant::now() >= at);
+            let readable = || !shm_lanes.is_empty() && look_often(shm_readable);
+            let found = is_due || reactor.is_ready() || readable();
+            if !found {
+                statistics.record_times(timed);
+            }
+            found.then_some(())
+        });
+        if found.is_some() {
+            return true;
+        }
+        self.statistics.record_times(&mut self.timed);
+        let mut sleep = true;
+        for index in &self.shm_lanes {
+            if let Some(link) = shm_link(&self.lanes, *index) {
+                sleep &= link.prepare_sleep();
+            }
+        }
+        !sleep
+    }
+
+    /// True when something came that was not looked at.
+    pub(crate) fn has_news(&mut self) -> bool {
+        let mut links = self.shm_lanes.iter().filter_map(|at| shm_link(&self.lanes, *at));
+        self.reactor.is_ready() || links.any(ShmLink::readable)
+    }
+
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        if self.shm_lanes.iter().any(|i| self.lanes[*i].as_ref().is_some_and(|l| !l.out.is_empty()))
+        {
+            return Some(Duration::from_millis(1));
+        }
+        if !self.refusing.is_empty() {
+            return Some(REFUSING);
+        }
+        let tick = (self.ticking || self.draining.is_some() || self.wants_ticks()).then_some(TICK);
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        let nbd = self.nbd.next_wake().map(left);
+        let late = self.late.peek().map(|late| left(late.at));
+        [tick, nbd, late, self.waiting.next_wake().map(left)].into_iter().flatten().min()
+    }
+}
