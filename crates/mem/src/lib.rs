@@ -23,5 +23,5 @@ pub use page::page_bytes;
 pub use pool::{Pool, PoolBuffer, Reserved};
 pub use process::{Region, read_process};
 pub use segment::{Guard, Segment, zeros};
-pub use shared::SharedMemory;
+pub use shared::{SharedMemory, expect};
 pub use spare::Fresh;

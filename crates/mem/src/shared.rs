@@ -206,21 +206,12 @@ impl SharedMemory {
     /// # Panics
     /// When the range is not inside.
     pub fn expect_reads(&self, offset: usize, length: usize) {
-        for line in self.lines(offset, length) {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: a hint, which never faults and changes nothing, whatever the address.
-            unsafe {
-                std::arch::x86_64::_mm_prefetch(line.cast(), std::arch::x86_64::_MM_HINT_T0);
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = line;
-        }
+        lines(self.address(offset, length), length).for_each(fetch);
     }
 
     /// The lines of the processor's caches in a range, which is checked.
     fn lines(&self, offset: usize, length: usize) -> impl Iterator<Item = *mut u8> {
-        let start = self.address(offset, length);
-        (0..length).step_by(LINE).map(move |at| start.wrapping_add(at))
+        lines(self.address(offset, length), length)
     }
 
     /// Copies from one place of the memory to another that does not overlap it.
@@ -328,6 +319,30 @@ impl SharedMemory {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(&self.fd, flags, offset as u64, length as u64)?)
     }
+}
+
+/// Asks the processor to fetch a value that will be read or written soon: all its lines at once, where the code comes to one
+/// after the other. As [`SharedMemory::expect_reads`].
+pub fn expect<T>(value: &T) {
+    let start = std::ptr::from_ref(value).cast_mut().cast();
+    lines(start, size_of::<T>()).for_each(fetch);
+}
+
+/// The lines of the processor's caches from an address on.
+fn lines(start: *mut u8, length: usize) -> impl Iterator<Item = *mut u8> {
+    // Where the first one begins, so that the last one is not missed.
+    let skipped = start.addr() % LINE;
+    (0..length + skipped).step_by(LINE).map(move |at| start.wrapping_sub(skipped).wrapping_add(at))
+}
+
+fn fetch(line: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which never faults and changes nothing, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch(line.cast(), std::arch::x86_64::_MM_HINT_T0);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
 
 /// Copies as `memcpy` does, but avoids where that is slow.

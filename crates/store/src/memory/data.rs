@@ -1,13 +1,16 @@
 //! The bytes of one file: which pages it has and which blocks they stand in.
 
 use super::arena::{Arena, BLOCK_BYTES, Block, block_pages, page_bytes};
-use std::collections::BTreeMap;
+use super::blocks::Blocks;
 use std::sync::Arc;
 use towline_mem::{Aggregate, Segment, zeros};
 use towline_wire::Errno;
 
 /// A read of this length or more may be sent without copying; shorter ones are always copied.
 const LEND_BYTES_MIN: u64 = 32 * 1024;
+
+/// Bytes that [`Data::expect`] fetches: enough for the processor to go on by itself.
+const EXPECTED_BYTES: usize = 512;
 
 /// The pages of one block of a file, as masks of at most sixteen bits.
 #[derive(Clone, Default)]
@@ -25,13 +28,13 @@ struct Slot {
 /// Bytes of its pages behind the end of the file are zero, so that it can grow over them.
 pub(super) struct Data {
     arena: Arc<Arena>,
-    slots: BTreeMap<u64, Slot>,
+    slots: Blocks<Slot>,
     pages: u64,
 }
 
 /// Pages cut off a file. Dropping it gives the memory back, which takes a while: do so without
 /// locks held.
-pub(super) struct Cut(#[allow(dead_code)] BTreeMap<u64, Slot>);
+pub(super) struct Cut(#[allow(dead_code)] Blocks<Slot>);
 
 /// The bytes of a range as they were at one moment.
 pub(super) struct Snapshot {
@@ -113,7 +116,14 @@ impl Slot {
 impl Data {
     /// No pages.
     pub(super) fn new(arena: Arc<Arena>) -> Self {
-        Self { arena, slots: BTreeMap::new(), pages: 0 }
+        Self { arena, slots: Blocks::default(), pages: 0 }
+    }
+
+    /// Has the processor fetch the first bytes of the file, and what leads there, for a read that most likely follows.
+    pub(super) fn expect(&self) {
+        if let Some(Slot { block: Some(block), .. }) = self.slots.get(0) {
+            self.arena.memory().expect_reads(block.start(), EXPECTED_BYTES);
+        }
     }
 
     /// Pages charged to the file.
@@ -145,9 +155,9 @@ impl Data {
         };
         if last == first + 1 {
             // As most reads are: that is found in half of the time.
-            self.slots.get(&first).into_iter().for_each(|slot| add(first, slot));
+            self.slots.get(first).into_iter().for_each(|slot| add(first, slot));
         } else {
-            self.slots.range(first..last).for_each(|(index, slot)| add(*index, slot));
+            self.slots.range(first..last).for_each(|(index, slot)| add(index, slot));
         }
         append_zeros(&mut aggregate, end - position);
         aggregate
@@ -160,7 +170,7 @@ impl Data {
             return Ok(0);
         }
         for (index, from, to) in parts(offset, offset + bytes.len() as u64) {
-            let slot = self.slots.entry(index).or_default();
+            let slot = self.slots.at(index);
             let granted = grant(slot, &self.arena, from, to);
             let (part, behind) = rest.split_at((granted - from) as usize);
             let filled = fill(slot, &self.arena, from as usize, part);
@@ -172,7 +182,7 @@ impl Data {
                 Err(_) => self.arena.release(count_new(slot, from, granted) * page_bytes()),
             }
             if slot.charged == 0 {
-                self.slots.remove(&index);
+                self.slots.remove(index);
             }
             if filled.is_err() || granted < to {
                 break;
@@ -186,8 +196,8 @@ impl Data {
     pub(super) fn truncate(&mut self, size: u64) -> Result<Cut, Errno> {
         let next = size.div_ceil(BLOCK_BYTES);
         self.clear(size, next * BLOCK_BYTES, false)?;
-        let cut = self.slots.split_off(&next);
-        let bytes: u64 = cut.values().map(Slot::bytes_charged).sum();
+        let cut = self.slots.split_off(next);
+        let bytes: u64 = cut.range(0..u64::MAX).map(|(_, slot)| slot.bytes_charged()).sum();
         self.pages -= bytes / page_bytes();
         self.arena.release(bytes);
         Ok(Cut(cut))
@@ -222,12 +232,12 @@ impl Data {
                 self.pages -= pages;
                 self.arena.release(pages * page_bytes());
                 if slot.charged == 0 {
-                    empty.push(*index);
+                    empty.push(index);
                 }
             }
         }
         for index in empty {
-            self.slots.remove(&index);
+            self.slots.remove(index);
         }
         Ok(())
     }
@@ -249,7 +259,7 @@ impl Data {
         self.arena.charge(missing.checked_mul(page_bytes()).ok_or(Errno::ENOSPC)?)?;
         for (index, from, to) in parts(start, end) {
             let pages = mask(from / page_bytes(), to.div_ceil(page_bytes()));
-            self.slots.entry(index).or_default().charged |= pages;
+            self.slots.at(index).charged |= pages;
         }
         self.pages += missing;
         Ok(())
@@ -258,8 +268,8 @@ impl Data {
     /// The first byte of data at or behind `offset`, if there is any.
     pub(super) fn next_data(&self, offset: u64) -> Option<u64> {
         let first = offset / BLOCK_BYTES;
-        self.slots.range(first..).find_map(|(index, slot)| {
-            let page = if *index == first { offset % BLOCK_BYTES / page_bytes() } else { 0 };
+        self.slots.range(first..u64::MAX).find_map(|(index, slot)| {
+            let page = if index == first { offset % BLOCK_BYTES / page_bytes() } else { 0 };
             let pages = slot.data & mask(page, block_pages());
             let start = index * BLOCK_BYTES + u64::from(pages.trailing_zeros()) * page_bytes();
             (pages != 0).then(|| start.max(offset))
@@ -269,8 +279,8 @@ impl Data {
     /// The first byte of a hole at or behind `offset`.
     pub(super) fn next_hole(&self, offset: u64) -> u64 {
         let mut expected = offset / BLOCK_BYTES;
-        for (index, slot) in self.slots.range(expected..) {
-            if *index != expected {
+        for (index, slot) in self.slots.range(expected..u64::MAX) {
+            if index != expected {
                 break;
             }
             let base = index * BLOCK_BYTES;
@@ -287,7 +297,7 @@ impl Data {
     /// Keeps the bytes of a range as they are now, without copying them.
     pub(super) fn snapshot(&self, offset: u64, length: u64) -> Snapshot {
         let range = offset / BLOCK_BYTES..(offset + length).div_ceil(BLOCK_BYTES);
-        let slots = self.slots.range(range).map(|(index, slot)| (*index, slot.clone()));
+        let slots = self.slots.range(range).map(|(index, slot)| (index, slot.clone()));
         Snapshot { offset, length, slots: slots.collect() }
     }
 
@@ -332,7 +342,7 @@ impl Data {
 
     /// Replaces a block by one that another file has, too; false when there is no space for it.
     fn share(&mut self, index: u64, source: &Slot) -> bool {
-        let old = self.slots.get(&index).map_or(0, |slot| u64::from(slot.charged.count_ones()));
+        let old = self.slots.get(index).map_or(0, |slot| u64::from(slot.charged.count_ones()));
         let new = u64::from(source.data.count_ones());
         if new > old && self.arena.charge((new - old) * page_bytes()).is_err() {
             return false;
@@ -340,7 +350,7 @@ impl Data {
         self.arena.release(old.saturating_sub(new) * page_bytes());
         self.pages = self.pages + new - old;
         let shared = Slot { charged: source.data, ..source.clone() };
-        self.slots.insert(index, shared);
+        *self.slots.at(index) = shared;
         true
     }
 }

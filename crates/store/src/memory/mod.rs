@@ -22,6 +22,7 @@
 
 mod access;
 mod arena;
+mod blocks;
 mod change;
 mod create;
 mod data;

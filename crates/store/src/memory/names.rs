@@ -2,9 +2,11 @@
 
 use super::inode::Inode;
 use foldhash::fast::RandomState;
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 use std::sync::Arc;
+use towline_mem::expect;
 
 /// Cookie of `.`.
 pub(super) const COOKIE_SELF: u64 = 1;
@@ -14,10 +16,13 @@ pub(super) const COOKIE_PARENT: u64 = 2;
 /// What a name costs besides its bytes.
 const NAME_BYTES: u64 = 64;
 
+/// A name. Nearly all are kept where they are looked for, not in memory of their own, which is in no cache most of the time.
+pub(super) type Name = SmallVec<[u8; 23]>;
+
 /// One name.
 pub(super) struct Entry {
     /// The name.
-    pub(super) name: Arc<[u8]>,
+    pub(super) name: Name,
     /// What it names.
     pub(super) inode: Arc<Inode>,
 }
@@ -26,7 +31,7 @@ pub(super) struct Entry {
 /// a listing that goes on behind a cookie neither repeats a name nor misses one that was there.
 #[derive(Default)]
 pub(super) struct Names {
-    by_name: HashMap<Arc<[u8]>, (u64, Arc<Inode>), RandomState>,
+    by_name: HashMap<Name, (u64, Arc<Inode>), RandomState>,
     by_cookie: BTreeMap<u64, Entry>,
     cookie_last: u64,
     dead: bool,
@@ -40,7 +45,10 @@ pub(super) fn name_cost(name: &[u8]) -> u64 {
 impl Names {
     /// What `name` names.
     pub(super) fn find(&self, name: &[u8]) -> Option<&Arc<Inode>> {
-        self.by_name.get(name).map(|(_, inode)| inode)
+        let (_, inode) = self.by_name.get(name)?;
+        // Attributes and data will be looked at one after the other, each behind a lock.
+        expect(&**inode);
+        Some(inode)
     }
 
     /// True without names.
@@ -69,7 +77,7 @@ impl Names {
         }
         let cookie = self.cookie_last.max(COOKIE_PARENT) + 1;
         self.cookie_last = cookie;
-        let name: Arc<[u8]> = name.into();
+        let name = Name::from_slice(name);
         self.by_cookie.insert(cookie, Entry { name: name.clone(), inode: inode.clone() });
         self.by_name.insert(name, (cookie, inode));
         None

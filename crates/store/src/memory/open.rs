@@ -112,6 +112,12 @@ impl Tree {
             return Ok(());
         }
         let wanted = wanted(flags);
+        if wanted == READ
+            && let Content::File(data) = &inode.content
+            && let Some(data) = data.try_read()
+        {
+            data.expect();
+        }
         match inode.file_type {
             TYPE_SYMLINK => return Err(Errno::ELOOP),
             TYPE_DIRECTORY if wanted & WRITE != 0 => return Err(Errno::EISDIR),

@@ -4,7 +4,7 @@ use super::access::check;
 use super::arena::{Arena, page_bytes};
 use super::file::MemoryFile;
 use super::inode::{Content, INODE_BYTES, Inode, dismantle};
-use super::names::COOKIE_PARENT;
+use super::names::{COOKIE_PARENT, Name};
 use super::walk::Walk;
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use parking_lot::Mutex;
@@ -140,7 +140,7 @@ impl Tree {
     /// The path to a directory from the root.
     pub(super) fn path_of(&self, directory: &Arc<Inode>) -> Result<Vec<u8>, Errno> {
         let _stays = self.topology.lock();
-        let mut names: Vec<Arc<[u8]>> = Vec::new();
+        let mut names: Vec<Name> = Vec::new();
         let mut node = directory.clone();
         while node.number != self.root_number() {
             if node.number == ROOT_NUMBER {
