@@ -27,7 +27,8 @@ use outcome::Look;
 pub(crate) use outcome::{Checked, Outcome};
 use outgoing::{Messages, Out, Outgoing};
 use parking_lot::{Condvar, Mutex};
-use std::collections::HashMap;
+use sending::coarse_ms;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -151,11 +152,21 @@ pub(crate) struct State {
     memories: Option<Memories>,
     /// Free slots that are indebted.
     debts: usize,
-    /// How many bytes the next long write may send at once, and until when, by the coarse clock.
-    leave: Option<(usize, u64)>,
+    /// How many bytes each of the next long writes may send at once, and until when, by the coarse clock.
+    leaves: VecDeque<(usize, u64)>,
 }
 
 impl State {
+    /// Bytes that a long write may send at once, if there is leave that is not too old.
+    fn take_leave(&mut self) -> usize {
+        if self.leaves.is_empty() {
+            return 0;
+        }
+        let now = coarse_ms();
+        let mut leaves = std::iter::from_fn(|| self.leaves.pop_front());
+        leaves.find(|(_, end)| now < *end).map_or(0, |(bytes, _)| bytes)
+    }
+
     /// True while somebody receives for all.
     fn is_led(&self) -> bool {
         self.receiving.is_none()
@@ -315,7 +326,7 @@ impl Core {
             receiving: Some(Box::new(receiving)),
             memories,
             debts: 0,
-            leave: None,
+            leaves: VecDeque::new(),
             link,
             lane: 0,
             woken: Vec::new(),

@@ -134,9 +134,10 @@ fn leave_is_for_one_write_each_and_never_the_way_to_lose_one() {
         peer.send_data(&data[1], sent);
         if asked == 0 {
             peer.send_granted(&data[2]);
-            // Its leave is still there, and it gets no second one.
-            assert_eq!(peer.answer(), (None, false));
+            // Its leave is still there, and it gets more, but not without end.
+            assert_eq!(peer.answer(), (None, true));
             assert_holds(&client, b"c", &data[2]);
+            assert!((0..8).filter(|_| peer.write_granted(b"c", &data[3])).count() == 6);
         } else {
             assert!(peer.raw.thrown_out());
         }
@@ -270,8 +271,23 @@ fn writers_to_disks_need_no_grant_from_their_second_write_on() {
         disk.read_at(&mut back, 1 << 20).unwrap();
         assert!(back == data, "{what}: other bytes");
     }
-    // Used for a write that fails at once: the data has no place, and the session goes on.
+    // Of several under way each has leave, in its turn.
     let disk = client.disk(b"memory").unwrap();
+    let mut before = 0;
+    for round in 0..6 {
+        if round == 1 {
+            before = counter(&client, "messages_sent");
+        }
+        let writes: Vec<_> = (0..8)
+            .map(|at| disk.start_write_at(pattern(64 << 10, at as u8), at << 20, false).unwrap())
+            .collect();
+        for write in writes {
+            write.wait().unwrap();
+        }
+    }
+    let sent = counter(&client, "messages_sent") - before;
+    assert!((41..60).contains(&sent), "{sent} messages, not some 41");
+    // Used for a write that fails at once: the data has no place, and the session goes on.
     let data = pattern(64 << 10, 9);
     disk.write_at(&data, 0).unwrap();
     let before = counter(&client, "payload_discarded");

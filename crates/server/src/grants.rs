@@ -15,9 +15,12 @@ use towline_block::Meter;
 use towline_mem::{Pool, Reserved};
 use towline_session::{Compound, Session};
 use towline_store::{Caller, FileStore};
-use towline_wire::Header;
 use towline_wire::header::reply_flag;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX, SLOTS_MAX};
+use towline_wire::{Header, Kind};
+
+/// Requests of a session that may have leave at once: each of so many under way has it in its turn.
+const LEAVES_MAX: usize = 8;
 
 /// A fragment that the client was told to send.
 pub(crate) struct Grant {
@@ -28,6 +31,14 @@ pub(crate) struct Grant {
     pub(crate) placed: usize,
     /// The data comes by leave that was given before the request.
     pub(crate) ahead: bool,
+}
+
+/// Tells a client to send these bytes of what it offered.
+pub(crate) fn grant_message(slot: u16, sequence: u32, offset: u64, length: usize) -> Header {
+    let mut header = Header::new(Kind::Grant, slot, sequence);
+    header.offset = offset;
+    header.word_a = length as u32;
+    header
 }
 
 /// Leave for one of the next requests of a session to send its first fragment at once.
@@ -127,8 +138,8 @@ pub(crate) struct Served {
     pub(crate) meters: Vec<(u32, Arc<Meter>)>,
     /// What it has of disks.
     pub(crate) disks: SessionDisks,
-    /// Its client has leave to send data ahead.
-    pub(crate) leave: Option<Leave>,
+    /// What its client may send ahead, in the order in which it was told.
+    pub(crate) leaves: VecDeque<Leave>,
 }
 
 impl Served {
@@ -145,14 +156,14 @@ impl Served {
             is_low: false,
             meters: Vec::new(),
             disks,
-            leave: None,
+            leaves: VecDeque::new(),
         }
     }
 
     /// Takes back what was granted to a lane that is gone. The transfers go on where they are when
     /// the client sends their requests again on its next lane: what was done before is not repeated.
     pub(crate) fn suspend_transfers(&mut self) {
-        self.leave = None;
+        self.leaves.clear();
         for running in self.running.iter_mut().flatten() {
             if let Some((done, _)) = running.compound.missing() {
                 running.grants.clear();
@@ -161,7 +172,7 @@ impl Served {
         }
     }
 
-    /// Keeps a buffer for so many bytes of its next request, if it has none and there are plenty, which `reply` tells. True: it is kept.
+    /// Keeps a buffer for so many bytes of its next request, if it has few and there are plenty, which `reply` tells. True: it is kept.
     pub(crate) fn give_leave(
         &mut self,
         pool: &Arc<Pool>,
@@ -169,15 +180,15 @@ impl Served {
         reply: &mut Header,
         now: Instant,
     ) -> bool {
-        if self.leave.is_some() || self.is_low || self.lane.is_none() || !pool.is_plentiful() {
+        let has_enough = self.leaves.len() >= LEAVES_MAX;
+        if has_enough || self.is_low || self.lane.is_none() || !pool.is_plentiful() {
             return false;
         }
-        self.leave = pool.reserve().map(|buffer| Leave { buffer, bytes, given: now });
-        if self.leave.is_some() {
-            reply.flags |= reply_flag::AHEAD;
-            reply.offset = bytes as u64;
-        }
-        self.leave.is_some()
+        let Some(buffer) = pool.reserve() else { return false };
+        self.leaves.push_back(Leave { buffer, bytes, given: now });
+        reply.flags |= reply_flag::AHEAD;
+        reply.offset = bytes as u64;
+        true
     }
 
     /// True when the request of this slot waits for data.

@@ -305,9 +305,9 @@ impl Core {
             self.end_session(id);
         }
         for served in self.sessions.all_mut() {
-            served.leave.take_if(|leave| leave.given.elapsed() > kept);
+            served.leaves.retain(|leave| leave.given.elapsed() <= kept);
         }
-        self.ticking = self.sessions.all().any(|s| s.lane.is_none() || s.leave.is_some());
+        self.ticking = self.sessions.all().any(|s| s.lane.is_none() || !s.leaves.is_empty());
         if self.index == 0 {
             self.ticking |= self.end_unclaimed();
         }

@@ -2,7 +2,7 @@
 
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
-use crate::grants::{Grant, Leave, Running};
+use crate::grants::{Grant, Leave, Running, grant_message};
 use crate::guarded::guarded;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
@@ -316,9 +316,7 @@ impl Core {
             if elsewhere {
                 buffer = buffer.charged_to(&self.bytes_elsewhere);
             }
-            let mut header = Header::new(Kind::Grant, slot, running.sequence);
-            header.offset = offset;
-            header.word_a = length as u32;
+            let header = grant_message(slot, running.sequence, offset, length);
             running.grants.push_back(Grant { offset, length, buffer, placed: 0, ahead: false });
             running.granted += length as u64;
             lane.note_grant(Instant::now());

@@ -2,7 +2,7 @@
 
 use crate::core::{Core, elapsed_ns};
 use crate::elsewhere::Task;
-use crate::grants::Running;
+use crate::grants::{Running, grant_message};
 use crate::guarded::guarded;
 use crate::handshake;
 use crate::lane::Lane;
@@ -46,15 +46,29 @@ impl Serving<'_> {
         running.filter(|running| running.sequence == header.sequence)
     }
 
-    /// Data that was sent ahead has its place.
-    fn is_awaited(&mut self, session: u64, header: &Header) -> bool {
-        match self.running(session, header) {
-            Some(running) => running.grants.front().is_some_and(|grant| grant.ahead),
-            None => {
-                let served = self.core.sessions.get_mut(session);
-                served.is_some_and(|served| served.disks.awaits_ahead(header))
-            }
+    /// What the next data for a request was granted as: its offset and length, and whether it comes ahead.
+    fn first_grant(&mut self, session: u64, header: &Header) -> Option<(u64, usize, &mut bool)> {
+        if self.running(session, header).is_none() {
+            return self.core.sessions.get_mut(session)?.disks.first_grant(header);
         }
+        let grant = self.running(session, header)?.grants.front_mut()?;
+        Some((grant.offset, grant.length, &mut grant.ahead))
+    }
+
+    /// Data that was sent ahead has its place. Where that is for another number of bytes, they are asked for anew.
+    fn is_awaited(&mut self, session: u64, header: &Header) -> bool {
+        let Some((offset, length, ahead)) = self.first_grant(session, header) else { return false };
+        let fits = length == header.payload_bytes as usize;
+        if *ahead && !fits {
+            *ahead = false;
+            let message = grant_message(header.slot, header.sequence, offset, length);
+            if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
+                lane.send_header(&message);
+                self.core.dirty.push(self.index);
+            }
+            return false;
+        }
+        *ahead
     }
 
     fn request(
@@ -181,17 +195,18 @@ impl Core {
         // One that has to wait does not use it.
         let leave = match header.flags & request_flag::AHEAD {
             0 => None,
-            _ => self.sessions.get_mut(session).and_then(|served| served.leave.take()),
+            _ => self.sessions.get_mut(session).and_then(|served| served.leaves.pop_front()),
         };
         if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) {
             if let Some(served) = self.sessions.get_mut(session) {
                 // A record of what the slot did before a restart has no use any more.
                 served.session.take_recorded(header.slot);
             }
-            let most = leave.map(|leave| leave.bytes); // the write may have its buffer
+            let is_ahead = leave.is_some();
+            drop(leave); // the write may have its buffer
             self.disk_request(arrived)?;
-            if let Some(most) = most {
-                self.expect_ahead(session, lane, header, most);
+            if is_ahead {
+                self.expect_ahead(session, lane, header);
             }
             return Ok(());
         }
@@ -296,7 +311,9 @@ impl Sink for Serving<'_> {
             return self.core.disk_place(session, header, done, rest);
         }
         let grant = self.running(session, header)?.grants.front_mut()?;
-        let is_granted = grant.offset == header.offset && done + rest <= grant.length;
+        let is_granted = grant.offset == header.offset
+            && done + rest <= grant.length
+            && (!is_ahead || grant.length == header.payload_bytes as usize);
         // What began before it was granted has no beginning in the buffer, which held data of others.
         if !is_granted || grant.placed != done || grant.ahead != is_ahead {
             return None;

@@ -82,7 +82,7 @@ pub mod reply_flag {
     /// With [`LENT`]: the data does not stay as it is, since writes that overlap the read may change
     /// it, and there is nothing to give back.
     pub const LIVE: u8 = 8;
-    /// A buffer is kept for the session: one further request that offers data, for a file or a disk, may have the first of it, at most
+    /// One more buffer is kept for the session: one further request that offers data, for a file or a disk, may have the first of it, at most
     /// `offset` bytes, follow at once. The leave holds for this lane, and for
     /// [`AHEAD_MILLISECONDS`](crate::limits::AHEAD_MILLISECONDS) from when the client gets it.
     pub const AHEAD: u8 = 16;

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use towline_net::{Link, Payload, Sink, Target};
 use towline_wire::disk::checksum_bytes;
 use towline_wire::header::{data_flag, reply_flag, request_flag};
-use towline_wire::limits::{AHEAD_MILLISECONDS, FRAGMENT_BYTES_MAX, GRANTS_MAX, INLINE_BYTES_MAX};
+use towline_wire::limits::{
+    AHEAD_MILLISECONDS, FRAGMENT_BYTES_MAX, GRANTS_MAX, INLINE_BYTES_MAX, SLOTS_MAX,
+};
 use towline_wire::{Errno, Header, Kind, ProtocolError};
 
 /// Longer payloads are copied while the state is not locked.
@@ -119,7 +121,9 @@ impl Completing<'_, '_> {
         let state = self.state.get_or_insert_with(|| core.state.lock());
         if header.flags & reply_flag::AHEAD != 0 {
             let bytes = usize::try_from(header.offset).unwrap_or(usize::MAX);
-            state.leave = Some((bytes.min(FRAGMENT_BYTES_MAX), coarse_ms() + AHEAD_MILLISECONDS));
+            let leave = (bytes.min(FRAGMENT_BYTES_MAX), coarse_ms() + AHEAD_MILLISECONDS);
+            state.leaves.push_back(leave);
+            state.leaves.truncate(SLOTS_MAX); // more than there can be requests are of no use
         }
         let number = usize::from(header.slot);
         let Some(slot) = current(state, header) else { return Ok(()) };

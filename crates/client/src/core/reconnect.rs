@@ -149,7 +149,7 @@ impl Core {
         state.lane = out.lane;
         state.memories = Memories::of(&link, self.options.hide);
         state.debts = 0;
-        state.leave = None;
+        state.leaves.clear();
         let link = Arc::new(link);
         (receiving.link, out.link) = (link.clone(), link.clone());
         state.link = link;

@@ -100,6 +100,11 @@ impl Core {
         target: Buffer,
     ) -> Option<SlotRef> {
         let number = state.free.pop()?;
+        let inline = source.len() <= INLINE_BYTES_MAX;
+        let writes = |request: &Request<'_>| {
+            matches!(request, Request::Write { .. } | Request::DiskWrite { .. })
+        };
+        let ahead = if !inline && requests.iter().any(writes) { state.take_leave() } else { 0 };
         let slot = &mut state.slots[usize::from(number)];
         // This request gives back what the last reply lent.
         state.debts -= usize::from(std::mem::take(&mut slot.indebted));
@@ -107,19 +112,8 @@ impl Core {
         state.requested += 1;
         slot.order = state.requested;
         slot.stamps = Stamps::of(slot.sequence);
-        let inline = source.len() <= INLINE_BYTES_MAX;
         slot.rides = inline && source.len() > COPIED_BYTES_MAX;
-        let writes = |request: &Request<'_>| {
-            matches!(request, Request::Write { .. } | Request::DiskWrite { .. })
-        };
-        slot.ahead = match !inline && requests.iter().any(writes) {
-            true => state
-                .leave
-                .take()
-                .filter(|(_, end)| coarse_ms() < *end)
-                .map_or(0, |(bytes, _)| bytes),
-            false => 0,
-        };
+        slot.ahead = ahead;
         let mut header = Header::new(Kind::Request, number, slot.sequence);
         (header.word_a, header.word_b) = self.identity();
         if state.memories.is_some() {

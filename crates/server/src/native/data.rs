@@ -2,6 +2,7 @@
 
 use super::{Granted, Kind, Writing};
 use crate::core::{Core, Ticket};
+use crate::grants::grant_message;
 use std::time::Instant;
 use towline_block::{Engine, Short};
 use towline_net::Target;
@@ -81,15 +82,16 @@ impl Core {
             let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) else {
                 continue;
             };
-            match write.grant(&mut self.engine) {
-                Ok(granted) => lane.send_header(&granted.message(slot, sequence)),
+            let message = match write.grant(&mut self.engine) {
+                Ok(granted) => grant_message(slot, sequence, granted.offset, granted.length),
                 Err(short) => {
                     if self.waits_for_memory(short, low, (session, slot)) {
                         return;
                     }
                     continue;
                 }
-            }
+            };
+            lane.send_header(&message);
             lane.note_grant(Instant::now());
             self.ticking = true;
             self.dirty.extend(index);
@@ -97,30 +99,17 @@ impl Core {
         }
     }
 
-    /// The first fragment of a write, of at most so many bytes, follows its request: where there is room for all of it now, it is
-    /// received there.
-    pub(crate) fn expect_ahead(
-        &mut self,
-        session: u64,
-        index: usize,
-        header: &Header,
-        most: usize,
-    ) {
+    /// The first fragment of a write follows its request: where there is room for it now, it is received there.
+    pub(crate) fn expect_ahead(&mut self, session: u64, index: usize, header: &Header) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
         let Kind::Write(write) = &mut under.kind else { return };
-        let sent = write.length.min(most as u64);
         if write.inline.is_some() || write.grant(&mut self.engine).is_err() {
             return;
         }
         if let Some(granted) = write.grants.front_mut() {
-            granted.ahead = granted.length as u64 == sent;
-            if !granted.ahead {
-                // What comes has no place, and this is sent once more.
-                lane.send_header(&granted.message(header.slot, header.sequence));
-                self.dirty.push(index);
-            }
+            granted.ahead = true;
         }
         lane.note_grant(Instant::now());
         self.ticking = true;
@@ -166,8 +155,10 @@ impl Core {
         };
         let key = write.key;
         let grant = write.grants.front_mut()?;
-        let is_granted = grant.offset == header.offset && done + rest <= grant.length;
         let is_ahead = header.flags & data_flag::AHEAD != 0;
+        let is_granted = grant.offset == header.offset
+            && done + rest <= grant.length
+            && (!is_ahead || grant.length == header.payload_bytes as usize);
         // What began before it was granted has no beginning in the buffer, which held data of others.
         if !is_granted || grant.placed != done || grant.lost || grant.ahead != is_ahead {
             return None;
@@ -208,6 +199,7 @@ impl Core {
             return Ok(false);
         };
         let Kind::Write(write) = &mut under.kind else { return Ok(false) };
+        let is_ahead = header.flags & data_flag::AHEAD != 0;
         let Some(grant) = write.grants.pop_front() else {
             // What was granted before the write failed.
             return if write.failed.is_some() {
@@ -222,7 +214,6 @@ impl Core {
         }
         let is_granted =
             grant.offset == header.offset && grant.length == header.payload_bytes as usize;
-        let is_ahead = header.flags & data_flag::AHEAD != 0;
         let came_whole = grant.placed == grant.length || grant.lost;
         if !is_granted || !came_whole || grant.ahead != is_ahead {
             return wrong("data does not match its grant");

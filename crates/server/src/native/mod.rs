@@ -22,7 +22,7 @@ use towline_block::{Disk, Meter, OwnerKey, RequestKey};
 use towline_mem::PoolBuffer;
 use towline_wire::disk::Checking;
 use towline_wire::limits::SLOTS_MAX;
-use towline_wire::{Errno, Header, Kind as MessageKind};
+use towline_wire::{Errno, Header};
 
 /// How much is fetched of where the next request writes: the processor goes on by itself once it has seen some lines.
 pub(crate) const EXPECTED_BYTES: u64 = 256;
@@ -119,15 +119,6 @@ struct Granted {
     ahead: bool,
 }
 
-impl Granted {
-    fn message(&self, slot: u16, sequence: u32) -> Header {
-        let mut header = Header::new(MessageKind::Grant, slot, sequence);
-        header.offset = self.offset;
-        header.word_a = self.length as u32;
-        header
-    }
-}
-
 impl SessionDisks {
     /// What measures the client at this disk, if it is limited.
     pub(crate) fn meter(&self, disk: u32) -> Option<Arc<Meter>> {
@@ -139,11 +130,13 @@ impl SessionDisks {
         self.open.values().any(|open| open.meter.as_ref().is_some_and(|meter| meter.is_limited()))
     }
 
-    /// The next data for a write is to come by leave.
-    pub(crate) fn awaits_ahead(&mut self, header: &Header) -> bool {
-        let Some(under) = self.find(header.slot, header.sequence) else { return false };
-        let Kind::Write(write) = &under.kind else { return false };
-        write.grants.front().is_some_and(|granted| granted.ahead)
+    /// What the next data for a write was granted as: its offset and length, and whether it comes ahead.
+    pub(crate) fn first_grant(&mut self, header: &Header) -> Option<(u64, usize, &mut bool)> {
+        let Kind::Write(write) = &mut self.find(header.slot, header.sequence)?.kind else {
+            return None;
+        };
+        let granted = write.grants.front_mut()?;
+        Some((granted.offset, granted.length, &mut granted.ahead))
     }
 
     fn put(&mut self, slot: u16, under: Under) {
