@@ -5,7 +5,7 @@
 mod common;
 
 use common::{CREATE, Process, Raw, counter, eventually, message, pattern, request, setup};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Error, Options, Transport};
 use towline_net::address::Address;
@@ -134,10 +134,9 @@ fn leave_is_for_one_write_each_and_never_the_way_to_lose_one() {
         peer.send_data(&data[1], sent);
         if asked == 0 {
             peer.send_granted(&data[2]);
-            // Its leave is still there, and it gets more, but not without end.
+            // Its leave is still there, and it gets another one.
             assert_eq!(peer.answer(), (None, true));
             assert_holds(&client, b"c", &data[2]);
-            assert!((0..8).filter(|_| peer.write_granted(b"c", &data[3])).count() == 6);
         } else {
             assert!(peer.raw.thrown_out());
         }
@@ -320,6 +319,15 @@ fn leave_that_is_old_is_gone_on_both_sides() {
     file.write_at(&data, 0).unwrap();
     let mut peer = Peer::new(setup.port());
     assert!(peer.write_granted(b"p", &data));
+    // Eight, unless it takes long: who writes without leave has forgotten what it was given a second ago, and gets more.
+    let mut forgetful = Peer::new(setup.port());
+    for _ in 0..2 {
+        let start = Instant::now();
+        let gets = (0..50).filter(|_| forgetful.write_granted(b"p", &data)).count() as u64;
+        let most = 8 * (2 + 2 * start.elapsed().as_secs());
+        assert!((8..=most).contains(&gets), "{gets} times in {:?}", start.elapsed());
+        std::thread::sleep(Duration::from_millis(AHEAD_MILLISECONDS + 50));
+    }
     eventually("the buffers are free again", || counter(&client, "buffer_bytes_in_use") == 0);
     assert_eq!(counter(&client, "payload_discarded"), 0);
     // Who is late all the same pays for it by sending twice.

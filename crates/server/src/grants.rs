@@ -10,13 +10,13 @@ use crate::native::SessionDisks;
 use crate::stats::Stages;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use towline_block::Meter;
 use towline_mem::{Pool, Reserved};
 use towline_session::{Compound, Session};
 use towline_store::{Caller, FileStore};
 use towline_wire::header::reply_flag;
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX, SLOTS_MAX};
+use towline_wire::limits::{AHEAD_MILLISECONDS, FRAGMENT_BYTES_MAX, GRANTS_MAX, SLOTS_MAX};
 use towline_wire::{Header, Kind};
 
 /// Requests of a session that may have leave at once: each of so many under way has it in its turn.
@@ -189,6 +189,16 @@ impl Served {
         reply.flags |= reply_flag::AHEAD;
         reply.offset = bytes as u64;
         true
+    }
+
+    /// The leave by which a request comes, if it `has` one. One that offers data and has none is of a client that forgot its own.
+    pub(crate) fn take_leave(&mut self, has: bool, now: Instant) -> Option<Leave> {
+        if !has {
+            let forgotten = Duration::from_millis(AHEAD_MILLISECONDS);
+            self.leaves.retain(|leave| now - leave.given <= forgotten);
+            return None;
+        }
+        self.leaves.pop_front()
     }
 
     /// True when the request of this slot waits for data.

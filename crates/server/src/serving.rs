@@ -193,9 +193,11 @@ impl Core {
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
         let Arrived { session, lane, header, body, payload, at, .. } = *arrived;
         // One that has to wait does not use it.
-        let leave = match header.flags & request_flag::AHEAD {
-            0 => None,
-            _ => self.sessions.get_mut(session).and_then(|served| served.leaves.pop_front()),
+        let leave = match (header.flags & request_flag::AHEAD, header.offset) {
+            (0, 0) => None,
+            (flag, _) => {
+                self.sessions.get_mut(session).and_then(|served| served.take_leave(flag != 0, at))
+            }
         };
         if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) {
             if let Some(served) = self.sessions.get_mut(session) {
