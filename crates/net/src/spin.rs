@@ -58,14 +58,13 @@ pub struct Spin {
     /// Short looks before the next long one, and the same after that one.
     short: u32,
     next_short: u32,
-    shared: bool,
 }
 
 impl Spin {
     /// Looks for at most `limit` each time; zero never looks.
     #[must_use]
     pub fn new(limit: Duration) -> Self {
-        Self { limit, pause: 0, next_pause: 0, vain: 0, short: 0, next_short: 0, shared: false }
+        Self { limit, pause: 0, next_pause: 0, vain: 0, short: 0, next_short: 0 }
     }
 
     /// Calls `look` until it finds something. `None` after the limit, now and then after four times the
@@ -86,14 +85,6 @@ impl Spin {
         }
         let limit = self.next_limit();
         let start = Instant::now();
-        if self.shared {
-            sched_yield();
-            if let Some(found) = look() {
-                self.shared = start.elapsed() < PREEMPTED;
-                return Some(found);
-            }
-            self.shared = false;
-        }
         let (mut last, mut ask) = (start, start + SOON);
         loop {
             if let Some(found) = look() {
@@ -106,14 +97,6 @@ impl Spin {
                 ask = start + self.limit.max(ask - start) * 2;
                 sched_yield();
                 let before = std::mem::replace(&mut now, Instant::now());
-                if now - before < PREEMPTED
-                    && let Some(found) = look()
-                {
-                    self.found(true);
-                    self.pause = 0;
-                    self.shared = true;
-                    return Some(found);
-                }
                 contended |= now - before > YIELDED;
             }
             if contended {
