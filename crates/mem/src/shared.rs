@@ -183,6 +183,22 @@ impl SharedMemory {
         unsafe { copy(source, target.as_mut_ptr(), target.len()) };
     }
 
+    /// Appends a range to `out`, as [`SharedMemory::copy_out`] copies it: without clearing before what it is copied to.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub fn append_to(&self, offset: usize, length: usize, out: &mut Vec<u8>) {
+        let source = self.address(offset, length);
+        out.reserve(length);
+        let target = out.spare_capacity_mut().as_mut_ptr().cast();
+        // SAFETY: as in `copy_in`; there is room for `length` bytes behind those that are there, which are then
+        // written.
+        unsafe {
+            copy(source, target, length);
+            out.set_len(out.len() + length);
+        }
+    }
+
     /// Asks the processor to fetch a range from other processors' caches, as it will be written soon. Changes nothing, and does
     /// nothing on processors that are not known here.
     ///
@@ -458,6 +474,10 @@ mod tests {
                 memory.copy_out(from, &mut target[at..at + length]);
                 assert!(target[at..at + length] == bytes[..length], "{from} {length} {at}");
                 assert!(target[..at].iter().all(|b| *b == 0xee) && target[at + length] == 0xee);
+                target.truncate(at);
+                memory.append_to(from, length, &mut target);
+                assert!(target[at..] == bytes[..length], "appended: {from} {length} {at}");
+                assert!(target[..at].iter().all(|b| *b == 0xee));
             }
         }
     }

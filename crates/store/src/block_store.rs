@@ -149,6 +149,17 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         Now::WouldBlock
     }
 
+    /// Appends a range to `out` if that needs no waiting; if it is not done, `out` is as it was.
+    fn append_now(&self, offset: u64, length: usize, out: &mut Vec<u8>) -> Now {
+        let before = out.len();
+        out.resize(before + length, 0);
+        let now = self.read_now(offset, &mut out[before..]);
+        if !matches!(now, Now::Done(Ok(()))) {
+            out.truncate(before);
+        }
+        now
+    }
+
     /// How many bytes from `offset`, at most `length`, are a hole;
     /// 0 when there is none or the back end cannot tell. Looks at metadata at most.
     fn hole_now(&self, _offset: u64, _length: u64) -> u64 {

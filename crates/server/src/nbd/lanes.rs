@@ -159,9 +159,7 @@ impl Core {
                 }
             }
             self.flush_dirty();
-            for index in std::mem::take(&mut self.nbd.dirty) {
-                self.flush_nbd(index);
-            }
+            self.flush_nbd_dirty();
             let mut woken = std::mem::take(&mut self.nbd.resumable);
             if round == 0 && !self.nbd.throttled.is_empty() {
                 let now = Instant::now();
@@ -198,9 +196,7 @@ impl Core {
             self.statistics.publish_moved(self.moved_told);
         }
         // What the last round began to answer.
-        for index in std::mem::take(&mut self.nbd.dirty) {
-            self.flush_nbd(index);
-        }
+        self.flush_nbd_dirty();
         if self.wants_ticks() && self.nbd.ticked.elapsed() >= TICK {
             self.tick_nbd();
         }
@@ -217,6 +213,19 @@ impl Core {
             Ok(()) => self.mark(index),
             Err(error) => self.close_nbd(index, &error),
         }
+    }
+
+    fn flush_nbd_dirty(&mut self) {
+        if self.nbd.dirty.is_empty() {
+            return;
+        }
+        // Those that become so meanwhile are for the next time.
+        let meanwhile = std::mem::take(&mut self.nbd.spare);
+        let mut dirty = std::mem::replace(&mut self.nbd.dirty, meanwhile);
+        for index in dirty.drain(..) {
+            self.flush_nbd(index);
+        }
+        self.nbd.spare = dirty;
     }
 
     fn flush_nbd(&mut self, index: usize) {

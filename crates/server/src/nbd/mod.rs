@@ -22,6 +22,8 @@ pub(crate) struct Nbd {
     free: Vec<usize>,
     /// Lanes with something to send.
     dirty: Vec<usize>,
+    /// Empty; kept for its memory, which is that of `dirty` by turns.
+    spare: Vec<usize>,
     /// Lanes with requests that were looked at and are not taken.
     behind: Vec<usize>,
     /// Lanes with input that was left unread and may be read now.
@@ -42,6 +44,7 @@ impl Nbd {
             lanes: Vec::new(),
             free: Vec::new(),
             dirty: Vec::new(),
+            spare: Vec::new(),
             behind: Vec::new(),
             resumable: Vec::new(),
             starving: Vec::new(),

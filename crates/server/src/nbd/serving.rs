@@ -74,9 +74,7 @@ impl Serving<'_> {
             let batch = self.lane.replies();
             let before = batch.len();
             replying.data(batch, request.offset, request.length as u32, true);
-            let data = batch.len();
-            batch.resize(data + request.length as usize, 0);
-            match self.disk.store.read_now(request.offset, &mut batch[data..]) {
+            match self.disk.store.append_now(request.offset, request.length as usize, batch) {
                 Now::Done(Ok(())) => {
                     self.engine.count_staged(request.length);
                     self.lane.send_early(request.length, &self.statistics.counters);

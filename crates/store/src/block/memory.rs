@@ -176,6 +176,24 @@ impl BlockStore for MemoryDisk {
         Now::Done(self.read(offset, target))
     }
 
+    fn append_now(&self, offset: u64, length: usize, out: &mut Vec<u8>) -> Now {
+        if let Err(error) = self.inside(offset, length as u64) {
+            return Now::Done(Err(error));
+        }
+        let end = out.len() + length;
+        while out.len() < end {
+            let left = end - out.len();
+            let at = offset + (length - left) as u64;
+            let (count, holds_data) = self.run(at, left as u64);
+            if holds_data {
+                self.memory.append_to(at as usize, count as usize, out);
+            } else {
+                out.resize(out.len() + count as usize, 0);
+            }
+        }
+        Now::Done(Ok(()))
+    }
+
     fn read(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
         self.inside(offset, target.len() as u64)?;
         let mut done = 0;

@@ -63,6 +63,13 @@ fn read_all_ways(disk: &dyn BlockStore, at: u64, count: u64) -> Vec<u8> {
         result.unwrap();
         assert_eq!(bytes, now, "read_now at {at}");
     }
+    let mut appended = b"before".to_vec();
+    if let Now::Done(result) = disk.append_now(at, count as usize, &mut appended) {
+        result.unwrap();
+        assert_eq!(appended.split_at(6), (&b"before"[..], &bytes[..]), "append_now at {at}");
+    } else {
+        assert_eq!(appended, b"before");
+    }
     if let Some(lent) = disk.lend(at, count) {
         assert!(lent.len() <= count);
         let lent = lent.to_vec().unwrap();
