@@ -1,14 +1,16 @@
-//! Threads that are stopped between two steps while another one replaces the lane.
+//! Threads that are stopped between two steps, while another one replaces the lane or receives.
 
+use super::completing::Completing;
 use super::{Buffer, Core, Messages, Outcome, SlotRef};
 use crate::{Error, Options, Transport};
 use std::io;
 use std::sync::Arc;
+use towline_net::Sink;
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, Server};
-use towline_wire::limits::INLINE_BYTES_MAX;
+use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX, INLINE_BYTES_MAX};
 use towline_wire::request::CURRENT;
-use towline_wire::{Errno, Request};
+use towline_wire::{Errno, Header, Kind, Request};
 
 fn connect() -> (Server, Arc<Core>) {
     let config = Config {
@@ -78,4 +80,27 @@ fn what_failed_with_the_session_is_not_sent() {
     let before = core.counters.values();
     assert!(core.send_now(messages).unwrap());
     assert_eq!(core.counters.values(), before);
+}
+
+#[test]
+fn more_is_granted_before_it_is_noted_that_data_has_left() {
+    let (_server, core) = connect();
+    let data = Buffer::Owned(vec![7; (2 * GRANTS_MAX + 1) * FRAGMENT_BYTES_MAX]);
+    let length = data.len() as u32;
+    let requests = [Request::Write { handle: CURRENT, offset: 0, length, flags: 0 }];
+    let slot = core.fill(&mut core.state.lock(), &requests, data, Buffer::none()).unwrap();
+    let link = core.link();
+    let mut sink =
+        Completing { core: &core, link: &link, state: None, answers: Vec::new(), bulk: false };
+    let mut grant = |part: usize| {
+        let mut header = Header::new(Kind::Grant, slot.slot, slot.sequence);
+        header.offset = (part * FRAGMENT_BYTES_MAX) as u64;
+        header.word_a = FRAGMENT_BYTES_MAX as u32;
+        sink.message(&header, &[], &[])
+    };
+    // As if a thread had sent the first ones, and were stopped since.
+    for part in 0..2 * GRANTS_MAX {
+        grant(part).unwrap();
+    }
+    assert_eq!(grant(2 * GRANTS_MAX).unwrap_err().what, "more grants than there may be");
 }
