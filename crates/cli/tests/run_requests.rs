@@ -6,7 +6,7 @@ mod support;
 
 use std::fs;
 use std::process::Command;
-use support::{TOWLINE, World, under_run};
+use support::{TOWLINE, World, have, under_run};
 
 /// How many operations of a kind the server has been asked for.
 fn operations(world: &World, kind: &str) -> u64 {
@@ -73,4 +73,76 @@ fn short_reads_in_order_are_few_requests() {
     // Where the machine is busy, what was read ahead may be too old when it is used.
     let in_order = "dd if=$AT/f bs=4k of=/dev/null status=none";
     assert!((0..50).any(|_| asked(in_order) < 20));
+}
+
+/// Directories may be so long that what came with their beginning is too old before their end is looked at.
+#[test]
+fn names_of_long_directories_are_asked_for_together() {
+    if !have("python3") {
+        return println!("SKIPPED long directories: there is no python3");
+    }
+    const NAMES: u64 = 6000;
+    let world = World::new();
+    fs::create_dir(world.local("served/d")).unwrap();
+    (0..NAMES).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
+    let asked = |script: &str| {
+        let before = operations(&world, "Stat");
+        let script = format!("cd $AT && python3 -c '\nimport os, time\n{script}'; exit $?");
+        let output = under_run(&world, &script);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        operations(&world, "Stat") - before
+    };
+    let after_a_pause = "
+names = os.listdir(\"d\")
+for place, name in enumerate(names):
+    if place in (0, 2000): time.sleep(1.1)
+    os.lstat(\"d/\" + name)";
+    let while_listed = "
+for place, entry in enumerate(os.scandir(\"d\")):
+    if place in (1000, 2000): time.sleep(1.1)
+    os.lstat(entry.path)";
+    let by_the_open_directory = "
+directory = os.open(\"d\", os.O_RDONLY)
+for place, entry in enumerate(os.scandir(directory)):
+    if place in (1000, 2000): time.sleep(1.1)
+    os.lstat(entry.name, dir_fd=directory)";
+    let in_the_working_directory = "
+os.chdir(\"d\")
+for place, name in enumerate(os.listdir(os.open(\".\", os.O_RDONLY))):
+    if place == 2000: time.sleep(1.1)
+    os.lstat(name)";
+    for script in [after_a_pause, while_listed, by_the_open_directory, in_the_working_directory] {
+        // Where the machine is busy, what is known may be too old when it is used.
+        assert!((0..10).any(|_| asked(script) < NAMES / 10), "{script}");
+    }
+}
+
+/// What comes with the listing of an open directory is nothing about a path that leads elsewhere by now.
+#[test]
+fn a_directory_that_took_the_place_of_a_listed_one_is_seen_after_a_second() {
+    if !have("python3") {
+        return println!("SKIPPED a directory in place of another: there is no python3");
+    }
+    let world = World::new();
+    for (directory, text) in [("d", ""), ("new", "new")] {
+        fs::create_dir(world.local(&format!("served/{directory}"))).unwrap();
+        let write = |n| fs::write(world.local(&format!("served/{directory}/{n}")), text).unwrap();
+        (0..6000).for_each(write);
+    }
+    let script = r#"cd $AT && python3 - $HERE/served <<'P'
+import os, sys, time
+served = sys.argv[1]
+listing = os.scandir("d")
+for _ in range(1000):
+    assert os.lstat(next(listing).path).st_size == 0
+os.rename(served + "/d", served + "/old")
+os.rename(served + "/new", served + "/d")
+time.sleep(1.1)
+seen = [os.lstat(entry.path).st_size for entry in listing]
+assert len(seen) == 5000, len(seen)
+assert set(seen) == {3}, seen
+P
+exit $?"#;
+    let output = under_run(&world, script);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }

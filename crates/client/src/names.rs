@@ -132,13 +132,42 @@ impl File {
         found
     }
 
-    /// Opens, lists and closes a directory: one round trip where the listing fits into 128 KiB.
-    /// The entries and whether there are no more.
+    /// Opens, lists from `cookie` on (zero: the start) and closes a directory, in one round trip. Its attributes, entries
+    /// of at most 128 KiB, and whether there are no more.
     ///
     /// # Errors
     /// As `open` and `getdents64(2)`.
-    pub fn list_path(&self, path: &[u8], attributes: bool) -> Result<Batch, Error> {
-        self.start_list_path(path, attributes)?.wait()
+    pub fn list_path(
+        &self,
+        path: &[u8],
+        cookie: u64,
+        attributes: bool,
+    ) -> Result<(Attr, Batch), Error> {
+        let requests = self.list_path_requests(path, cookie, attributes)?;
+        let mut listing = self.core.listings.take();
+        let outcome = self.core.call(&requests, &[], &mut listing);
+        let found = outcome.and_then(|outcome| {
+            let batch = entries(&outcome, &listing)?;
+            match outcome.replies()?.first() {
+                Some(Reply::Opened { attr, .. }) => Ok((*attr, batch)),
+                _ => Err(unexpected()),
+            }
+        });
+        self.core.listings.give_back(listing);
+        found
+    }
+
+    fn list_path_requests<'a>(
+        &self,
+        path: &'a [u8],
+        cookie: u64,
+        attributes: bool,
+    ) -> Result<[Request<'a>; 3], Error> {
+        Ok([
+            Request::Open { base: self.handle, flags: 0o200_000, mode: 0, path: check(path)? },
+            self.listing(CURRENT, cookie, attributes),
+            Request::Close { handle: CURRENT },
+        ])
     }
 
     /// Opens, lists and closes a directory, completed later: one round trip where the listing
@@ -151,11 +180,7 @@ impl File {
         path: &[u8],
         attributes: bool,
     ) -> Result<Operation<Batch>, Error> {
-        let requests = [
-            Request::Open { base: self.handle, flags: 0o200_000, mode: 0, path: check(path)? },
-            self.listing(CURRENT, 0, attributes),
-            Request::Close { handle: CURRENT },
-        ];
+        let requests = self.list_path_requests(path, 0, attributes)?;
         let core = self.core.clone();
         let listing = self.core.listings.take();
         self.core.start(&requests, Vec::new(), listing, move |outcome, listing| {

@@ -4,15 +4,21 @@
 //! All is forgotten as soon as any process of the run changes anything on a server or takes a
 //! lock (`State::changes`), so processes of one run see each other's work at once. What others
 //! change is seen by path after at most [`VALID`], by opening a file at once: opening always asks.
+//! Of a long directory each part has its own age, and a part that is too old when one of its names is wanted
+//! is asked for again from that name on (`known/order.rs`).
 //! Whoever finds the lock taken asks the server, so that nobody waits here, not even after a fork.
 
-use crate::place::At;
+mod listed;
+mod order;
+
+use crate::place::{self, At};
 use crate::start;
-use std::collections::HashMap;
+use listed::Listed;
+use order::Order;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-use towline_client::DirEntry;
+use towline_client::{DirEntry, File};
 use towline_wire::Attr;
 use towline_wire::attr::attr_flag;
 
@@ -20,8 +26,14 @@ use towline_wire::attr::attr_flag;
 const VALID: Duration = Duration::from_secs(1);
 /// Directories remembered, those with attributes and those of which names were asked.
 const DIRECTORIES_MAX: usize = 64;
-/// Names remembered in all.
-const NAMES_MAX: usize = 16 * 1024;
+/// Names remembered in all: as many as a table of 128 Ki places takes, some 25 MB. `find` and `rm` list 100,000 of a
+/// directory before they look at the first (`FTS_MAX_READDIR_ENTRIES`).
+const NAMES_MAX: usize = 112 * 1024;
+/// Of so many names of a long directory that are asked for at once one has to be looked at, or so many others: else it is
+/// quicker to ask one by one, as for programs that look at names in an order of their own.
+const USED: usize = 2;
+/// A listing of fewer is told as a whole with the first name that is asked for, as they fit into one reply.
+const SHORT: usize = 256;
 /// Bounds of what reading ahead has earned.
 const EARNED: std::ops::RangeInclusive<i32> = -5..=3;
 
@@ -73,11 +85,46 @@ impl From<Key<'_>> for Name {
     }
 }
 
+/// When the server was asked for something, and how many changes there had been.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    pub(crate) when: Instant,
+    pub(crate) changes: u64,
+}
+
+impl Asked {
+    pub(crate) fn now() -> Self {
+        Self { when: Instant::now(), changes: changes() }
+    }
+
+    /// True when the answer may still be used now.
+    fn is_valid(self, now: Self) -> bool {
+        self.changes == now.changes && now.when.saturating_duration_since(self.when) < VALID
+    }
+}
+
+/// A path that led to an open directory.
+struct Path {
+    name: Name,
+    /// The inode of that directory, and when the path was found to lead there.
+    inode: u64,
+    when: Option<Instant>,
+}
+
+impl Path {
+    /// True when it may lead elsewhere by now.
+    fn is_old(&self, now: Instant) -> bool {
+        // No path at all is the open directory itself.
+        let is_young = |when| now.saturating_duration_since(when) < VALID;
+        !self.name.path.is_empty() && !self.when.is_some_and(is_young)
+    }
+}
+
 struct Directory {
     name: Name,
-    /// Another name of the same one.
-    also: Option<Name>,
-    listed: Option<Listed>,
+    /// A path to the same one, where the name is an open directory.
+    also: Option<Path>,
+    listed: Listed,
     /// Names asked for while nothing was listed, and the hash of the last of them.
     asked: u32,
     last: u32,
@@ -85,7 +132,12 @@ struct Directory {
 
 impl Directory {
     fn is(&self, key: Key<'_>) -> bool {
-        self.name.key() == key || self.also.as_ref().is_some_and(|name| name.key() == key)
+        self.name.key() == key || self.also.as_ref().is_some_and(|path| path.name.key() == key)
+    }
+
+    /// The path with this key that led here.
+    fn path(&mut self, key: Key<'_>) -> Option<&mut Path> {
+        self.also.as_mut().filter(|path| path.name.key() == key)
     }
 }
 
@@ -123,7 +175,8 @@ impl Known {
         }
         if place == self.directories.len() {
             let name = Name { mount: 0, base: 0, path: Vec::new() };
-            self.directories.push(Directory { name, also: None, listed: None, asked: 0, last: 0 });
+            let listed = Listed::new(Asked::now());
+            self.directories.push(Directory { name, also: None, listed, asked: 0, last: 0 });
             self.hashes.push([0; 2]);
         } else {
             self.forget(place);
@@ -136,49 +189,42 @@ impl Known {
         place
     }
 
-    /// Gives a directory a second name.
-    fn add_name(&mut self, place: usize, key: Key<'_>) {
+    /// Gives an open directory the path that leads to it.
+    fn add_path(&mut self, place: usize, key: Key<'_>, inode: u64, when: Option<Instant>) {
         self.hashes[place][1] = key.hash();
-        self.directories[place].also = Some(key.into());
+        self.directories[place].also = Some(Path { name: key.into(), inode, when });
+    }
+
+    fn forget_path(&mut self, place: usize) {
+        self.hashes[place][1] = 0;
+        self.directories[place].also = None;
     }
 
     fn forget(&mut self, place: usize) {
         self.hashes[place] = [0; 2];
         let directory = &mut self.directories[place];
-        (directory.also, directory.listed) = (None, None);
+        (directory.also, directory.listed) = (None, Listed::new(Asked::now()));
         (directory.asked, directory.last) = (0, 0);
     }
 
-    /// Forgets the oldest until there are few enough names, but not this one.
-    fn shrink(&mut self, but: usize) {
-        let count = |directory: &Directory| directory.listed.as_ref().map_or(0, |l| l.names.len());
-        let mut names = self.directories.iter().map(count).sum::<usize>();
+    /// Forgets the oldest directories until there is room for so many names, then the oldest names of this one.
+    fn make_room(&mut self, this: usize, more: usize) {
+        let count = |all: &[Directory]| {
+            let each = all.iter().map(|d| [d.listed.names.len(), d.listed.order.len()]);
+            each.fold([0; 2], |sum, of| [sum[0] + of[0], sum[1] + of[1]])
+        };
         let places = self.directories.len();
-        for place in (self.next..self.next + places).map(|place| place % places) {
-            if names > NAMES_MAX && place != but {
-                names -= count(&self.directories[place]);
-                self.forget(place);
+        let mut older = (self.next..self.next + places).map(|place| place % places);
+        loop {
+            let [names, order] = count(&self.directories);
+            if names + more <= NAMES_MAX && order <= Order::MAX {
+                return;
+            }
+            match older.find(|place| *place != this) {
+                Some(place) => self.forget(place),
+                None => return self.directories[this].listed.forget_oldest(more),
             }
         }
-    }
-}
-
-struct Listed {
-    when: Instant,
-    changes: u64,
-    /// No name is missing.
-    complete: bool,
-    names: HashMap<Vec<u8>, Option<Attr>>,
-    /// Where the listing goes on.
-    next: u64,
-    used: u32,
-    /// What the directory itself was told to be meanwhile, and whether a link at its path was followed.
-    own: Option<(bool, Attr)>,
-}
-
-impl Listed {
-    fn is_valid(&self) -> bool {
-        self.changes == changes() && self.when.elapsed() < VALID
     }
 }
 
@@ -215,6 +261,18 @@ pub(crate) fn listings_have_attributes() -> bool {
     SCORE.load(Ordering::Relaxed) > 0
 }
 
+/// True when what follows in an open directory had better come with attributes: also where the program has looked at
+/// names before it, as `find` does after each 100,000.
+pub(crate) fn rest_has_attributes(mount: usize, handle: u64) -> bool {
+    listings_have_attributes()
+        || lock(&KNOWN).is_some_and(|known| {
+            known.find(Key { mount, base: handle, path: b"" }).is_some_and(|place| {
+                let Listed { looks, order, .. } = &known.directories[place].listed;
+                *looks > 0 && looks * USED >= order.len()
+            })
+        })
+}
+
 /// The directory and the name of a path; `None` where the end of the path is no name.
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let (directory, name) = match path.iter().rposition(|b| *b == b'/') {
@@ -241,8 +299,10 @@ enum Answer {
     Known(Option<Attr>),
     /// The server has to be asked.
     Ask,
-    /// The whole directory had better be asked for.
-    List,
+    /// Names from this cookie on had better be asked for with it.
+    List(u64),
+    /// It is known if the path to the directory still leads there.
+    Lead,
 }
 
 fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
@@ -250,20 +310,21 @@ fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
         let place = known.add(None, key);
         let directory = &mut known.directories[place];
         (directory.asked, directory.last) = (1, hash(0, name));
-        return if SCORE.load(Ordering::Relaxed) > 0 { Answer::List } else { Answer::Ask };
+        return if SCORE.load(Ordering::Relaxed) > 0 { Answer::List(0) } else { Answer::Ask };
     };
     let directory = &mut known.directories[place];
-    if directory.listed.as_ref().is_some_and(|listed| !listed.is_valid()) {
-        directory.listed = None;
-    }
-    if let Some(listed) = &mut directory.listed {
-        let found = match listed.names.get(name) {
-            Some(Some(attr)) => Some(*attr),
-            None if listed.complete => None,
-            _ => return Answer::Ask,
-        };
-        listed.used += 1;
-        if listed.used == 2 {
+    let now = Asked::now();
+    directory.listed.looks += 1;
+    directory.listed.debt = directory.listed.debt.saturating_sub(1);
+    if let Some(found) = directory.listed.find(name, now) {
+        if directory.path(key).is_some_and(|path| path.is_old(now.when)) {
+            return Answer::Lead;
+        }
+        if found.is_none() && directory.listed.names.contains_key(name) {
+            return Answer::Ask;
+        }
+        directory.listed.used += 1;
+        if directory.listed.used == 2 {
             earn(2);
         }
         return Answer::Known(found);
@@ -273,6 +334,12 @@ fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
     if directory.last == last {
         return Answer::Ask;
     }
+    let cookie = match directory.listed.order.find(last) {
+        Some(_) if directory.listed.debt > 0 => return Answer::Ask,
+        Some(cookie) => cookie,
+        None if directory.listed.is_valid(now) => return Answer::Ask,
+        None => 0,
+    };
     directory.last = last;
     directory.asked += 1;
     let score = SCORE.load(Ordering::Relaxed);
@@ -281,19 +348,32 @@ fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
         return Answer::Ask;
     }
     directory.asked = 0;
-    Answer::List
+    Answer::List(cookie)
 }
 
-/// Notes a listing with attributes that was asked for when `before` was the number of changes.
-fn note(known: &mut Known, key: Key<'_>, before: u64, entries: &[DirEntry], complete: bool) {
+/// Notes what stands in a directory behind `cookie`, with attributes.
+fn note(
+    known: &mut Known,
+    place: usize,
+    asked: Asked,
+    cookie: u64,
+    (entries, end): (&[DirEntry], bool),
+) {
     earn(-1);
-    let names = entries.iter().map(|entry| (entry.name.clone(), entry.attr)).collect();
-    let next = entries.last().map_or(0, |entry| entry.cookie);
-    let listed =
-        Listed { when: Instant::now(), changes: before, complete, names, next, used: 0, own: None };
-    let place = known.add(known.find(key), key);
-    known.directories[place].listed = Some(listed);
-    known.shrink(place);
+    let listed = &mut known.directories[place].listed;
+    listed.used = 0;
+    add(known, place, asked, cookie, (entries, end));
+}
+
+fn add(
+    known: &mut Known,
+    place: usize,
+    asked: Asked,
+    cookie: u64,
+    (entries, end): (&[DirEntry], bool),
+) {
+    known.make_room(place, entries.len());
+    known.directories[place].listed.add(asked, cookie, entries, end);
 }
 
 fn key_of<'a>(at: &At, directory: &'a [u8]) -> Option<Key<'a>> {
@@ -304,19 +384,54 @@ fn key_from<'a>(at: &At, base: u64, directory: &'a [u8]) -> Key<'a> {
     Key { mount: at.mount, base, path: plain(directory) }
 }
 
-fn list(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
-    let before = changes();
-    let path = if key.path.is_empty() { &b"."[..] } else { key.path };
-    let (entries, complete) = at.with(|base, _| base.list_path(path, true)).ok()?;
+/// The path of a key, as a request takes it.
+fn path_of<'a>(key: Key<'a>) -> &'a [u8] {
+    if key.path.is_empty() { b"." } else { key.path }
+}
+
+fn list(at: &At, key: Key<'_>, name: &[u8], cookie: u64) -> Option<Answer> {
+    let asked = Asked::now();
+    let list = |base: &File, _: &[u8]| base.list_path(path_of(key), cookie, true);
+    let (attr, (entries, end)) = at.with(list).ok()?;
     let mut known = lock(&KNOWN)?;
-    note(&mut known, key, before, &entries, complete);
+    let place = leads_to(&mut known, key, Some(attr.inode), asked.when);
+    let place = place.unwrap_or_else(|| known.add(None, key));
+    known.directories[place].listed.debt = entries.len() / USED;
+    note(&mut known, place, asked, cookie, (&entries, end));
+    if entries.iter().all(|entry| entry.name != name) {
+        known.directories[place].listed.order.forget(hash(0, name));
+    }
     Some(look(&mut known, key, name))
 }
 
-/// What is listed of a directory, as far as it can still be right.
+/// The directory under this key, which is no longer that of a path found to lead elsewhere.
+fn leads_to(known: &mut Known, key: Key<'_>, inode: Option<u64>, when: Instant) -> Option<usize> {
+    let place = known.find(key)?;
+    if let Some(path) = known.directories[place].path(key) {
+        if inode != Some(path.inode) {
+            known.forget_path(place);
+            return None;
+        }
+        path.when = Some(when);
+    }
+    Some(place)
+}
+
+/// Looks whether the path to a directory still leads where it did.
+fn lead(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
+    let when = Instant::now();
+    let attr = at.with(|base, _| base.stat_path(path_of(key), true));
+    let mut known = lock(&KNOWN)?;
+    leads_to(&mut known, key, attr.ok().map(|attr| attr.inode), when);
+    Some(look(&mut known, key, name))
+}
+
+/// What is listed of a directory.
 fn listed_of<'a>(known: &'a mut Known, key: Key<'_>) -> Option<&'a mut Listed> {
     let place = known.find(key)?;
-    known.directories[place].listed.as_mut().filter(|listed| listed.is_valid())
+    let directory = &mut known.directories[place];
+    let is_old = directory.path(key).is_some_and(|path| path.is_old(Instant::now()));
+    (!is_old).then_some(&mut directory.listed)
 }
 
 /// Attributes of a path, asked for or known.
@@ -327,30 +442,33 @@ pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
     let base = at.base().ok();
     let itself = base.filter(|_| is_plain).map(|base| key_from(at, base, &at.path));
     let named = split(&at.path).and_then(|(above, name)| Some((key_from(at, base?, above), name)));
-    let answer = lock(&KNOWN).and_then(|mut known| {
+    let mut answer = lock(&KNOWN).and_then(|mut known| {
         // As old as what is told of the names in it: programs look whether those can still be right.
-        let own = itself.and_then(|key| listed_of(&mut known, key)?.own);
+        let own = itself.and_then(|key| listed_of(&mut known, key)?.own(follow, Asked::now()));
         match (own, named) {
-            (Some((followed, attr)), _) if followed == follow => Some(Answer::Known(Some(attr))),
+            (Some(attr), _) => Some(Answer::Known(Some(attr))),
             (_, named) => named.map(|(key, name)| look(&mut known, key, name)),
         }
     });
-    let answer = match (answer, named) {
-        (Some(Answer::List), Some((key, name))) => list(at, key, name),
-        (other, _) => other,
-    };
+    if let (Some(Answer::Lead), Some((key, name))) = (&answer, named) {
+        answer = lead(at, key, name);
+    }
+    if let (Some(Answer::List(cookie)), Some((key, name))) = (&answer, named) {
+        answer = list(at, key, name, *cookie);
+    }
     match answer {
         Some(Answer::Known(Some(attr))) if usable(&attr) => return Ok(attr),
         Some(Answer::Known(None)) => return Err(libc::ENOENT),
         _ => {}
     }
-    let before = changes();
+    let asked = Asked::now();
     let attr = at.with(|base, path| base.stat_path(path, follow))?;
     if attr.is_directory()
         && let (Some(key), Some(mut known)) = (itself, lock(&KNOWN))
-        && let Some(listed) = listed_of(&mut known, key).filter(|l| l.changes == before)
+        && let Some(listed) = listed_of(&mut known, key)
+        && listed.is_valid(asked)
     {
-        listed.own = Some((follow, attr));
+        listed.own = Some((follow, attr, asked.when));
     }
     Ok(attr)
 }
@@ -359,56 +477,72 @@ pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
 pub(crate) fn has_no_xattrs(at: &At, follow: bool) -> bool {
     let Some((directory, name)) = split(&at.path) else { return false };
     let (Some(key), Some(mut known)) = (key_of(at, directory), lock(&KNOWN)) else { return false };
-    let listed = listed_of(&mut known, key);
-    let attr = listed.and_then(|listed| listed.names.get(name)).and_then(Option::as_ref);
-    attr.is_some_and(|attr| {
+    let found = listed_of(&mut known, key).and_then(|listed| listed.find(name, Asked::now()));
+    found.flatten().is_some_and(|attr| {
         attr.flags & attr_flag::NO_XATTRS != 0 && !(follow && attr.is_symlink())
     })
 }
 
-/// Notes a listing of an open directory from `cookie` on, if it has attributes; `end`: it is the
-/// last of them.
+/// Notes a listing of an open directory from `cookie` on; `end`: it is the last of them.
 pub(crate) fn listed(
     (mount, handle): (usize, u64),
     cookie: u64,
-    before: u64,
+    asked: Asked,
     entries: &[DirEntry],
     end: bool,
 ) {
-    if entries.iter().all(|entry| entry.attr.is_none()) {
-        return;
-    }
     let Some(mut known) = lock(&KNOWN) else { return };
     let key = Key { mount, base: handle, path: b"" };
-    if cookie == 0 {
-        return note(&mut known, key, before, entries, end);
+    let Some(place) = known.find(key) else { return };
+    if cookie == 0 && entries.iter().any(|entry| entry.attr.is_some()) {
+        return note(&mut known, place, asked, 0, (entries, end));
     }
-    if let Some(listed) = listed_of(&mut known, key).filter(|listed| listed.next == cookie) {
-        listed.names.extend(entries.iter().map(|entry| (entry.name.clone(), entry.attr)));
-        listed.next = entries.last().map_or(cookie, |entry| entry.cookie);
-        listed.complete = end;
-    }
+    add(&mut known, place, asked, cookie, (entries, end));
 }
 
-/// Notes a listing that came with opening a directory, by the path that `at` names it by, too.
-pub(crate) fn listed_at(at: &At, handle: u64, before: u64, entries: &[DirEntry], end: bool) {
-    if let Some(mut known) = lock(&KNOWN) {
-        // A handle may have meant another directory before.
-        for place in 0..known.directories.len() {
-            let name = &known.directories[place].name;
-            if name.base == handle && name.mount == at.mount {
-                known.forget(place);
-            }
+/// Notes a directory that was opened by the path that `at` names it by, and the listing that came with it.
+pub(crate) fn listed_at(
+    at: &At,
+    (handle, inode): (u64, u64),
+    asked: Asked,
+    entries: &[DirEntry],
+    end: bool,
+) {
+    let Some(mut known) = lock(&KNOWN) else { return };
+    // A handle may have meant another directory before.
+    for place in 0..known.directories.len() {
+        let name = &known.directories[place].name;
+        if name.base == handle && name.mount == at.mount {
+            known.forget(place);
+        }
+        let also = known.directories[place].also.as_ref().map(|path| &path.name);
+        if also.is_some_and(|name| name.base == handle && name.mount == at.mount) {
+            known.forget_path(place);
         }
     }
-    listed((at.mount, handle), 0, before, entries, end);
-    if let (Some(mut known), Some(path)) = (lock(&KNOWN), key_of(at, &at.path)) {
-        let itself = Key { mount: at.mount, base: handle, path: b"" };
-        if let Some(place) = known.find(itself) {
-            if let Some(other) = known.find(path).filter(|other| *other != place) {
-                known.forget(other);
-            }
-            known.add_name(place, path);
-        }
+    let (from_prefix, below);
+    let (path, when) = if at.directory.is_some() && plain(&at.path).is_empty() {
+        // The same open directory once more: programs name what is in it by its path, too.
+        below = place::tidy(&at.below());
+        from_prefix = At { mount: at.mount, directory: None, path: Vec::new() };
+        (key_of(&from_prefix, &below), None)
+    } else {
+        (key_of(at, &at.path), Some(asked.when))
+    };
+    let Some(path) = path else { return };
+    let has_attributes = entries.iter().any(|entry| entry.attr.is_some());
+    let known_by_path = known.find(path);
+    let is_listed = |place: usize| known.directories[place].listed.is_valid(Asked::now());
+    if !has_attributes && (end && entries.len() < SHORT || known_by_path.is_some_and(is_listed)) {
+        return;
     }
+    let itself = Key { mount: at.mount, base: handle, path: b"" };
+    let before = known_by_path.map(|place| &known.directories[place]);
+    let (asked_for, last) = before.map_or((0, 0), |directory| (directory.asked, directory.last));
+    let place = known.add(known_by_path, itself);
+    let directory = &mut known.directories[place];
+    (directory.asked, directory.last) = (asked_for, last);
+    known.add_path(place, path, inode, when);
+    drop(known);
+    listed((at.mount, handle), 0, asked, entries, end);
 }

@@ -6,7 +6,7 @@
 
 use crate::ahead;
 use crate::descriptors::Open;
-use crate::known::{self, changes, lock};
+use crate::known::{self, Asked, changes, lock};
 use crate::place::At;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -104,7 +104,8 @@ pub(crate) fn reads_what_it_opens() -> bool {
 pub(crate) fn keep(at: &At, new: Opened) {
     if new.attr.is_directory() {
         let (entries, complete) = new.listing.as_ref().map_or((&[][..], false), |l| (&l.0, l.1));
-        known::listed_at(at, new.handle, new.changes, entries, complete);
+        let asked = Asked { when: new.when, changes: new.changes };
+        known::listed_at(at, (new.handle, new.attr.inode), asked, entries, complete);
     }
     ahead::forget(new.mount, new.handle);
     if new.data.is_some() {

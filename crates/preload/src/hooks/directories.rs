@@ -3,6 +3,7 @@
 use super::copy_out;
 use crate::descriptors::{self, Open};
 use crate::guard::{finish, inside, ours};
+use crate::known::Asked;
 use crate::place::{self, At};
 use crate::table::real;
 use crate::{known, opened, remote, working};
@@ -129,9 +130,9 @@ fn list(open: Open, cookie: u64) -> Result<(Vec<DirEntry>, bool), i32> {
     {
         return Ok(first);
     }
-    let (before, attributes) = (known::changes(), known::listings_have_attributes());
+    let (asked, attributes) = (Asked::now(), known::rest_has_attributes(mount, handle));
     let (entries, end) = remote::with(open, |file| file.list(cookie, attributes))?;
-    known::listed((mount, handle), cookie, before, &entries, end);
+    known::listed((mount, handle), cookie, asked, &entries, end);
     Ok((entries, end))
 }
 

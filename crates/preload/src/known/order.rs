@@ -1,0 +1,133 @@
+//! In which order a directory lists its names, so that names whose attributes are too old are asked for again from the
+//! right place on. It is a guess: who asks there for a name that was removed does not find it.
+
+use super::hash;
+
+/// Of so many names one cookie is kept.
+const STEP: usize = 64;
+
+/// The beginning of a directory as far as it was listed, 4 bytes a name.
+#[derive(Default)]
+pub(super) struct Order {
+    hashes: Vec<u32>,
+    /// Behind which each [`STEP`] names stand.
+    cookies: Vec<u64>,
+    /// Behind which the listing goes on.
+    next: u64,
+    /// Where a name was found last: most programs look at names in their order.
+    last: usize,
+    /// How often none is looked for, since names were looked for in vain; and the next such pause.
+    pause: u32,
+    pauses: u32,
+}
+
+impl Order {
+    /// Names remembered in all: 4 MiB.
+    pub(super) const MAX: usize = 1 << 20;
+
+    pub(super) fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// Adds names, each with the cookie behind it, that stand behind `cookie`, if that is how far it goes; `is_all`: the
+    /// directory has no others.
+    pub(super) fn add<'a>(
+        &mut self,
+        cookie: u64,
+        mut entries: impl Iterator<Item = (&'a [u8], u64)>,
+        is_all: bool,
+    ) {
+        if is_all {
+            *self = Self::default();
+        }
+        // Part of it may have been listed before, when the program had no room for more.
+        if cookie != self.next && !entries.any(|(_, behind)| behind == self.next) {
+            return;
+        }
+        for (name, behind) in entries.take(Self::MAX - self.hashes.len()) {
+            if self.hashes.len().is_multiple_of(STEP) {
+                self.cookies.push(self.next);
+            }
+            self.hashes.push(hash(0, name));
+            self.next = behind;
+        }
+    }
+
+    /// A name with this hash is not where it was found.
+    pub(super) fn forget(&mut self, hash: u32) {
+        if let Some(of) = self.hashes.get_mut(self.last).filter(|of| **of == hash) {
+            *of = 0;
+        }
+    }
+
+    /// The cookie behind which, after less than [`STEP`] others, a name with this hash stands.
+    pub(super) fn find(&mut self, hash: u32) -> Option<u64> {
+        if self.pause > 0 {
+            self.pause -= 1;
+            return None;
+        }
+        let (before, after) = self.hashes.split_at(self.last);
+        let find = |all: &[u32]| {
+            // Blocks as a whole, so that the compiler takes many at once.
+            let has = |block: &[u32]| block.iter().fold(false, |found, h| found | (*h == hash));
+            let block = all.chunks(STEP).position(has)? * STEP;
+            Some(block + all[block..].iter().position(|h| *h == hash)?)
+        };
+        let found = find(after).map(|place| self.last + place).or_else(|| find(before));
+        if let Some(place) = found {
+            (self.last, self.pauses) = (place, 0);
+        } else if self.hashes.len() > STEP {
+            self.pauses = (2 * self.pauses + 1).min(63);
+            self.pause = self.pauses;
+        }
+        Some(self.cookies[found? / STEP])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(order: &mut Order, cookie: u64, names: std::ops::Range<u64>, is_all: bool) {
+        let all = names.map(|n| (n.to_string().into_bytes(), n + 1)).collect::<Vec<_>>();
+        order.add(cookie, all.iter().map(|(name, behind)| (&name[..], *behind)), is_all);
+    }
+
+    fn find(order: &mut Order, name: u64) -> Option<u64> {
+        order.find(hash(0, name.to_string().as_bytes()))
+    }
+
+    #[test]
+    fn a_name_stands_less_than_a_step_behind_its_cookie() {
+        let mut order = Order::default();
+        add(&mut order, 0, 0..1000, false);
+        add(&mut order, 900, 900..2000, false); // lists a part of it again
+        add(&mut order, 5000, 5000..5100, false); // what is between is not known
+        assert_eq!(order.len(), 2000);
+        for name in (0..2000).chain([1999, 0, 1234, 63, 64]) {
+            assert_eq!(find(&mut order, name), Some(name / 64 * 64), "{name}");
+        }
+        add(&mut order, 0, 7..9, true);
+        assert_eq!((order.len(), find(&mut order, 8)), (2, Some(0)));
+    }
+
+    #[test]
+    fn names_that_are_not_there_are_looked_for_less_and_less() {
+        let mut order = Order::default();
+        add(&mut order, 0, 0..100, false);
+        order.forget(hash(0, b"0"));
+        assert_eq!(find(&mut order, 0), None);
+        assert_eq!(find(&mut order, 70), None, "a pause");
+        assert_eq!(find(&mut order, 70), Some(64));
+        assert_eq!(find(&mut order, 99), Some(64));
+    }
+
+    #[test]
+    fn a_directory_without_end_is_remembered_in_bounds() {
+        let mut order = Order::default();
+        for begin in (0..Order::MAX as u64 + 5000).step_by(1000) {
+            add(&mut order, begin, begin..begin + 1000, false);
+        }
+        assert_eq!(order.len(), Order::MAX);
+    }
+}
