@@ -26,7 +26,7 @@ use towline_wire::attr::attr_flag;
 const VALID: Duration = Duration::from_secs(1);
 /// Directories remembered, those with attributes and those of which names were asked.
 const DIRECTORIES_MAX: usize = 64;
-/// Names remembered in all: as many as a table of 128 Ki places takes, some 25 MB. `find` and `rm` list 100,000 of a
+/// Names remembered in all, some 50 MB, as the table doubles once old ones were taken out. `find` and `rm` list 100,000 of a
 /// directory before they look at the first (`FTS_MAX_READDIR_ENTRIES`).
 const NAMES_MAX: usize = 112 * 1024;
 /// Of so many names of a long directory that are asked for at once one has to be looked at, or so many others: else it is
