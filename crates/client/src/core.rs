@@ -28,6 +28,7 @@ pub(crate) use outcome::{Checked, Outcome};
 use outgoing::{Messages, Out, Outgoing};
 use parking_lot::{Condvar, Mutex};
 use sending::coarse_ms;
+use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -100,9 +101,12 @@ struct Slot {
     indebted: bool,
     /// Nobody wants the answer any more.
     abandoned: bool,
+    /// The server was asked to give it up, and is asked again when it is sent again.
+    cancelled: bool,
     /// Where its time goes, if this is one of those that are measured.
     stamps: Option<Stamps>,
-    waiter: Option<Arc<Condvar>>,
+    /// Threads asleep until it is over.
+    waiters: SmallVec<[Arc<Condvar>; 1]>,
     waker: Option<Waker>,
 }
 
@@ -290,8 +294,9 @@ fn fresh_slot() -> Slot {
         lock: None,
         indebted: false,
         abandoned: false,
+        cancelled: false,
         stamps: None,
-        waiter: None,
+        waiters: SmallVec::new(),
         waker: None,
     }
 }

@@ -211,9 +211,9 @@ impl Sink for Completing<'_, '_> {
                 if end > slot.source.len() as u64 {
                     return Err(ProtocolError { what: "grant beyond what was offered", at: 16 });
                 }
-                // Each byte once and few parts at a time, that what waits to be sent has an end. The server may have had as many before,
-                // and ask for more, when whoever sent those has not come to note it.
-                if length == 0 || from < slot.granted || slot.sending >= 2 * GRANTS_MAX {
+                // Each byte once and few parts at a time, that what waits to be sent has an end. What has left counts until its sender
+                // says so: that may be all that was granted before, and the first fragment.
+                if length == 0 || from < slot.granted || slot.sending > 2 * GRANTS_MAX {
                     return Err(ProtocolError { what: "more grants than there may be", at: 16 });
                 }
                 slot.granted = end;

@@ -90,6 +90,11 @@ impl Slot {
         Out { head: Head::Kept(self.message.clone()), data, done: 0 }
     }
 
+    /// Asks the server to give this request up, if that waits for a lock.
+    pub(super) fn cancellation(&self, number: u16) -> Out {
+        Out::header(&Header::new(Kind::Cancel, number, self.sequence))
+    }
+
     /// Takes a flag out of the message of this slot, for when it is sent again.
     pub(super) fn clear_flag(&mut self, flag: u8) {
         if self.message.get(1).is_some_and(|flags| flags & flag != 0) {

@@ -184,6 +184,9 @@ impl Core {
             slot.failed = None;
             slot.clear_flag(request_flag::AHEAD);
             out.messages.push_back(slot.out(number as u16));
+            if slot.cancelled {
+                out.messages.push_back(slot.cancellation(number as u16));
+            }
         }
         Ok(())
     }

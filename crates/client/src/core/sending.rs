@@ -1,5 +1,6 @@
 //! Requests on their way out.
 
+use super::waiting::FailOnPanic;
 use super::{Core, GATHER, Look, Messages, Out, Outgoing, SlotRef, State, Status, Wait};
 use crate::disks::Closing;
 use crate::lent::{Buffer, shared};
@@ -161,9 +162,9 @@ impl Core {
         if slot.alters {
             self.count_change();
         }
-        slot.abandoned = false;
+        (slot.abandoned, slot.cancelled) = (false, false);
         slot.status = Status::Waiting;
-        slot.waiter = None;
+        slot.waiters.clear();
         slot.waker = None;
         if let Some((disk, range)) = requests.first().and_then(Request::disk_change) {
             state.changes.push((number, disk, range));
@@ -194,9 +195,11 @@ impl Core {
             self.note_sent(&slot, measured);
             return self.wait_locked(self.state.lock(), &slot, look).map(drop);
         };
+        let panics = FailOnPanic(self);
         // Not by `send_all`, which waits for a leader to make room.
         let sent = matches!(self.send_now(messages), Ok(true));
         self.note_sent(&slot, measured);
+        std::mem::forget(panics);
         let wait = match sent {
             true => Wait::ForNew,
             false => Wait::For(Some(std::slice::from_ref(&slot))),

@@ -1,20 +1,23 @@
 //! Threads that are stopped between two steps, while another one replaces the lane or receives.
 
 use super::completing::Completing;
-use super::{Buffer, Core, Messages, Outcome, SlotRef};
+use super::{Buffer, Core, Messages, Outcome, SlotRef, Wait};
 use crate::{Error, Options, Transport};
 use std::io;
 use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use towline_net::Sink;
 use towline_net::address::Address;
-use towline_server::{Config, Export, ExportKind, Server};
+use towline_server::{Config, DiskExport, DiskKind, Export, ExportKind, Server};
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX, INLINE_BYTES_MAX};
-use towline_wire::request::CURRENT;
-use towline_wire::{Errno, Header, Kind, Request};
+use towline_wire::request::{CURRENT, lock};
+use towline_wire::{Errno, Header, Kind, Reply, Request};
 
 fn connect() -> (Server, Arc<Core>) {
     let config = Config {
         exports: vec![Export::new("mem", ExportKind::Memory(1 << 20))],
+        disks: vec![DiskExport::new("disk", DiskKind::Memory(1 << 20))],
         listen: vec![Address::parse("tcp://127.0.0.1:0").unwrap()],
         cores: 1,
         ..Config::default()
@@ -82,25 +85,124 @@ fn what_failed_with_the_session_is_not_sent() {
     assert_eq!(core.counters.values(), before);
 }
 
-#[test]
-fn more_is_granted_before_it_is_noted_that_data_has_left() {
-    let (_server, core) = connect();
-    let data = Buffer::Owned(vec![7; (2 * GRANTS_MAX + 1) * FRAGMENT_BYTES_MAX]);
-    let length = data.len() as u32;
-    let requests = [Request::Write { handle: CURRENT, offset: 0, length, flags: 0 }];
-    let slot = core.fill(&mut core.state.lock(), &requests, data, Buffer::none()).unwrap();
-    let link = core.link();
-    let mut sink =
-        Completing { core: &core, link: &link, state: None, answers: Vec::new(), bulk: false };
-    let mut grant = |part: usize| {
-        let mut header = Header::new(Kind::Grant, slot.slot, slot.sequence);
-        header.offset = (part * FRAGMENT_BYTES_MAX) as u64;
-        header.word_a = FRAGMENT_BYTES_MAX as u32;
-        sink.message(&header, &[], &[])
-    };
-    // As if a thread had sent the first ones, and were stopped since.
-    for part in 0..2 * GRANTS_MAX {
-        grant(part).unwrap();
+/// Waits until something holds, which it does at once unless it never does.
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(grant(2 * GRANTS_MAX).unwrap_err().what, "more grants than there may be");
+}
+
+const WRITE: Request<'_> =
+    Request::DiskWrite { disk: 1, flags: 0, offset: 0, length: 512, checksums: b"" };
+
+/// Begins a thread that writes the same bytes, which waits for the write that is under way.
+fn write_again(core: &Arc<Core>) -> JoinHandle<()> {
+    let core = core.clone();
+    std::thread::spawn(move || drop(core.call(&[WRITE], &[2; 512], &mut []).unwrap()))
+}
+
+/// The one who asked, and another one who wants to write the same bytes: both sleep while a third leads.
+#[test]
+fn all_who_wait_for_a_request_are_told() {
+    for abandoned in [false, true] {
+        let (_server, core) = connect();
+        drop(core.call(&[Request::DiskOpen { disk: 1, name: b"disk" }], &[], &mut []).unwrap());
+        let receiving = core.state.lock().take_lead().unwrap();
+        let source = Buffer::Owned(vec![1; 512]);
+        let slot = core.submit_if_room(&[WRITE], source, Buffer::none(), 0, true).unwrap().unwrap();
+        let mut threads = vec![];
+        if abandoned {
+            core.abandon(&slot);
+        } else {
+            let (asked, slot) = (core.clone(), slot.clone());
+            threads.push(std::thread::spawn(move || {
+                asked.wait(&slot, &mut Outcome::default()).unwrap();
+            }));
+            eventually("the first one sleeps", || core.state.lock().sleepers == 1);
+        }
+        threads.push(write_again(&core));
+        eventually("all sleep", || core.state.lock().sleepers == threads.len());
+        let mut state = core.lead(receiving, Wait::For(Some(std::slice::from_ref(&slot))));
+        while !state.is_over(Some(std::slice::from_ref(&slot))) {
+            state = core.advance(state, Some(std::slice::from_ref(&slot)));
+        }
+        core.hand_over(&state);
+        drop(state);
+        eventually("a thread waits for ever", || threads.iter().all(JoinHandle::is_finished));
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// A server grants more when it has what it granted before. Who sent that may be stopped before saying so.
+#[test]
+fn grants_are_bounded_by_what_may_be_on_its_way() {
+    let (_server, core) = connect();
+    let mut state = core.state.lock();
+    let source = Buffer::Owned(vec![0; 8 * FRAGMENT_BYTES_MAX]);
+    let slot = core.fill(&mut state, &[WRITE], source, Buffer::none()).unwrap();
+    let link = state.link.clone();
+    drop(state.messages(&slot));
+    state.slots[usize::from(slot.slot)].sending = 1; // as if it had had leave
+    drop(state);
+    let mut completing =
+        Completing { core: &core, link: &link, state: None, answers: Vec::new(), bulk: false };
+    let mut grant = |number: usize| {
+        let mut header = Header::new(Kind::Grant, slot.slot, slot.sequence);
+        header.offset = (number * FRAGMENT_BYTES_MAX) as u64;
+        header.word_a = FRAGMENT_BYTES_MAX as u32;
+        completing.message(&header, &[], &[])
+    };
+    for number in 1..=2 * GRANTS_MAX {
+        grant(number).unwrap();
+    }
+    grant(2 * GRANTS_MAX + 1).unwrap_err();
+    completing.answers.clear();
+}
+
+#[test]
+fn a_request_that_was_cancelled_stays_so_on_the_next_lane() {
+    let (_server, core) = connect();
+    let open = || {
+        let requests = [
+            Request::Attach { name: b"mem" },
+            Request::Open { base: CURRENT, flags: 0o100 | 2, mode: 0o600, path: b"file" },
+        ];
+        let outcome = core.call(&requests, &[], &mut []).unwrap();
+        match outcome.last().unwrap() {
+            Reply::Opened { handle, .. } => handle,
+            other => panic!("{other:?}"),
+        }
+    };
+    let locking = |handle, wait| Request::Lock {
+        handle,
+        owner: 0,
+        family: lock::OPEN_FILE,
+        kind: lock::EXCLUSIVE,
+        wait,
+        start: 0,
+        length: 0,
+    };
+    let (held, waits) = (open(), open());
+    core.call(&[locking(held, 0)], &[], &mut []).unwrap().single().unwrap();
+    let mut state = core.state.lock();
+    let none = (Buffer::none(), Buffer::none());
+    let slot = core.fill(&mut state, &[locking(waits, 1)], none.0, none.1).unwrap();
+    let messages = state.messages(&slot);
+    drop(state);
+    // It comes to the server before what it is about, which is sent by the next lane only.
+    core.cancel(&slot);
+    lose_lane(&core);
+    core.send_all(messages);
+    let waiting = {
+        let (core, slot) = (core.clone(), slot.clone());
+        std::thread::spawn(move || {
+            let mut outcome = Outcome::default();
+            core.wait(&slot, &mut outcome).unwrap();
+            outcome.single().map(|_| ()).unwrap_err().to_string()
+        })
+    };
+    eventually("it waits though it was cancelled", || waiting.is_finished());
+    assert_eq!(waiting.join().unwrap(), Error::from(Errno::EINTR).to_string());
 }

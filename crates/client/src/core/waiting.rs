@@ -2,7 +2,7 @@
 
 use super::completing::Completing;
 use super::{
-    Core, Look, Messages, Out, Outcome, Receiving, Slot, SlotRef, State, Status, Wait, server_of,
+    Core, Look, Messages, Outcome, Receiving, Slot, SlotRef, State, Status, Wait, server_of,
 };
 use crate::Error;
 use crate::borrow::Borrowed;
@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::Incoming;
-use towline_wire::{Errno, Header, Kind};
+use towline_wire::Errno;
 
 /// Of a leader: should it panic, nobody waits for ever for what it would have received.
-struct FailOnPanic<'a>(&'a Core);
+pub(super) struct FailOnPanic<'a>(pub(super) &'a Core);
 
 impl Drop for FailOnPanic<'_> {
     fn drop(&mut self) {
@@ -25,8 +25,7 @@ impl Drop for FailOnPanic<'_> {
             what: "given up: the thread that received for all panicked".into(),
             errno: Errno::EIO,
         });
-        let woken = std::mem::take(&mut self.0.state.lock().woken);
-        woken.into_iter().for_each(Waker::wake);
+        self.0.wake();
     }
 }
 
@@ -37,11 +36,12 @@ impl Core {
         if found.sending > 0 || !matches!(found.status, Status::Done(_)) {
             return;
         }
+        // Of an abandoned one, too: a change of the same bytes may wait for it.
+        for waiter in found.waiters.drain(..) {
+            waiter.notify_one();
+        }
         if found.abandoned {
             return self.release(state, slot);
-        }
-        if let Some(waiter) = found.waiter.take() {
-            waiter.notify_one();
         }
         if let Some(waker) = found.waker.take() {
             state.woken.push(waker);
@@ -147,9 +147,16 @@ impl Core {
 
     /// Asks the server to give up a request that waits for a lock.
     pub(crate) fn cancel(&self, slot: &SlotRef) {
-        let header = Header::new(Kind::Cancel, slot.slot, slot.sequence);
-        let lane = self.state.lock().lane;
-        self.send_all(Messages::of(Out::header(&header), lane));
+        let mut state = self.state.lock();
+        let lane = state.lane;
+        let found = &mut state.slots[usize::from(slot.slot)];
+        if found.sequence != slot.sequence {
+            return;
+        }
+        found.cancelled = true;
+        let message = found.cancellation(slot.slot);
+        drop(state);
+        self.send_all(Messages::of(message, lane));
     }
 
     pub(crate) fn abandon(&self, slot: &SlotRef) {
@@ -317,16 +324,14 @@ impl Core {
             Some(slots) => {
                 let condvar = Arc::new(Condvar::new());
                 for slot in slots {
-                    state.slots[usize::from(slot.slot)].waiter = Some(condvar.clone());
+                    state.slots[usize::from(slot.slot)].waiters.push(condvar.clone());
                 }
                 state.sleepers += 1;
                 condvar.wait(&mut state);
                 state.sleepers -= 1;
                 for slot in slots {
                     let found = &mut state.slots[usize::from(slot.slot)];
-                    if found.sequence == slot.sequence {
-                        found.waiter = None;
-                    }
+                    found.waiters.retain(|waiter| !Arc::ptr_eq(waiter, &condvar));
                 }
             }
         }
@@ -341,7 +346,7 @@ impl Core {
             return;
         }
         let sleeper =
-            (state.sleepers > 0).then(|| state.slots.iter().find_map(|slot| slot.waiter.as_ref()));
+            (state.sleepers > 0).then(|| state.slots.iter().find_map(|slot| slot.waiters.first()));
         match sleeper.flatten() {
             Some(sleeper) => drop(sleeper.notify_one()),
             None => drop(self.slot_free.notify_one()),
@@ -359,6 +364,12 @@ impl Core {
         self.state.lock()
     }
 
+    /// Wakes those whose requests are over. Nothing is locked.
+    fn wake(&self) {
+        let woken = std::mem::take(&mut self.state.lock().woken);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
     /// Receives once for all, by whoever took the lead with `receiving`, which goes back.
     pub(super) fn lead<'a>(
         self: &'a Arc<Self>,
@@ -369,12 +380,15 @@ impl Core {
         let mut state = match self.receive(&mut receiving, wait) {
             Ok(state) => state,
             Err(error) => {
+                // Not after what takes long.
+                self.wake();
                 self.reconnect(&mut receiving, &error);
                 self.state.lock()
             }
         };
         if !state.near && state.requested >= self.options.nearer_after {
             drop(state);
+            self.wake();
             self.move_nearer(&mut receiving);
             state = self.state.lock();
         }
