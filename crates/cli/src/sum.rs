@@ -185,15 +185,48 @@ fn is_sparse(attr: &Attr) -> bool {
 
 fn line(sum: &Sum, name: &[u8], report: &Report) {
     let mut out = io::stdout().lock();
-    let mut line = format!("{:08x} {:>12}  ", sum.crc, sum.bytes).into_bytes();
-    line.extend(shown(name, out.is_terminal()));
-    line.push(b'\n');
+    let line = line_of(sum, name, out.is_terminal());
     report.output(out.write_all(&line));
+}
+
+/// The line of a file. As those of `sha256sum`, it begins with a backslash where the name has a character that would make
+/// it ambiguous, which is escaped then.
+fn line_of(sum: &Sum, name: &[u8], terminal: bool) -> Vec<u8> {
+    let is_ambiguous = name.iter().any(|byte| matches!(byte, b'\\' | b'\n' | b'\r'));
+    let mut line = if is_ambiguous { b"\\".to_vec() } else { Vec::new() };
+    line.extend(format!("{:08x} {:>12}  ", sum.crc, sum.bytes).into_bytes());
+    if terminal {
+        line.extend(shown(name, true));
+    } else {
+        for byte in name {
+            match byte {
+                b'\\' => line.extend(b"\\\\"),
+                b'\n' => line.extend(b"\\n"),
+                b'\r' => line.extend(b"\\r"),
+                other => line.push(*other),
+            }
+        }
+    }
+    line.push(b'\n');
+    line
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_one_line() {
+        let line = |name: &[u8], terminal| line_of(&Sum::default(), name, terminal);
+        let sum = "00000000            0  ";
+        for terminal in [false, true] {
+            assert_eq!(line(b"a b", terminal), format!("{sum}a b\n").into_bytes());
+            let escaped = format!("\\{sum}a\\nb\\\\c\n").into_bytes();
+            assert_eq!(line(b"a\nb\\c", terminal), escaped);
+        }
+        assert_eq!(line(b"\r", false), format!("\\{sum}\\r\n").into_bytes());
+        assert_eq!(line(b"\xff\x1b", false), [sum.as_bytes(), b"\xff\x1b\n"].concat());
+    }
 
     #[test]
     fn zeros_are_summed_without_being_read() {
