@@ -16,6 +16,8 @@ const SHORT_BEFORE: u8 = 4;
 const SHORT_BEFORE_MAX: u8 = 252;
 /// Bytes looked at before they are taken: the kernel goes through all of them at each look.
 const LOOKED_BYTES_MAX: usize = 512;
+/// Looks before that, however little they found.
+const LOOKS_MAX: u8 = 32;
 
 /// What was looked at on a link and not taken.
 #[derive(Debug)]
@@ -92,7 +94,7 @@ impl Glance {
     /// What was looked at should be taken as soon as it is answered.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.looked + SHORT_BYTES > LOOKED_BYTES_MAX
+        self.looked + SHORT_BYTES > LOOKED_BYTES_MAX || self.looks >= LOOKS_MAX
     }
 
     /// Takes what was looked at. To be called before anything is received otherwise, before the link is closed (its peer would
@@ -195,6 +197,19 @@ mod tests {
         glance.take(&link, &counters).unwrap();
         drop(link);
         assert_eq!(far.read(&mut target).unwrap(), 0);
+    }
+
+    #[test]
+    fn requests_in_pieces_are_taken_though_they_are_few_bytes() {
+        let (link, mut far) = pair();
+        let (mut glance, counters) = (Glance::default(), Counters::default());
+        let mut most = 0;
+        for _ in 0..1000 {
+            far.write_all(&[7]).unwrap();
+            assert_eq!(glance.receive(&link, &mut [0; 4096], &counters).unwrap(), 1);
+            most = most.max(glance.looked);
+        }
+        assert_eq!(most, usize::from(LOOKS_MAX));
     }
 
     #[test]

@@ -327,6 +327,7 @@ impl Core {
             }
             if self.serves_disks {
                 self.turn_disks(&mut scratch);
+                self.take_looked_at_last();
             }
             if self.ticking && self.ticked.elapsed() >= TICK {
                 self.tick();
@@ -346,6 +347,7 @@ impl Core {
 
     /// The core ends: nothing that it lets go of may hold it up.
     fn leave(mut self) {
+        self.take_looked();
         self.statistics.record_times(&mut self.timed);
         let mut sessions = std::mem::take(&mut self.sessions);
         for served in sessions.all_mut() {

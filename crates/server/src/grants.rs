@@ -44,8 +44,6 @@ pub(crate) fn grant_message(slot: u16, sequence: u32, offset: u64, length: usize
 /// Leave for one of the next requests of a session to send its first fragment at once.
 pub(crate) struct Leave {
     pub(crate) buffer: Reserved,
-    /// The most that comes.
-    pub(crate) bytes: usize,
     pub(crate) given: Instant,
 }
 
@@ -68,8 +66,8 @@ pub(crate) struct Running {
     pub(crate) meter: Option<Arc<Meter>>,
     /// It waits for a lock, unless its session has no lane.
     pub(crate) locking: bool,
-    /// For its first fragment, which follows it.
-    pub(crate) ahead: Option<Leave>,
+    /// For its first fragment, which follows it and has so many bytes.
+    pub(crate) ahead: Option<(Reserved, usize)>,
     /// Data of it was received and written by the core.
     pub(crate) fetched: bool,
 }
@@ -185,15 +183,16 @@ impl Served {
             return false;
         }
         let Some(buffer) = pool.reserve() else { return false };
-        self.leaves.push_back(Leave { buffer, bytes, given: now });
+        self.leaves.push_back(Leave { buffer, given: now });
         reply.flags |= reply_flag::AHEAD;
         reply.offset = bytes as u64;
         true
     }
 
-    /// The leave by which a request comes, if it `has` one. One that offers data and has none is of a client that forgot its own.
-    pub(crate) fn take_leave(&mut self, has: bool, now: Instant) -> Option<Leave> {
-        if !has {
+    /// The leave of a request that so many bytes follow. One that offers data, and none of it follows, is of a client that forgot its
+    /// leave.
+    pub(crate) fn take_leave(&mut self, ahead: u32, now: Instant) -> Option<Leave> {
+        if ahead == 0 {
             let forgotten = Duration::from_millis(AHEAD_MILLISECONDS);
             self.leaves.retain(|leave| now - leave.given <= forgotten);
             return None;

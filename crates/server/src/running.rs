@@ -2,7 +2,7 @@
 
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
-use crate::grants::{Grant, Leave, Running, grant_message};
+use crate::grants::{Grant, Running, grant_message};
 use crate::guarded::guarded;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
@@ -111,10 +111,10 @@ impl Core {
             Step::NeedsData => {
                 running.data_since = Some(now);
                 let lane = served.lane.and_then(|lane| self.lanes.get_mut(lane as usize)?.as_mut());
-                if let (Some(Leave { buffer, bytes, .. }), Some(lane)) = (ahead, lane)
-                    && let Some((offset, length)) = running.next_grant()
+                if let (Some((buffer, length)), Some(lane)) = (ahead, lane)
+                    && let Some((offset, _)) =
+                        running.next_grant().filter(|(_, most)| length <= *most)
                 {
-                    let length = length.min(bytes);
                     running.grants.push_back(Grant {
                         offset,
                         length,

@@ -2,7 +2,7 @@
 
 use crate::core::{Core, elapsed_ns};
 use crate::elsewhere::Task;
-use crate::grants::{Running, grant_message};
+use crate::grants::Running;
 use crate::guarded::guarded;
 use crate::handshake;
 use crate::lane::Lane;
@@ -46,29 +46,15 @@ impl Serving<'_> {
         running.filter(|running| running.sequence == header.sequence)
     }
 
-    /// What the next data for a request was granted as: its offset and length, and whether it comes ahead.
-    fn first_grant(&mut self, session: u64, header: &Header) -> Option<(u64, usize, &mut bool)> {
-        if self.running(session, header).is_none() {
-            return self.core.sessions.get_mut(session)?.disks.first_grant(header);
-        }
-        let grant = self.running(session, header)?.grants.front_mut()?;
-        Some((grant.offset, grant.length, &mut grant.ahead))
-    }
-
-    /// Data that was sent ahead has its place. Where that is for another number of bytes, they are asked for anew.
+    /// Data that was sent ahead has its place.
     fn is_awaited(&mut self, session: u64, header: &Header) -> bool {
-        let Some((offset, length, ahead)) = self.first_grant(session, header) else { return false };
-        let fits = length == header.payload_bytes as usize;
-        if *ahead && !fits {
-            *ahead = false;
-            let message = grant_message(header.slot, header.sequence, offset, length);
-            if let Some(Some(lane)) = self.core.lanes.get_mut(self.index) {
-                lane.send_header(&message);
-                self.core.dirty.push(self.index);
+        match self.running(session, header) {
+            Some(running) => running.grants.front().is_some_and(|grant| grant.ahead),
+            None => {
+                let served = self.core.sessions.get_mut(session);
+                served.is_some_and(|served| served.disks.awaits_ahead(header))
             }
-            return false;
         }
-        *ahead
     }
 
     fn request(
@@ -78,6 +64,8 @@ impl Serving<'_> {
         body: &[u8],
         payload: &[u8],
     ) -> Result<(), ProtocolError> {
+        let mut own = *header;
+        let (ahead, header) = (own.take_ahead(), &own);
         // What was closed before this came is closed before it is executed.
         if !self.core.closing.is_empty() {
             self.core.closing.clear();
@@ -88,7 +76,7 @@ impl Serving<'_> {
         }
         let Some(Some(lane)) = self.core.lanes.get_mut(self.index) else { return Ok(()) };
         let Some(served) = self.core.sessions.get_mut(session) else { return Ok(()) };
-        lane.ahead = header.flags & request_flag::AHEAD != 0;
+        lane.ahead = ahead > 0;
         let is_low = served.is_low;
         let arrival = served.session.slots.arrive(header)?;
         if let Some(loans) = &mut lane.loans {
@@ -119,7 +107,8 @@ impl Serving<'_> {
             Arrival::Execute => {
                 let lane = self.index;
                 let at = arrived;
-                let arrived = Arrived { session, lane, header, body, payload, at, may_wait: true };
+                let may_wait = true;
+                let arrived = Arrived { session, lane, header, ahead, body, payload, at, may_wait };
                 self.core.take_request(&arrived, is_low)?;
             }
         }
@@ -191,13 +180,11 @@ impl Core {
     /// # Errors
     /// It is no legal request.
     pub(crate) fn begin_request(&mut self, arrived: &Arrived<'_>) -> Result<(), ProtocolError> {
-        let Arrived { session, lane, header, body, payload, at, .. } = *arrived;
+        let Arrived { session, lane, header, ahead, body, payload, at, .. } = *arrived;
         // One that has to wait does not use it.
-        let leave = match (header.flags & request_flag::AHEAD, header.offset) {
+        let leave = match (ahead, header.offset) {
             (0, 0) => None,
-            (flag, _) => {
-                self.sessions.get_mut(session).and_then(|served| served.take_leave(flag != 0, at))
-            }
+            _ => self.sessions.get_mut(session).and_then(|served| served.take_leave(ahead, at)),
         };
         if body.first().is_some_and(|tag| Request::is_disk_tag(*tag)) {
             if let Some(served) = self.sessions.get_mut(session) {
@@ -208,7 +195,7 @@ impl Core {
             drop(leave); // the write may have its buffer
             self.disk_request(arrived)?;
             if is_ahead {
-                self.expect_ahead(session, lane, header);
+                self.expect_ahead(session, lane, header, ahead);
             }
             return Ok(());
         }
@@ -237,7 +224,7 @@ impl Core {
         running.borrows = header.flags & request_flag::BORROWS != 0;
         running.arrived = at;
         running.meter = meter;
-        running.ahead = leave;
+        running.ahead = leave.map(|leave| (leave.buffer, ahead as usize));
         self.drive_only(session, slot, running, at, only.as_ref());
         Ok(())
     }
@@ -313,9 +300,7 @@ impl Sink for Serving<'_> {
             return self.core.disk_place(session, header, done, rest);
         }
         let grant = self.running(session, header)?.grants.front_mut()?;
-        let is_granted = grant.offset == header.offset
-            && done + rest <= grant.length
-            && (!is_ahead || grant.length == header.payload_bytes as usize);
+        let is_granted = grant.offset == header.offset && done + rest <= grant.length;
         // What began before it was granted has no beginning in the buffer, which held data of others.
         if !is_granted || grant.placed != done || grant.ahead != is_ahead {
             return None;

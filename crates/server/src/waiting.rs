@@ -16,7 +16,6 @@ use towline_block::{ClientKey, Meter};
 use towline_net::{Link, LinkKind};
 use towline_session::Exports as _;
 use towline_store::directory::requests_arrived;
-use towline_wire::header::request_flag;
 use towline_wire::request::Operations;
 use towline_wire::{Header, ProtocolError, Request};
 
@@ -26,6 +25,8 @@ pub(crate) struct Arrived<'a> {
     /// Its lane.
     pub(crate) lane: usize,
     pub(crate) header: &'a Header,
+    /// Bytes that follow it without a grant.
+    pub(crate) ahead: u32,
     pub(crate) body: &'a [u8],
     pub(crate) payload: &'a [u8],
     pub(crate) at: Instant,
@@ -35,12 +36,10 @@ pub(crate) struct Arrived<'a> {
 
 impl Arrived<'_> {
     fn keep(&self) -> Kept {
-        let mut header = *self.header;
         // What follows it comes too early, and will have to come again.
-        header.flags &= !request_flag::AHEAD;
         Kept {
             session: self.session,
-            header,
+            header: *self.header,
             body: self.body.to_vec(),
             payload: self.payload.to_vec(),
             at: self.at,
@@ -206,7 +205,7 @@ impl Core {
         let (header, body, payload) = (&header, &body[..], &payload[..]);
         self.closing.clear();
         requests_arrived(Instant::now());
-        let arrived = Arrived { session, lane, header, body, payload, at, may_wait };
+        let arrived = Arrived { session, lane, header, ahead: 0, body, payload, at, may_wait };
         if let Err(error) = self.begin_request(&arrived) {
             self.close_lane(lane, &io::Error::new(io::ErrorKind::InvalidData, error));
         }

@@ -63,8 +63,8 @@ pub mod notice {
 pub mod request_flag {
     /// Over shared memory: the data may be lent, the client can read it in place.
     pub const BORROWS: u8 = 1;
-    /// The first fragment of the data that is offered follows at once, without a grant, by the leave
-    /// that a reply gave ([`super::reply_flag::AHEAD`]).
+    /// The first of the data that is offered follows at once, without a grant, by the leave that a reply gave
+    /// ([`super::reply_flag::AHEAD`]). The upper half of `offset` says how many bytes of it.
     pub const AHEAD: u8 = 2;
 }
 
@@ -135,6 +135,23 @@ impl Header {
             word_a: 0,
             word_b: 0,
         }
+    }
+
+    /// Says in a request that so many of the bytes that it offers follow at once: see [`request_flag::AHEAD`].
+    pub fn set_ahead(&mut self, bytes: u32) {
+        self.flags |= request_flag::AHEAD;
+        self.offset |= u64::from(bytes) << 32;
+    }
+
+    /// Takes out of a request how many of the bytes that it offers follow at once; zero: none.
+    pub fn take_ahead(&mut self) -> u32 {
+        if self.flags & request_flag::AHEAD == 0 {
+            return 0;
+        }
+        let bytes = (self.offset >> 32) as u32;
+        self.flags &= !request_flag::AHEAD;
+        self.offset &= u64::from(u32::MAX);
+        bytes
     }
 
     /// The 32 bytes of this header.

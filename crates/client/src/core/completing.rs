@@ -85,7 +85,7 @@ fn borrow(
         Err(Refusal::Unmapped) => {
             // Too little address space, for one. From now on everything is sent.
             state.memories = None;
-            slot.clear_flag(request_flag::BORROWS);
+            slot.change_header(|header| header.flags &= !request_flag::BORROWS);
             slot.indebted = false;
             answers.push(slot.out(header.slot));
             Ok(None)

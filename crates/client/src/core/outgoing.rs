@@ -95,13 +95,13 @@ impl Slot {
         Out::header(&Header::new(Kind::Cancel, number, self.sequence))
     }
 
-    /// Takes a flag out of the message of this slot, for when it is sent again.
-    pub(super) fn clear_flag(&mut self, flag: u8) {
-        if self.message.get(1).is_some_and(|flags| flags & flag != 0) {
-            let mut message = (*self.message).clone();
-            message[1] &= !flag;
-            self.message = Arc::new(message);
-        }
+    /// Changes the header of the message of this slot, for when it is sent again.
+    pub(super) fn change_header(&mut self, change: impl FnOnce(&mut Header)) {
+        let Some(Ok(mut header)) = self.message.first_chunk().map(Header::parse) else { return };
+        change(&mut header);
+        let mut message = (*self.message).clone();
+        message[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+        self.message = Arc::new(message);
     }
 
     /// A part of the source of this slot, to be sent.
@@ -118,7 +118,7 @@ impl Slot {
 
     /// The first fragment of the source, if it follows the message without a grant.
     pub(super) fn out_ahead(&mut self, number: u16) -> Option<Out> {
-        let length = self.source.len().min(std::mem::take(&mut self.ahead)) as u32;
+        let length = std::mem::take(&mut self.ahead) as u32;
         (length > 0).then(|| self.part(0, length, number, data_flag::AHEAD))
     }
 }

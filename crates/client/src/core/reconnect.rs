@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use towline_net::Input;
 use towline_wire::codec::Field;
-use towline_wire::header::request_flag;
 use towline_wire::hello::resumed;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
@@ -182,7 +181,9 @@ impl Core {
             slot.landed = 0;
             slot.checksums.clear();
             slot.failed = None;
-            slot.clear_flag(request_flag::AHEAD);
+            slot.change_header(|header| {
+                header.take_ahead();
+            });
             out.messages.push_back(slot.out(number as u16));
             if slot.cancelled {
                 out.messages.push_back(slot.cancellation(number as u16));

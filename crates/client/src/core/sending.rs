@@ -114,19 +114,19 @@ impl Core {
         slot.order = state.requested;
         slot.stamps = Stamps::of(slot.sequence);
         slot.rides = inline && source.len() > COPIED_BYTES_MAX;
-        slot.ahead = ahead;
+        slot.ahead = ahead.min(source.len());
         let mut header = Header::new(Kind::Request, number, slot.sequence);
         (header.word_a, header.word_b) = self.identity();
         if state.memories.is_some() {
             header.flags = request_flag::BORROWS;
         }
-        if slot.ahead > 0 {
-            header.flags |= request_flag::AHEAD;
-        }
         if inline {
             header.payload_bytes = source.len() as u32;
         } else {
             header.offset = source.len() as u64;
+            if slot.ahead > 0 {
+                header.set_ahead(slot.ahead as u32);
+            }
         }
         // The memory of the slot's last message is used again, if that has left.
         if Arc::strong_count(&slot.message) > 1 {

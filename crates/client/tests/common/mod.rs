@@ -438,3 +438,11 @@ impl Raw {
         }
     }
 }
+
+/// Says in the first message of these, a request, that so many of the bytes that it offers follow at once.
+pub(crate) fn say_ahead(bytes: &mut [u8], ahead: usize) {
+    let head = bytes.first_chunk_mut().unwrap();
+    let mut header = Header::parse(head).unwrap();
+    header.set_ahead(ahead as u32);
+    *head = header.to_bytes();
+}

@@ -1,6 +1,6 @@
 //! Peers that send what no client would.
 
-use crate::common::{Raw, hello, hello_message, message, request};
+use crate::common::{Raw, hello, hello_message, message, request, say_ahead};
 use crate::setup::{Disks, SIZE, disks};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use towline_net::{
     Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Spin, Target, Wait, receive_descriptors,
 };
 use towline_wire::disk::{checksums, disk_flag};
-use towline_wire::header::{data_flag, reply_flag, request_flag};
+use towline_wire::header::{data_flag, reply_flag};
 use towline_wire::hello::{Hello, want};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
@@ -219,11 +219,13 @@ fn data_ahead_without_leave_has_no_place() {
     const LENGTH: u32 = 100_000;
     let disks = disks();
     let disk = disks.client().disk(b"memory").unwrap();
-    let ask = |raw: &mut Raw, sequence, flags, data_flags, seed| {
+    let ask = |raw: &mut Raw, sequence, ahead, data_flags, seed| {
         let write =
             Request::DiskWrite { disk: 5, flags: 0, offset: 0, length: LENGTH, checksums: b"" };
         let mut bytes = request(1, sequence, &[write], LENGTH.into());
-        bytes[1] = flags;
+        if ahead {
+            say_ahead(&mut bytes, LENGTH as usize);
+        }
         let mut header = Header::new(Kind::Data, 1, sequence);
         header.flags = data_flags;
         raw.send(&[bytes, message(header, &[], &vec![seed; LENGTH as usize])].concat());
@@ -234,19 +236,69 @@ fn data_ahead_without_leave_has_no_place() {
         found.iter().all(|byte| *byte == seed)
     };
     let mut raw = opened_as(&disks, b"memory");
-    ask(&mut raw, 1, request_flag::AHEAD, data_flag::AHEAD, 1);
+    ask(&mut raw, 1, true, data_flag::AHEAD, 1);
     let (grant, _) = raw.receive().expect("no grant");
     assert_eq!((grant.kind, grant.word_a), (Kind::Grant, LENGTH));
     raw.send(&message(Header::new(Kind::Data, 1, 1), &[], &[2; LENGTH as usize]));
     let (reply, _) = raw.receive().expect("thrown out");
     assert!(reply.kind == Kind::Reply && reply.flags & reply_flag::AHEAD != 0);
     assert!(held(2));
-    ask(&mut raw, 2, request_flag::AHEAD, data_flag::AHEAD, 3);
+    ask(&mut raw, 2, true, data_flag::AHEAD, 3);
     let (reply, _) = raw.receive().expect("thrown out");
     assert!(reply.kind == Kind::Reply && reply.flags & reply_flag::AHEAD != 0);
     assert!(held(3));
-    ask(&mut raw, 3, request_flag::AHEAD, 0, 4);
+    ask(&mut raw, 3, true, 0, 4);
     assert!(raw.thrown_out());
+}
+
+/// As a client sends that has its leave from a file. Other parts are granted while what has no place still comes.
+#[test]
+fn data_ahead_of_another_length_than_the_first_fragment_has_no_place() {
+    const LENGTH: usize = 1 << 20;
+    let disks = disks();
+    let disk = disks.client().disk(b"memory").unwrap();
+    let mut raw = opened_as(&disks, b"memory");
+    let write = |raw: &mut Raw, sequence, ahead: &[usize], seed| {
+        let write = Request::DiskWrite {
+            disk: 5,
+            flags: 0,
+            offset: 0,
+            length: LENGTH as u32,
+            checksums: b"",
+        };
+        let mut bytes = request(1, sequence, &[write], LENGTH as u64);
+        let first: usize = ahead.iter().sum();
+        if first > 0 {
+            say_ahead(&mut bytes, first);
+            let mut header = Header::new(Kind::Data, 1, sequence);
+            (header.flags, header.payload_bytes) = (data_flag::AHEAD, first as u32);
+            bytes.extend(header.to_bytes());
+        }
+        raw.send(&bytes);
+        let mut grants = Vec::new();
+        for part in ahead {
+            // The server has begun with the next part when all of it has come.
+            grants.push(raw.receive().expect("thrown out").0);
+            raw.send(&vec![seed + 1; *part]);
+        }
+        loop {
+            let header = match grants.is_empty() {
+                true => raw.receive().expect("thrown out").0,
+                false => grants.remove(0),
+            };
+            if header.kind == Kind::Reply {
+                return header.flags & reply_flag::AHEAD != 0;
+            }
+            let mut data = Header::new(Kind::Data, 1, sequence);
+            data.offset = header.offset;
+            raw.send(&message(data, &[], &vec![seed; header.word_a as usize]));
+        }
+    };
+    assert!(write(&mut raw, 1, &[], 1));
+    assert!(write(&mut raw, 2, &[128 << 10, 128 << 10], 2));
+    let mut found = vec![0; LENGTH];
+    disk.read_at(&mut found, 0).unwrap();
+    assert!(found.iter().all(|byte| *byte == 2));
 }
 
 /// The disk is memory that a granted part is being received into.

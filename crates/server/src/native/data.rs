@@ -99,8 +99,8 @@ impl Core {
         }
     }
 
-    /// The first fragment of a write follows its request: where there is room for it now, it is received there.
-    pub(crate) fn expect_ahead(&mut self, session: u64, index: usize, header: &Header) {
+    /// So many bytes of a write follow its request: where there is room for them now, and they are its first fragment, they are received there.
+    pub(crate) fn expect_ahead(&mut self, session: u64, index: usize, header: &Header, bytes: u32) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         let Some(served) = self.sessions.get_mut(session) else { return };
         let Some(under) = served.disks.find(header.slot, header.sequence) else { return };
@@ -109,7 +109,17 @@ impl Core {
             return;
         }
         if let Some(granted) = write.grants.front_mut() {
-            granted.ahead = true;
+            granted.ahead = granted.length == bytes as usize;
+            if !granted.ahead {
+                // What follows has no place, and this is sent once more.
+                lane.send_header(&grant_message(
+                    header.slot,
+                    header.sequence,
+                    granted.offset,
+                    granted.length,
+                ));
+                self.dirty.push(index);
+            }
         }
         lane.note_grant(Instant::now());
         self.ticking = true;
@@ -156,9 +166,7 @@ impl Core {
         let key = write.key;
         let grant = write.grants.front_mut()?;
         let is_ahead = header.flags & data_flag::AHEAD != 0;
-        let is_granted = grant.offset == header.offset
-            && done + rest <= grant.length
-            && (!is_ahead || grant.length == header.payload_bytes as usize);
+        let is_granted = grant.offset == header.offset && done + rest <= grant.length;
         // What began before it was granted has no beginning in the buffer, which held data of others.
         if !is_granted || grant.placed != done || grant.lost || grant.ahead != is_ahead {
             return None;

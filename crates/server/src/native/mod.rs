@@ -130,13 +130,11 @@ impl SessionDisks {
         self.open.values().any(|open| open.meter.as_ref().is_some_and(|meter| meter.is_limited()))
     }
 
-    /// What the next data for a write was granted as: its offset and length, and whether it comes ahead.
-    pub(crate) fn first_grant(&mut self, header: &Header) -> Option<(u64, usize, &mut bool)> {
-        let Kind::Write(write) = &mut self.find(header.slot, header.sequence)?.kind else {
-            return None;
-        };
-        let granted = write.grants.front_mut()?;
-        Some((granted.offset, granted.length, &mut granted.ahead))
+    /// The next data for a write is to come by leave.
+    pub(crate) fn awaits_ahead(&mut self, header: &Header) -> bool {
+        let Some(under) = self.find(header.slot, header.sequence) else { return false };
+        let Kind::Write(write) = &under.kind else { return false };
+        write.grants.front().is_some_and(|granted| granted.ahead)
     }
 
     fn put(&mut self, slot: u16, under: Under) {

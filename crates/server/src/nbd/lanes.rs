@@ -20,6 +20,8 @@ use towline_wire::limits::CLIENT_STALL_SECONDS;
 
 /// Receives of one lane before the others' turn.
 const RECEIVES_MAX: usize = 8;
+/// Turns that requests may stay looked at: more than it takes to have as many as are taken together.
+const TURNS_BEHIND_MAX: u32 = 64;
 /// Payload of at least this length is received to where it is written from.
 pub(super) const PLACED_BYTES_MIN: u64 = 16 * 1024;
 /// Rounds of reading from disks and sending within one turn.
@@ -258,8 +260,20 @@ impl Core {
         }
     }
 
-    /// Requests that were only looked at are taken: the core is about to sleep.
+    /// At the end of a turn: requests that were only looked at do not stay for long where the core does not sleep, since others keep it
+    /// busy.
+    pub(crate) fn take_looked_at_last(&mut self) {
+        if !self.nbd.behind.is_empty() {
+            self.nbd.turns_behind += 1;
+            if self.nbd.turns_behind > TURNS_BEHIND_MAX {
+                self.take_looked();
+            }
+        }
+    }
+
+    /// Requests that were only looked at are taken: the core is about to sleep, or to end.
     pub(crate) fn take_looked(&mut self) {
+        self.nbd.turns_behind = 0;
         while let Some(index) = self.nbd.behind.pop() {
             let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { continue };
             lane.is_behind = false;
@@ -498,6 +512,9 @@ impl Core {
         self.engine.remove_owner(lane.owner);
         if lane.is_throttled {
             self.nbd.throttled.retain(|(_, other)| *other != index);
+        }
+        if lane.is_behind {
+            self.nbd.behind.retain(|other| *other != index);
         }
         self.nbd.free.push(index);
         self.statistics.lanes.fetch_sub(1, Ordering::Relaxed);

@@ -26,6 +26,8 @@ pub(crate) struct Nbd {
     spare: Vec<usize>,
     /// Lanes with requests that were looked at and are not taken.
     behind: Vec<usize>,
+    /// Turns since they began to be looked at.
+    turns_behind: u32,
     /// Lanes with input that was left unread and may be read now.
     resumable: Vec<usize>,
     /// Lanes that wait for memory for the payload of a write.
@@ -46,6 +48,7 @@ impl Nbd {
             dirty: Vec::new(),
             spare: Vec::new(),
             behind: Vec::new(),
+            turns_behind: 0,
             resumable: Vec::new(),
             starving: Vec::new(),
             throttled: Vec::new(),
