@@ -79,6 +79,36 @@ fn a_waker_may_run_what_it_wakes() {
     leads.join().unwrap();
 }
 
+/// A waker with a mistake.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a mistake of who waits");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_ends_no_call_of_others() {
+    let setup = setup(EngineWish::Automatic);
+    let (client, other) = (setup.client(), setup.client());
+    let open = |client: &Client| {
+        let root = client.attach(b"mem").unwrap();
+        root.open(b"file", CREATE, 0o600).unwrap()
+    };
+    let (file, held) = (open(&client), open(&other));
+    held.lock(&whole(lock::EXCLUSIVE), false).unwrap();
+    let mut waits = file.start_lock(&whole(lock::EXCLUSIVE)).unwrap();
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(Pin::new(&mut waits).poll(&mut Context::from_waker(&waker)).is_pending());
+    held.lock(&whole(lock::UNLOCK), false).unwrap();
+    eventually("it was never woken", || {
+        file.stat().unwrap();
+        Pin::new(&mut waits).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    });
+    file.stat().unwrap();
+}
+
 /// Forwards connections to a server; yields their ends, and its port.
 fn forwarder(target: u16) -> (u16, Arc<Mutex<Vec<TcpStream>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -429,7 +429,7 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
         }
         _ => return Err(libc::EINVAL),
     };
-    let at = at.ok_or(libc::EOVERFLOW)?;
+    let at = at.ok_or(libc::EINVAL)?;
     if at < 0 {
         return Err(libc::EINVAL);
     }

@@ -53,6 +53,8 @@ static void duplicates_share_status_flags(void) {
     say("%x %x", fcntl(a, F_GETFL), fcntl(b, F_GETFL));
     SAY(write(b, "+", 1));
     SAY(lseek(b, 0, SEEK_CUR));
+    SAY(lseek(b, 0x7fffffffffffffff, SEEK_CUR));
+    SAY(lseek(b, 0x7fffffffffffffff, SEEK_END));
     SAY(fcntl(b, F_SETFL, 0));
     SAY(lseek(a, 2, SEEK_SET));
     SAY(write(a, "-", 1));

@@ -1,6 +1,6 @@
 //! Requests on their way out.
 
-use super::waiting::FailOnPanic;
+use super::waiting::{FailOnPanic, wake_all};
 use super::{Core, GATHER, Look, Messages, Out, Outgoing, SlotRef, State, Status, Wait};
 use crate::disks::Closing;
 use crate::lent::{Buffer, shared};
@@ -333,7 +333,7 @@ impl Core {
         let done = work(&mut out);
         let woken = std::mem::take(&mut out.woken);
         drop(out);
-        woken.into_iter().for_each(Waker::wake);
+        wake_all(woken);
         done
     }
 

@@ -9,6 +9,7 @@ use crate::borrow::Borrowed;
 use crate::lent::{Buffer, exclusive};
 use parking_lot::{Condvar, MutexGuard};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -26,6 +27,15 @@ impl Drop for FailOnPanic<'_> {
             errno: Errno::EIO,
         });
         self.0.wake();
+    }
+}
+
+/// Wakes. A waker that panics is somebody else's mistake: it must not end a call of this thread, whose buffers are in use.
+pub(super) fn wake_all(woken: Vec<Waker>) {
+    for waker in woken {
+        if catch_unwind(AssertUnwindSafe(|| waker.wake())).is_err() {
+            log::error!("a waker panicked");
+        }
     }
 }
 
@@ -367,7 +377,7 @@ impl Core {
     /// Wakes those whose requests are over. Nothing is locked.
     fn wake(&self) {
         let woken = std::mem::take(&mut self.state.lock().woken);
-        woken.into_iter().for_each(Waker::wake);
+        wake_all(woken);
     }
 
     /// Receives once for all, by whoever took the lead with `receiving`, which goes back.
@@ -396,7 +406,7 @@ impl Core {
         state.receiving = Some(receiving);
         if !state.woken.is_empty() {
             let woken = std::mem::take(&mut state.woken);
-            MutexGuard::unlocked(&mut state, || woken.into_iter().for_each(Waker::wake));
+            MutexGuard::unlocked(&mut state, || wake_all(woken));
         }
         state
     }

@@ -13,11 +13,13 @@ pub(super) const COOKIE_SELF: u64 = 1;
 /// Cookie of `..`, and the last that no name has.
 pub(super) const COOKIE_PARENT: u64 = 2;
 
-/// What a name costs besides its bytes.
-const NAME_BYTES: u64 = 64;
+/// What a name costs in both tables, which are filled to two thirds or so: its place in each has 48 or 56 bytes.
+const NAME_BYTES: u64 = 144;
+/// Longer names have memory of their own, in both.
+const SHORT_NAME_BYTES: usize = 23;
 
 /// A name. Nearly all are kept where they are looked for, not in memory of their own, which is in no cache most of the time.
-pub(super) type Name = SmallVec<[u8; 23]>;
+pub(super) type Name = SmallVec<[u8; SHORT_NAME_BYTES]>;
 
 /// One name.
 pub(super) struct Entry {
@@ -39,7 +41,8 @@ pub(super) struct Names {
 
 /// What the name costs.
 pub(super) fn name_cost(name: &[u8]) -> u64 {
-    NAME_BYTES + name.len() as u64
+    let own = if name.len() > SHORT_NAME_BYTES { 2 * name.len() } else { 0 };
+    NAME_BYTES + own as u64
 }
 
 impl Names {
