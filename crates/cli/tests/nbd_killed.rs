@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 const TOWLINE: &str = env!("CARGO_BIN_EXE_towline");
@@ -92,7 +93,12 @@ fn contents(block: u64, round: u64) -> Vec<u8> {
 
 /// Writes its blocks again and again until the connection breaks; the last round of each block that
 /// was answered, and of the one that was not.
-fn write_until_killed(socket: &Path, writer: u64, from: u64) -> (Vec<u64>, Option<(u64, u64)>) {
+fn write_until_killed(
+    socket: &Path,
+    writer: u64,
+    from: u64,
+    begun: &Sender<()>,
+) -> (Vec<u64>, Option<(u64, u64)>) {
     let blocks = SIZE / BLOCK / WRITERS;
     let mut answered = vec![0; blocks as usize];
     let mut client = Client::connect(socket).unwrap();
@@ -103,6 +109,9 @@ fn write_until_killed(socket: &Path, writer: u64, from: u64) -> (Vec<u64>, Optio
             return (answered, Some((number, round)));
         }
         answered[number as usize] = round;
+        if count == 0 {
+            begun.send(()).unwrap();
+        }
     }
     (answered, None)
 }
@@ -135,15 +144,20 @@ fn what_was_answered_survives_the_death_of_the_server() {
         for round in 0..rounds {
             let mut server = Server::start(&disk, &socket, &[]);
             let from = (round + 1) << 16;
+            // However slow the machine is, each of them has written something when it is killed.
+            let (begun, has_begun) = channel();
             let outcomes: Vec<_> = std::thread::scope(|scope| {
                 let writers: Vec<_> = (0..WRITERS)
                     .map(|writer| {
                         scope.spawn({
-                            let socket = &socket;
-                            move || write_until_killed(socket, writer, from)
+                            let (socket, begun) = (&socket, begun.clone());
+                            move || write_until_killed(socket, writer, from, &begun)
                         })
                     })
                     .collect();
+                for _ in 0..WRITERS {
+                    has_begun.recv_timeout(Duration::from_secs(60)).expect("nothing is written");
+                }
                 std::thread::sleep(Duration::from_millis(300 + 37 * round));
                 server.0.kill().unwrap();
                 writers.into_iter().map(|writer| writer.join().unwrap()).collect()
@@ -187,7 +201,8 @@ fn what_was_answered_survives_the_death_of_the_server() {
 fn a_client_to_be_killed() {
     let socket = PathBuf::from(std::env::var_os("TOWLINE_TEST_SOCKET").unwrap());
     println!("READY");
-    write_until_killed(&socket, 0, 0);
+    let (begun, _has_begun) = channel();
+    write_until_killed(&socket, 0, 0, &begun);
 }
 
 #[test]
