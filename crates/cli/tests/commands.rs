@@ -251,7 +251,12 @@ fn what_is_not_there_is_told_with_what_to_do() {
     assert!(complaint.contains("no export \"nothing\"; `towline ls`"), "{complaint}");
     let complaint = bad(1, &["disk", "info", &world.url("nothing")]);
     assert!(complaint.contains(&world.url("nothing")), "{complaint}");
-    assert!(complaint.contains("lists the disks"), "{complaint}");
+    assert!(complaint.contains("no such disk; `towline disk info` lists"), "{complaint}");
+    for url in ["nbd+unix:///d?socket=/no/socket", "towline+unix:///d?socket=/no/socket"] {
+        let complaint = bad(1, &["disk", "info", url]);
+        assert!(complaint.contains("cannot connect"), "{complaint}");
+        assert!(complaint.contains("there is no such socket"), "{complaint}");
+    }
     let complaint = bad(1, &["disk", "info", "ftp://host/disk"]);
     assert!(complaint.contains("towline://HOST/DISK"), "{complaint}");
     // Something else listens there.

@@ -270,14 +270,14 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         (&["copy", "--resume", "-", &nbd], "--resume"),
         (&["copy", "--verify", &img, "-"], "cannot be read back"),
         (&["copy", "nbds://h/x", &local], "TLS"),
-        (&["map", &place.url("none")], "no such file"),
+        (&["map", &place.url("none")], "no such disk"),
         (&["resize", &place.nbd("a"), "1M"], "NBD"),
         (&["resize", &place.url("a"), "1X"], "1X"),
         (&["resize", "--shrink", &place.url("a"), "-4M"], "no disk"),
         (&["resize", &place.url("a"), "65M"], "16 times"),
         (&["resize", &place.url("ro"), "16M"], "read-only"),
         (&["resize", &place.url("pair"), "+100K"], "number of members"),
-        (&["info", &place.url("none")], "no such file"),
+        (&["info", &place.url("none")], "no such disk"),
     ] {
         let error = place.disk(arguments).unwrap_err();
         assert!(error.contains(expected), "{arguments:?}: {error}");

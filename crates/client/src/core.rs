@@ -578,6 +578,7 @@ fn server_of(transport: &Transport) -> String {
 fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Error {
     let hint = match error.kind() {
         io::ErrorKind::ConnectionRefused => "; no server listens there",
+        io::ErrorKind::NotFound => "; there is no such socket",
         io::ErrorKind::UnexpectedEof => "; what listens there may be no Towline server",
         _ => "",
     };

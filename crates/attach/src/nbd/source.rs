@@ -5,6 +5,7 @@ use super::handshake::{Agreed, agree};
 use crate::{Error, Geometry};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -158,10 +159,18 @@ impl Source {
 
     fn open(&self, chunks: bool, patience: Duration) -> Result<Connection, Error> {
         let failed = |error| Error::system(self)(error);
+        let none = |error: io::Error| {
+            let hint = match error.kind() {
+                io::ErrorKind::ConnectionRefused => " (no server listens there)",
+                io::ErrorKind::NotFound => " (there is no such socket)",
+                _ => "",
+            };
+            Error::system(format_args!("{self}: cannot connect{hint}"))(error)
+        };
         let socket: OwnedFd = match &self.place {
-            Place::Unix(path) => UnixStream::connect(path).map_err(failed)?.into(),
+            Place::Unix(path) => UnixStream::connect(path).map_err(none)?.into(),
             Place::Tcp(host, port) => {
-                let stream = connect_stream((host.as_str(), *port), PATIENCE).map_err(failed)?;
+                let stream = connect_stream((host.as_str(), *port), PATIENCE).map_err(none)?;
                 // On this machine, too: what is there may be a tunnel to another.
                 notice_silence(&stream, Side::Client).map_err(failed)?;
                 stream.into()

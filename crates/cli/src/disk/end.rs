@@ -392,7 +392,9 @@ pub(super) fn remote(remotes: &Remotes, text: &str) -> Outcome<Disk> {
     client
         .disk(&url.export)
         .map_err(|error| match error.errno() {
-            Errno::ENOENT => Failure::from(error).with("`towline disk info` lists the disks"),
+            Errno::ENOENT => {
+                Failure::new("the server has no such disk; `towline disk info` lists the disks")
+            }
             _ => Failure::from(error),
         })
         .map_err(|failure| failure.about(text))
