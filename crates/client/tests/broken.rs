@@ -5,6 +5,7 @@
 use std::any::Any;
 use std::sync::Arc;
 use towline_client::{Client, Error, File, Options, Transport};
+use towline_mem::{Aggregate, Segment};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, OwnStore, Server};
 use towline_store::{
@@ -23,6 +24,8 @@ struct Node {
     sound: bool,
     /// To close it panics: not a part of any request.
     clings: bool,
+    /// What it promises to hold cannot be sent.
+    torn: bool,
 }
 
 impl Drop for Node {
@@ -41,7 +44,7 @@ fn careful(sound: bool) {
 
 impl FileStore for Brittle {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
-        Ok(Arc::new(Node { sound: true, clings: false }))
+        Ok(Arc::new(Node { sound: true, clings: false, torn: false }))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -54,7 +57,9 @@ impl FileStore for Brittle {
         (_, path): Source<'_>,
         _: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
-        Ok((Arc::new(Node { sound: path == b"sound", clings: path == b"clinging" }), attr()))
+        let torn = path == b"torn";
+        let (sound, clings) = (torn || path == b"sound", path == b"clinging");
+        Ok((Arc::new(Node { sound, clings, torn }), attr()))
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
@@ -155,7 +160,13 @@ impl OpenFile for Node {
             return Ok(ReadOutcome::WouldBlock);
         }
         careful(self.sound);
-        Ok(ReadOutcome::Ready(towline_mem::Aggregate::from_vec(b"content".to_vec())))
+        if self.torn {
+            let unreadable = std::fs::File::open("/").map_err(|error| Errno::of(&error))?;
+            let mut pages = Aggregate::new();
+            pages.append(Segment::File(Arc::new(unreadable.into())), 0, 7);
+            return Ok(ReadOutcome::Ready(pages));
+        }
+        Ok(ReadOutcome::Ready(Aggregate::from_vec(b"content".to_vec())))
     }
 
     fn write(&self, offset: u64, data: &[u8], _: bool) -> Result<(usize, u64), Errno> {
@@ -268,4 +279,22 @@ fn a_request_that_panics_takes_no_other_along() {
         }
         server.stop();
     }
+}
+
+/// The reply that promised them has left by then: the lane ends, the client asks again, and is told.
+#[test]
+fn pages_that_cannot_be_sent_fail_their_read_and_no_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s");
+    let server = Server::start(&config(false, Address::Unix(path.clone()), 1)).unwrap();
+    let client = Client::connect(&Transport::Unix(path), Options::default()).unwrap();
+    let root = client.attach(b"b").unwrap();
+    let (torn, sound) = (root.open(b"torn", 0, 0).unwrap(), root.open(b"sound", 0, 0).unwrap());
+    for _ in 0..3 {
+        assert_eq!(torn.read_at(&mut [0; 7], 0).unwrap_err().errno(), Errno::EISDIR);
+        let mut bytes = [0; 7];
+        assert_eq!(sound.read_at(&mut bytes, 0).unwrap(), 7);
+        assert_eq!(&bytes, b"content");
+    }
+    server.stop();
 }

@@ -31,9 +31,8 @@ pub enum Flushed {
     Kept,
 }
 
-/// Writes the message which tells a peer that bytes promised before could not be read; `None`: there
-/// is no such message, and the link has to break.
-pub type Telling = Box<dyn Fn(Errno) -> Option<Vec<u8>> + Send>;
+/// Writes the message which tells a peer that bytes promised before could not be read.
+pub type Telling = Box<dyn Fn(Errno) -> Vec<u8> + Send>;
 
 /// A link that fails so is to be tried again.
 const WAITS: [io::ErrorKind; 2] = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
@@ -44,6 +43,8 @@ enum Failure {
     Slot(u16, u32),
     /// In a protocol that this crate does not know.
     Told(Telling),
+    /// There is no such message, and the link has to break.
+    Break,
 }
 
 struct Message {
@@ -123,14 +124,21 @@ impl SendQueue {
         self.push(rest, slot, sequence);
     }
 
+    /// The same for a message behind which nothing can tell that bytes of it could not be read:
+    /// the link breaks then, with [`io::ErrorKind::UnexpectedEof`].
+    pub fn push_promised(&mut self, beginning: [&[u8]; 2], rest: Aggregate) {
+        self.copy(beginning);
+        self.append(rest, Failure::Break);
+    }
+
     /// Adds a message: its header, body and payload already in one aggregate.
     pub fn push(&mut self, message: Aggregate, slot: u16, sequence: u32) {
         self.append(message, Failure::Slot(slot, sequence));
     }
 
-    /// Adds a message of another protocol; `telling` is asked when bytes of it cannot be read.
-    pub fn push_foreign(&mut self, message: Aggregate, telling: Telling) {
-        self.append(message, Failure::Told(telling));
+    /// Adds a message of another protocol; `telling` is asked when bytes of it cannot be read. Without it the link breaks then.
+    pub fn push_foreign(&mut self, message: Aggregate, telling: Option<Telling>) {
+        self.append(message, telling.map_or(Failure::Break, Failure::Told));
     }
 
     fn append(&mut self, rest: Aggregate, failure: Failure) {
@@ -247,26 +255,24 @@ impl SendQueue {
     /// the front one tells the receiver that they stand for bytes that could not be read.
     fn replace_front(&mut self, bytes: Vec<u8>, failure: Option<Errno>) -> io::Result<()> {
         let message = self.messages.front_mut().expect("flush saw a message");
+        let told = match (failure, &message.failure) {
+            (None, _) => None,
+            (Some(errno), Failure::Slot(slot, sequence)) => {
+                let mut header = Header::new(Kind::Data, *slot, *sequence);
+                header.word_a = errno.0.into();
+                Some((header.to_bytes().to_vec(), Failure::Slot(*slot, *sequence)))
+            }
+            (Some(errno), Failure::Told(telling)) => Some((telling(errno), Failure::Break)),
+            // Nothing is put in their place: whoever flushes once more would send it.
+            (Some(_), Failure::Break) => return Err(io::ErrorKind::UnexpectedEof.into()),
+        };
         let length = bytes.len() as u64;
         message.rest.advance(length);
         message.rest.prepend(Segment::Host(Arc::new(bytes)), 0, length);
-        if let Some(errno) = failure {
-            let (told, failure) = match &message.failure {
-                Failure::Slot(slot, sequence) => {
-                    let mut header = Header::new(Kind::Data, *slot, *sequence);
-                    header.word_a = errno.0.into();
-                    (header.to_bytes().to_vec(), Failure::Slot(*slot, *sequence))
-                }
-                Failure::Told(telling) => {
-                    let told = telling(errno).ok_or(io::ErrorKind::UnexpectedEof)?;
-                    (told, Failure::Told(Box::new(|_| None)))
-                }
-            };
+        if let Some((told, failure)) = told {
             let told = Message { short: 0, rest: Aggregate::from_vec(told), failure, count: 1 };
             self.bytes += told.rest.len();
-            // Before the reply, which is what makes the receiver look at the result. When the
-            // payload is that of the reply itself, the message comes behind it and is too late;
-            // so files are only sent in data messages.
+            // Before the reply, which is what makes the receiver look at the result.
             self.messages.insert(1, told);
         }
         Ok(())
@@ -378,6 +384,23 @@ mod tests {
         let mut told = Header::new(Kind::Data, 3, 7);
         told.word_a = Errno::EISDIR.0.into();
         assert_eq!(got, [&b"header\0\0\0\0\0"[..], &told.to_bytes()[..], b"next"].concat());
+    }
+
+    /// The peer would take what stands for the bytes as read.
+    #[test]
+    fn a_promise_that_cannot_be_kept_ends_the_link() {
+        let (near, _far) = std::os::unix::net::UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let near = Link::Socket(near.into(), LinkKind::Unix);
+        let (counters, mut queue) = (Counters::default(), SendQueue::default());
+        let mut pages = Aggregate::new();
+        let unreadable = std::fs::File::open("/").unwrap();
+        pages.append(Segment::File(Arc::new(unreadable.into())), 0, 5);
+        queue.push_promised([b"header", b"body"], pages);
+        for _ in 0..2 {
+            let error = queue.flush(&near, &counters).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        }
     }
 
     /// Long and short messages leave in the order in which they came, however little the link takes at once.

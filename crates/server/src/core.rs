@@ -509,7 +509,16 @@ impl Core {
                     self.resumable.push(index);
                 }
             }
-            Err(error) => self.failed.push((index, lane.link.clone(), error)),
+            Err(error) => {
+                let session = lane.session.and_then(|id| self.sessions.get_mut(id));
+                if error.kind() == io::ErrorKind::UnexpectedEof
+                    && let Some(served) = session
+                {
+                    // The client asks again, and can be told.
+                    served.data_first = true;
+                }
+                self.failed.push((index, lane.link.clone(), error));
+            }
         }
     }
 

@@ -138,6 +138,8 @@ pub(crate) struct Served {
     pub(crate) disks: SessionDisks,
     /// What its client may send ahead, in the order in which it was told.
     pub(crate) leaves: VecDeque<Leave>,
+    /// Pages of files go before replies, not with them: a lane ended since such pages could not be read behind their reply.
+    pub(crate) data_first: bool,
 }
 
 impl Served {
@@ -155,6 +157,7 @@ impl Served {
             meters: Vec::new(),
             disks,
             leaves: VecDeque::new(),
+            data_first: false,
         }
     }
 

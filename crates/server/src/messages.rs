@@ -6,12 +6,30 @@ use towline_session::slots::Slots;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, LISTING_BYTES_MAX};
 use towline_wire::{Header, Kind};
 
-/// Largest piece of data that rides in the reply itself. Listings always do.
-fn fits_reply(data: &Aggregate, is_read: bool) -> bool {
-    let limit = if is_read { FRAGMENT_BYTES_MAX } else { LISTING_BYTES_MAX };
-    // A file that shrinks while it is sent is told of by a message between data and reply.
-    let file = data.slices().any(|slice| matches!(slice.segment, Segment::File(_)));
-    data.len() <= limit as u64 && !file
+/// What a reply carries.
+#[derive(Clone, Copy)]
+pub(crate) enum Carries {
+    /// A listing, always whole.
+    Listing,
+    /// The end of what was read.
+    Read,
+    /// The same, but no pages of files: that they cannot be read is told by a message between data and reply.
+    ReadOfMemory,
+}
+
+impl Carries {
+    fn takes(self, data: &Aggregate) -> bool {
+        let limit = match self {
+            Self::Listing => LISTING_BYTES_MAX,
+            Self::Read | Self::ReadOfMemory => FRAGMENT_BYTES_MAX,
+        };
+        let refused = matches!(self, Self::ReadOfMemory) && has_files(data);
+        data.len() <= limit as u64 && !refused
+    }
+}
+
+fn has_files(data: &Aggregate) -> bool {
+    data.slices().any(|slice| matches!(slice.segment, Segment::File(_)))
 }
 
 /// Results up to this length are copied.
@@ -24,13 +42,13 @@ pub(crate) fn send_reply(
     mut header: Header,
     results: &[u8],
     data: &mut Aggregate,
-    is_read: bool,
+    carries: Carries,
     remember: bool,
 ) {
     let (slot, sequence) = (header.slot, header.sequence);
     let mut sent = 0;
     let mut out = lane.map(|lane| &mut lane.out);
-    while !fits_reply(data, is_read) {
+    while !carries.takes(data) {
         let fragment = data.split_to(FRAGMENT_BYTES_MAX as u64);
         let mut head = Header::new(Kind::Data, slot, sequence);
         head.offset = sent;
@@ -50,10 +68,11 @@ pub(crate) fn send_reply(
     if results.len() > COPIED_BYTES_MAX {
         let mut message = Aggregate::from_vec(results.to_vec());
         message.concatenate(std::mem::take(data));
-        out.push_begun([&head, b""], message, slot, sequence);
+        out.push_promised([&head, b""], message);
     } else if data.is_empty() {
         out.push_short([&head, results]);
     } else {
-        out.push_begun([&head, results], std::mem::take(data), slot, sequence);
+        // If it cannot be read the lane ends, and the client asks again (`Served::data_first`).
+        out.push_promised([&head, results], std::mem::take(data));
     }
 }

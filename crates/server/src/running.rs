@@ -6,7 +6,7 @@ use crate::grants::{Grant, Running, grant_message};
 use crate::guarded::guarded;
 use crate::lane::Lane;
 use crate::mailbox::Mail;
-use crate::messages::send_reply;
+use crate::messages::{Carries, send_reply};
 use crate::offload::Job;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -281,8 +281,14 @@ impl Core {
         {
             *data = Aggregate::new();
         }
+        let carries = match is_read {
+            false => Carries::Listing,
+            // What was changed need not be asked for again.
+            true if modifies || served.data_first => Carries::ReadOfMemory,
+            true => Carries::Read,
+        };
         let slots = &mut served.session.slots;
-        send_reply(lane, slots, header, results, data, is_read, remember);
+        send_reply(lane, slots, header, results, data, carries, remember);
         self.dirty.extend(index);
         running.clear();
         self.spare = Some(running);

@@ -205,7 +205,7 @@ impl State {
         let Some(peer) = self.peers.get_mut(&peer) else { return };
         let mut message = Aggregate::from_vec(control_bytes(control, payload.len()));
         message.concatenate(payload);
-        peer.out.push_foreign(message, Box::new(|_| None));
+        peer.out.push_foreign(message, None);
     }
 
     /// Queues a control message.
@@ -226,10 +226,9 @@ impl State {
         let header = crate::message::data_header(flags, operation, offset, payload.len());
         let mut message = Aggregate::from_vec(header.to_bytes().to_vec());
         message.concatenate(payload);
-        let telling = move |errno: Errno| {
-            Some(control_bytes(&Control::Failed { operation, errno: errno.0 }, 0))
-        };
-        peer.out.push_foreign(message, Box::new(telling));
+        let telling =
+            move |errno: Errno| control_bytes(&Control::Failed { operation, errno: errno.0 }, 0);
+        peer.out.push_foreign(message, Some(Box::new(telling)));
     }
 
     /// Sends what is queued for a peer, as far as its link takes it.

@@ -62,13 +62,19 @@ impl Core {
         let Some(under) = self.reading(tag) else { return };
         let Kind::Read(reading) = &under.kind else { return };
         let (from, sums) = (offset - reading.offset, reading.checksums);
-        let rides = first && last.is_some() && !sums && matches!(piece, Piece::Data(_));
-        if rides && let Piece::Data(bytes) = piece {
+        let Some(served) = self.sessions.get(session) else { return };
+        let rides = first && last.is_some() && !sums;
+        match piece {
             // All of it: it comes with the reply.
-            return self.finish_read(tag, bytes, last);
+            Piece::Data(bytes) if rides => return self.finish_read(tag, bytes, last),
+            Piece::Lent(bytes)
+                if rides && !served.data_first && bytes.len() <= FRAGMENT_BYTES_MAX as u64 =>
+            {
+                return self.finish_read(tag, bytes, last);
+            }
+            _ => {}
         }
-        let index = self.sessions.get(session).and_then(|served| served.lane);
-        let Some(index) = index.map(|index| index as usize) else { return };
+        let Some(index) = served.lane.map(|index| index as usize) else { return };
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         let mut header = Header::new(MessageKind::Data, slot, sequence);
         header.offset = from;
@@ -118,7 +124,7 @@ impl Core {
         let mut message = Aggregate::from_vec(head);
         message.concatenate(data);
         if let Some(Some(lane)) = index.and_then(|index| self.lanes.get_mut(index)) {
-            lane.out.push(message, slot, sequence);
+            lane.out.push_promised([b"", b""], message);
             self.dirty.extend(index);
         }
         self.record_disk(under.operation, under.arrived, times, 0);

@@ -79,7 +79,7 @@ impl NbdLane {
             Piece::Hole(_) => replying.hole(&mut self.batch, offset, length, last),
             Piece::Data(bytes) => {
                 replying.data(&mut self.batch, offset, length, last);
-                self.append(bytes, Box::new(|_| None));
+                self.append(bytes, None);
             }
             Piece::Lent(bytes) => {
                 // It can still fail, so that another chunk has to end the reply.
@@ -87,9 +87,9 @@ impl NbdLane {
                 let telling: Telling = Box::new(move |errno| {
                     let mut told = Vec::new();
                     replying.error_at(&mut told, Error::of(errno.0.into()), offset);
-                    Some(told)
+                    told
                 });
-                self.append(bytes, telling);
+                self.append(bytes, Some(telling));
                 if last {
                     replying.done(&mut self.batch);
                 }
@@ -106,7 +106,7 @@ impl NbdLane {
         match piece {
             Piece::Hole(length) => self.append_zeroes(length),
             // Missing bytes cannot be told behind a header that promised them.
-            Piece::Data(bytes) | Piece::Lent(bytes) => self.append(bytes, Box::new(|_| None)),
+            Piece::Data(bytes) | Piece::Lent(bytes) => self.append(bytes, None),
         }
         if last {
             self.set_speaking(false);
@@ -137,7 +137,7 @@ impl NbdLane {
         Ok(())
     }
 
-    fn append(&mut self, bytes: Aggregate, telling: Telling) {
+    fn append(&mut self, bytes: Aggregate, telling: Option<Telling>) {
         let length = bytes.len();
         let in_memory = bytes.slices().all(|slice| !matches!(slice.segment, Segment::File(_)));
         if length <= COPY_BYTES_MAX && in_memory {
@@ -160,7 +160,7 @@ impl NbdLane {
             let count = (length - done).min(ZEROES_BYTES);
             let mut bytes = Aggregate::new();
             bytes.append(Segment::Host(zeroes.clone()), 0, count);
-            self.append(bytes, Box::new(|_| None));
+            self.append(bytes, None);
             done += count;
         }
     }

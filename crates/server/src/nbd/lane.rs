@@ -144,12 +144,12 @@ impl NbdLane {
     fn queue_batch(&mut self) {
         if !self.batch.is_empty() {
             let batch = std::mem::take(&mut self.batch);
-            self.out.push_foreign(Aggregate::from_vec(batch), Box::new(|_| None));
+            self.out.push_foreign(Aggregate::from_vec(batch), None);
         }
     }
 
     /// Queues bytes by reference, behind the header that ends the batch.
-    pub(super) fn push(&mut self, bytes: Aggregate, telling: Telling) {
+    pub(super) fn push(&mut self, bytes: Aggregate, telling: Option<Telling>) {
         let batch = std::mem::take(&mut self.batch);
         let mut message = Aggregate::from_vec(batch);
         message.concatenate(bytes);
