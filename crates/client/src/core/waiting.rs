@@ -271,17 +271,23 @@ impl Core {
 
     /// Frees the slot of an operation that is over and was not taken yet, for those who start more
     /// operations than there are slots before they take any. False: there is none.
-    pub(super) fn park(&self, state: &mut State) -> bool {
+    pub(super) fn park(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
         let over = |slot: &Slot| {
             // Whoever waits in a call takes its result itself, into the buffer that it lent.
             let owned =
                 matches!((&slot.source, &slot.target), (Buffer::Owned(_), Buffer::Owned(_)));
-            owned
-                && slot.sending == 0
-                && matches!(slot.status, Status::Done(Ok(())))
-                && slot.outcome.borrowed.is_none()
+            owned && slot.sending == 0 && matches!(slot.status, Status::Done(Ok(())))
         };
         let Some(number) = state.slots.iter().position(over) else { return false };
+        let slot = &mut state.slots[number];
+        if let Some(borrowed) = slot.outcome.borrowed.take() {
+            // The state stays locked: whoever has the operation may look for it at any moment.
+            let place = slot.target.part_mut(0, borrowed.len());
+            if !place.is_some_and(|place| borrowed.copy_to(exclusive(place))) {
+                self.ask_again(state, number, &borrowed);
+                return false;
+            }
+        }
         let slot = &mut state.slots[number];
         let reference = SlotRef { slot: number as u16, sequence: slot.sequence };
         let Status::Done(result) = std::mem::replace(&mut slot.status, Status::Free) else {

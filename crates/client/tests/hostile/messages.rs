@@ -262,6 +262,44 @@ fn data_has_to_match_its_grant() {
     honest.check("data without request");
 }
 
+/// It was granted before the write failed, and has no place any more.
+#[test]
+fn data_of_a_write_that_failed_is_counted_and_forgotten() {
+    const FRAGMENT: usize = 256 * 1024;
+    let (_directory, process, mut honest) = start();
+    let root = honest.client.attach(b"mem").unwrap();
+    root.write_path(b"w", CREATE, 0o600, b"").unwrap();
+    let full = root.open(b"full", CREATE, 0o600).unwrap();
+    let data = vec![1; 8 << 20];
+    let mut end = 0;
+    let error = loop {
+        match full.write_at(&data, end) {
+            Ok(written) => end += written as u64,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.errno(), Errno::ENOSPC);
+    let before = counter(&honest.client, "payload_discarded");
+    let (mut peer, _) = Raw::greeted(process.port);
+    peer.send(&big_write(0, b"w"));
+    for _ in 0..2 {
+        let (header, _) = peer.receive().expect("no grant");
+        assert_eq!((header.kind, header.word_a), (Kind::Grant, FRAGMENT as u32));
+    }
+    for offset in [0, FRAGMENT] {
+        let mut header = Header::new(Kind::Data, 0, 1);
+        header.offset = offset as u64;
+        peer.send(&message(header, &[], &data[..FRAGMENT]));
+    }
+    assert_eq!(last_errno(&results(&mut peer)), Some(Errno::ENOSPC));
+    peer.send(&request(1, 1, &[Request::Inquire { what: 0 }], 0));
+    assert!(last_errno(&results(&mut peer)).is_none());
+    assert_eq!(counter(&honest.client, "payload_discarded") - before, FRAGMENT as u64);
+    drop(full);
+    root.unlink(b"full", false).unwrap();
+    honest.check("a failed write");
+}
+
 #[test]
 fn random_damage_to_legal_traffic_harms_nobody() {
     let (_directory, mut process, mut honest) = start();

@@ -205,6 +205,36 @@ fn small_reads_and_files_of_directories_are_not_lent() {
 }
 
 #[test]
+fn more_reads_are_begun_than_there_are_slots_before_any_is_taken() {
+    const PIECE: usize = 64 * KIB;
+    const SLOTS: usize = towline_wire::limits::SLOTS_MAX;
+    let setup = setup_with(EngineWish::Automatic, 64 << 20);
+    let other = connect(&setup.transports[1]);
+    let client = connect(&setup.transports[2]);
+    let root = client.attach(b"mem").unwrap();
+    let data = pattern(4 * MIB, 1);
+    root.write_path(b"f", CREATE, 0o600, &data).unwrap();
+    let file = root.open(b"f", 0, 0).unwrap();
+    let place = |number| number * PIECE % data.len();
+    let begin = |number| file.start_read_at(vec![0; PIECE], place(number) as u64).unwrap();
+    for lane_is_lost in [false, true] {
+        let before = counter(&other, "replies_lent");
+        let mut operations: Vec<_> = (0..SLOTS).map(begin).collect();
+        if lane_is_lost {
+            let lent = || counter(&other, "replies_lent") - before;
+            eventually("all of them are answered", || lent() == SLOTS as u64);
+            rustix::net::shutdown(client.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
+            eventually("a lost lane gives back", || counter(&other, "bytes_on_loan") == 0);
+        }
+        operations.extend((SLOTS..3 * SLOTS).map(begin));
+        for (number, operation) in operations.into_iter().enumerate() {
+            let (count, buffer) = operation.wait().unwrap();
+            assert!(buffer[..count] == data[place(number)..][..PIECE], "read {number}");
+        }
+    }
+}
+
+#[test]
 fn another_user_gets_the_bytes_but_not_the_memory() {
     let setup = setup_with(EngineWish::Automatic, 16 << 20);
     let Some(other) = connect_as_other(&setup) else { return };
