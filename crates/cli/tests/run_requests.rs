@@ -117,6 +117,24 @@ for place, name in enumerate(os.listdir(os.open(\".\", os.O_RDONLY))):
     }
 }
 
+/// From 10,000 names on they would be sorted by inode and asked for one by one, if the file system were not known to be remote.
+#[test]
+fn walks_of_trees_take_names_in_the_order_in_which_they_are_listed() {
+    const NAMES: u64 = 12_000;
+    let world = World::new();
+    fs::create_dir(world.local("served/d")).unwrap();
+    (0..NAMES).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
+    for walk in ["find $AT/d -size +1k", "du -s $AT/d"] {
+        let asked = || {
+            let before = operations(&world, "Stat");
+            let output = under_run(&world, walk);
+            assert_eq!(output.status.code(), Some(0), "{walk}");
+            operations(&world, "Stat") - before
+        };
+        assert!((0..10).any(|_| asked() < NAMES / 10), "{walk}");
+    }
+}
+
 /// What comes with the listing of an open directory is nothing about a path that leads elsewhere by now.
 #[test]
 fn a_directory_that_took_the_place_of_a_listed_one_is_seen_after_a_second() {

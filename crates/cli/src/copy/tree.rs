@@ -218,17 +218,12 @@ impl<'a> Tree<'a> {
     }
 
     /// True when a source directory is one that this copy writes to, also when it is reached in
-    /// another way (a local path and a URL, two transports): no other directory has the same
-    /// number and was changed in the same nanosecond.
+    /// another way (a local path and a URL, two transports).
     fn is_target(&self, source: &End, status: &Status) -> Outcome<bool> {
         let (device, inode) = identity(status);
         let targets = locked(&self.targets);
         for ((other, _), target) in targets.iter().filter(|((_, number), _)| *number == inode) {
-            if *other == device {
-                return Ok(true);
-            }
-            let (one, two) = (source.status(false)?.attr, target.status(true)?.attr);
-            if (one.inode, one.mode, one.changed) == (two.inode, two.mode, two.changed) {
+            if *other == device || is_one_directory(source, target)? {
                 return Ok(true);
             }
         }
@@ -307,6 +302,28 @@ fn another_name(first: &End, new: &End) -> Outcome<()> {
             first.link(new)
         }
         result => result,
+    }
+}
+
+/// True when a source and a target of the same inode number are one directory, seen from two sides: no other one was changed in the same
+/// nanosecond. Other workers fill the target meanwhile, so it is looked at before the source and after, until one look is the same
+/// or nothing has changed between the two.
+fn is_one_directory(source: &End, target: &End) -> Outcome<bool> {
+    let look = |end: &End, follow| {
+        let attr = end.status(follow)?.attr;
+        Ok::<_, Failure>((attr.inode, attr.mode, attr.changed))
+    };
+    let mut before = look(target, true)?;
+    loop {
+        let seen = look(source, false)?;
+        let after = look(target, true)?;
+        if seen == before || seen == after {
+            return Ok(true);
+        }
+        if before == after {
+            return Ok(false);
+        }
+        before = after;
     }
 }
 

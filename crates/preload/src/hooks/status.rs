@@ -10,8 +10,10 @@ use std::sync::atomic::Ordering;
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, StatFs, Timestamp};
 
-/// What `statfs` says the file system is: "TOWL".
-const MAGIC: i64 = 0x544f_574c;
+/// What `statfs` says the file system is: as remote as NFS. Programs know what that means: that the order of inode numbers says nothing
+/// about where files are (`find`, `du` and `rm` sort long directories by them elsewhere, and lose the attributes that come with a
+/// listing), that others change files unseen, that the number of links of a directory need not tell how many others are in it.
+const KIND: i64 = libc::NFS_SUPER_MAGIC;
 
 fn device(mount: usize) -> u64 {
     start::mounts().get(mount).map_or(0, |target| target.mount.device)
@@ -244,7 +246,7 @@ fn fill_statfs(from: &StatFs, to: *mut statfs64) -> Result<c_int, i32> {
     let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
     // SAFETY: all zero is a valid `statfs`.
     *to = unsafe { std::mem::zeroed() };
-    to.f_type = MAGIC as _;
+    to.f_type = KIND as _;
     (to.f_bsize, to.f_frsize) = (from.block_bytes as _, from.block_bytes as _);
     to.f_blocks = from.blocks;
     to.f_bfree = from.blocks_free;
