@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, StatFs, Timestamp};
 
-/// What `statfs` says the file system is: as remote as NFS. Programs know what that means: that the order of inode numbers says nothing
-/// about where files are (`find`, `du` and `rm` sort long directories by them elsewhere, and lose the attributes that come with a
-/// listing), that others change files unseen, that the number of links of a directory need not tell how many others are in it.
-const KIND: i64 = libc::NFS_SUPER_MAGIC;
+/// What `statfs` says the file system is: CIFS. Programs know that as remote: to watch its files they look again and again, and those that
+/// walk trees (`find`, `du`, `chmod -R`) take names as they are listed. Elsewhere they sort long directories by inode, and what came with
+/// the listing is of no use. (They do not sort on NFS either; but there some lock nothing, as cargo.)
+const KIND: i64 = 0xff53_4d42;
 
 fn device(mount: usize) -> u64 {
     start::mounts().get(mount).map_or(0, |target| target.mount.device)
