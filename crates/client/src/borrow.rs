@@ -67,9 +67,10 @@ impl Memories {
         let Link::Shm(shared) = &**link else { return Err(wrong("lent over a socket")) };
         let number = number as usize;
         if number == self.known.len() {
-            let (fd, length) = shared
-                .take_over()
-                .map_err(|_| wrong("memory was lent that was not handed over"))?;
+            let (fd, length) = shared.take_over().map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidData => wrong("memory was lent that was not handed over"),
+                _ => Refusal::Unmapped,
+            })?;
             let memory = (self.hide)(fd)
                 .and_then(|fd| SharedMemory::open(fd, length, false))
                 .map_err(|_| Refusal::Unmapped)?;

@@ -374,7 +374,8 @@ impl ShmLink {
                 ShmSide::Server => match &self.client_bell {
                     Some(bell) => bell.ring(),
                     None => {
-                        let _ = futex::wake(word, futex::Flags::empty(), 1);
+                        // All: one may wait for what comes, others for room.
+                        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
                     }
                 },
             }
@@ -448,8 +449,7 @@ impl ShmLink {
         word.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if ready() {
-            word.store(0, Ordering::Relaxed);
-            return Ok(());
+            return Ok(()); // The flag stays: another thread may sleep.
         }
         let limit = rustix::thread::Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
         match futex::wait(word, futex::Flags::empty(), 1, Some(&limit)) {
@@ -486,12 +486,16 @@ impl ShmLink {
     /// says it.
     ///
     /// # Errors
-    /// `InvalidData`: the server did not send what it has to.
+    /// `InvalidData`: the server did not send what it has to. `EMFILE`: this process has no descriptors left.
     pub fn take_over(&self) -> io::Result<(OwnedFd, usize)> {
         let wrong = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let none_left = Some(rustix::io::Errno::MFILE.raw_os_error());
         let mut bytes = [0; 8];
         let (count, descriptors) = receive_descriptors(&self.socket, &mut bytes, Wait::No)
-            .map_err(|_| wrong("memory was lent that was not handed over"))?;
+            .map_err(|error| match error.raw_os_error() == none_left {
+                true => error,
+                false => wrong("memory was lent that was not handed over"),
+            })?;
         let length = usize::try_from(u64::from_le_bytes(bytes));
         match (<[OwnedFd; 1]>::try_from(descriptors), length) {
             (Ok([memory]), Ok(length)) if count == bytes.len() => Ok((memory, length)),

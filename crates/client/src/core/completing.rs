@@ -75,17 +75,25 @@ fn borrow(
     body: &[u8],
 ) -> Result<Option<Borrowed>, ProtocolError> {
     let slot = &mut state.slots[usize::from(header.slot)];
-    let Some(memories) = &mut state.memories else {
-        return Err(ProtocolError { what: "lent what was not asked for", at: 1 });
-    };
     slot.indebted = header.flags & reply_flag::LIVE == 0;
-    match memories.borrow(header, body, link, slot.target.len()) {
+    let borrowed = match &mut state.memories {
+        Some(memories) => memories.borrow(header, body, link, slot.target.len()),
+        None => Err(Refusal::Unmapped),
+    };
+    match borrowed {
         Ok(borrowed) => Ok(Some(borrowed)),
         Err(Refusal::Illegal(error)) => Err(error),
         Err(Refusal::Unmapped) => {
-            // Too little address space, for one. From now on everything is sent.
+            // Too little address space, for one. From now on everything is sent; others may have been asked for before.
             state.memories = None;
-            slot.change_header(|header| header.flags &= !request_flag::BORROWS);
+            let mut asked = false;
+            slot.change_header(|header| {
+                asked = header.flags & request_flag::BORROWS != 0;
+                header.flags &= !request_flag::BORROWS;
+            });
+            if !asked {
+                return Err(ProtocolError { what: "lent what was not asked for", at: 1 });
+            }
             slot.indebted = false;
             answers.push(slot.out(header.slot));
             Ok(None)

@@ -10,8 +10,10 @@ mod raw;
 mod servers;
 
 use common::{CREATE, Random, Setup, TRUNCATE, counter, eventually, pattern, seed, setup_with};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use towline_client::{Client, File, Options, SetAttr, Transport};
 use towline_server::EngineWish;
@@ -291,4 +293,34 @@ fn a_loan_of_a_server_that_stopped_is_no_data() {
     let (_client, _file, operation) = lent_but_not_taken(&setup, &pattern(MIB, 1));
     setup.server.take().unwrap().stop();
     assert!(operation.wait().is_err(), "the server gave the memory back");
+}
+
+/// Set: this process takes no more descriptors.
+static TAKES_NONE: AtomicBool = AtomicBool::new(false);
+
+fn hide(fd: OwnedFd) -> std::io::Result<OwnedFd> {
+    match TAKES_NONE.load(Ordering::Relaxed) {
+        true => Err(rustix::io::Errno::MFILE.into()),
+        false => Ok(fd),
+    }
+}
+
+#[test]
+fn several_reads_are_under_way_when_memory_cannot_be_mapped() {
+    const PIECE: usize = 64 * KIB;
+    let setup = setup_with(EngineWish::Automatic, 16 << 20);
+    let mut options = Options::default();
+    options.hide = hide;
+    let client = Client::connect(&setup.transports[2], options).unwrap();
+    let root = client.attach(b"mem").unwrap();
+    let data = pattern(MIB, 1);
+    root.write_path(b"f", CREATE, 0o600, &data).unwrap();
+    let file = root.open(b"f", 0, 0).unwrap();
+    TAKES_NONE.store(true, Ordering::Relaxed);
+    let begin = |at: usize| file.start_read_at(vec![0; PIECE], at as u64).unwrap();
+    let reads: Vec<_> = (0..MIB).step_by(PIECE).map(begin).collect();
+    for (read, expected) in reads.into_iter().zip(data.chunks(PIECE)) {
+        let (count, buffer) = read.wait().unwrap();
+        assert!(buffer[..count] == *expected);
+    }
 }

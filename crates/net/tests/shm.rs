@@ -1,0 +1,47 @@
+//! Several threads of a client wait for one link over shared memory.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use towline_mem::SharedMemory;
+use towline_net::{Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide};
+
+fn pair() -> [Arc<Link>; 2] {
+    let memory = Arc::new(SharedMemory::create("test", SHM_BYTES).unwrap());
+    let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let bell = Doorbell::new(bell);
+    let (near, far) = UnixStream::pair().unwrap();
+    let end = |side, socket: UnixStream| {
+        ShmLink::new(memory.clone(), side, bell.clone(), socket.into()).unwrap()
+    };
+    [end(ShmSide::Client, near), end(ShmSide::Server, far)]
+        .map(|link| Arc::new(Link::Shm(Box::new(link))))
+}
+
+/// One for room in the ring, another one, later, for what comes.
+#[test]
+fn all_who_wait_are_woken() {
+    const STEP: Duration = Duration::from_millis(20);
+    let late = || {
+        let [client, server] = pair();
+        let counters = Counters::default();
+        while client.send(&[&[0; 65536]], &counters).is_ok() {}
+        let near = client.clone();
+        let room = std::thread::spawn(move || near.wait_writable(None));
+        std::thread::sleep(STEP);
+        let reads = std::thread::spawn(move || {
+            client.wait_readable(Duration::from_secs(1)).unwrap();
+            Instant::now()
+        });
+        std::thread::sleep(STEP);
+        let sent = Instant::now();
+        server.send(&[&[1]], &counters).unwrap();
+        let late = reads.join().unwrap() - sent;
+        room.join().unwrap().unwrap();
+        late
+    };
+    let least = (0..5).map(|_| late()).min().unwrap();
+    assert!(least < Duration::from_millis(40), "woken after {least:?}");
+}
