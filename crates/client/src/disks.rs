@@ -28,6 +28,8 @@ struct Durability {
     /// Epochs of the server's disk under which changes were answered and not flushed, with the
     /// first and last of these changes. One, but around a restart.
     unflushed: Vec<(u64, Range<u64>)>,
+    /// Epochs that ended with a restart. Changes may have been answered under one, and be taken later by who asked.
+    ended: Vec<u64>,
 }
 
 /// How safe a change is that was answered.
@@ -64,11 +66,14 @@ impl DiskState {
 
     /// What became of it in a restart: `reply` is the server's to its being opened again.
     fn reopened(&self, reply: Reply<'_>) {
-        let durability = self.durability.lock();
-        let before = self.info.lock().identity;
+        let mut durability = self.durability.lock();
+        let before = *self.info.lock();
         match DiskInfo::of(reply) {
-            Ok(info) if info.identity == before => {
+            Ok(info) if info.identity == before.identity => {
                 *self.info.lock() = info;
+                if info.epoch != before.epoch {
+                    durability.ended.push(before.epoch);
+                }
                 // The error is kept for whoever calls next.
                 let _ = self.is_under(&durability, info.epoch);
             }
@@ -88,6 +93,9 @@ impl DiskState {
                     Some((_, changes)) => changes.end = now + 1,
                     None => durability.unflushed.push((epoch, now..now + 1)),
                 }
+                if durability.ended.contains(&epoch) {
+                    self.lose();
+                }
             }
             Stored::Flushed(covers) => {
                 self.is_under(durability, epoch)?;
@@ -100,10 +108,15 @@ impl DiskState {
     /// The server's disk is under this epoch now: what was not flushed under another may be lost.
     fn is_under(&self, durability: &Durability, epoch: u64) -> Result<(), Error> {
         if durability.unflushed.iter().any(|(known, _)| *known != epoch) {
-            let disk = String::from_utf8_lossy(&self.name).into_owned();
-            self.broken.get_or_init(|| Error::WritesLost { disk });
+            self.lose();
         }
         self.check()
+    }
+
+    /// What was not flushed may be lost.
+    fn lose(&self) {
+        let disk = String::from_utf8_lossy(&self.name).into_owned();
+        self.broken.get_or_init(|| Error::WritesLost { disk });
     }
 }
 

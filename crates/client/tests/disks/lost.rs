@@ -1,7 +1,7 @@
 //! Connections that are cut, servers that are killed, machines that fail.
 
 use crate::common::proxy::Proxy;
-use crate::common::{Process, Random, pattern, seed};
+use crate::common::{Process, Random, eventually, pattern, seed};
 use crate::setup::{Model, SIZE, disks, own};
 use parking_lot::Mutex;
 use std::io;
@@ -292,4 +292,25 @@ fn a_flush_that_failed_is_told_after_a_restart_too() {
         theirs.write_at(&[2; 512], 512).unwrap();
     }
     theirs.flush().unwrap();
+}
+
+/// It was answered before the machine failed, and is looked at when the client has come back.
+#[test]
+fn a_write_that_was_answered_and_not_taken_is_told_to_be_lost() {
+    let store = Fragile::new();
+    let mut disks = own(store.clone());
+    let client = disks.client();
+    let disk = client.disk(b"own").unwrap();
+    let write = disk.start_write_at(vec![1; 512], 0, false).unwrap();
+    eventually("it is answered", || {
+        client.progress();
+        client.is_idle()
+    });
+    disks.restart(store.after_failure());
+    client.disks().unwrap(); // with the next lane
+    let lost = Err(Error::WritesLost { disk: "own".into() });
+    if let Err(error) = write.wait() {
+        assert_eq!(Err(error), lost);
+    }
+    assert_eq!(disk.read_at(&mut [9; 512], 0), lost);
 }
