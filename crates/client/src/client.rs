@@ -167,13 +167,21 @@ impl Client {
         self.core.progress();
     }
 
+    /// True when something waits to be sent, as the connection took no more. Who waits for [`Client::fd`] in an event loop waits
+    /// then until it can be written to, too, and calls [`Client::progress`]: the server may wait for what is to be sent.
+    #[must_use]
+    pub fn waits_to_send(&self) -> bool {
+        self.core.waits_to_send()
+    }
+
     /// True when no request is under way, nor a file to be closed.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.core.state.lock().is_idle()
     }
 
-    /// A duplicate of the descriptor that becomes readable when something has come. Over shared
+    /// A duplicate of the descriptor that becomes readable when something has come, and can be written to when there is room
+    /// for what waits to be sent ([`Client::waits_to_send`]). Over shared
     /// memory it only tells that the server is gone; use [`Operation::wait`] there. It changes
     /// when a lost connection is replaced.
     ///

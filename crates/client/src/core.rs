@@ -110,6 +110,13 @@ struct Slot {
     waker: Option<Waker>,
 }
 
+impl Slot {
+    /// Of an operation. Whoever waits in a call takes its result itself, into the buffer that it lent.
+    fn is_owned(&self) -> bool {
+        matches!((&self.source, &self.target), (Buffer::Owned(_), Buffer::Owned(_)))
+    }
+}
+
 /// What a leader wants to happen.
 #[derive(Clone, Copy)]
 enum Wait<'a> {
@@ -135,6 +142,8 @@ pub(crate) struct State {
     lane: u64,
     /// Wakers of requests that are over. They are woken where nothing is locked: they run what they like.
     woken: Vec<Waker>,
+    /// Messages have been queued, to leave with others: who waits for an answer looks for them.
+    queues: bool,
     /// Its lanes go as near as they may.
     near: bool,
     session: u64,
@@ -176,8 +185,11 @@ impl State {
         self.receiving.is_none()
     }
 
-    /// Takes the lead, if nobody has it.
+    /// Takes the lead, if nobody has it. When nothing works any more there is nothing to receive: whoever did would try to connect again.
     fn take_lead(&mut self) -> Option<Box<Receiving>> {
+        if self.dead.is_some() {
+            return None;
+        }
         let mut receiving = self.receiving.take()?;
         receiving.bulk = self.bulk > 0;
         Some(receiving)
@@ -238,13 +250,31 @@ impl State {
         }
     }
 
+    /// The slot of an operation that is over, see [`Core::park`].
+    fn to_park(&self) -> Option<usize> {
+        self.slots.iter().position(|slot| {
+            slot.is_owned() && slot.sending == 0 && matches!(slot.status, Status::Done(_))
+        })
+    }
+
+    /// True when there is a free slot, or one that becomes free without anything being received: that of an operation that is
+    /// over, or of a call that is, whose thread takes it.
+    fn has_room(&self) -> bool {
+        let is_left = |slot: &Slot| match slot.status {
+            Status::Copying => true,
+            Status::Done(_) => !slot.is_owned(),
+            Status::Free | Status::Waiting => false,
+        };
+        !self.free.is_empty() || self.to_park().is_some() || self.slots.iter().any(is_left)
+    }
+
     fn is_over(&self, slots: Option<&[SlotRef]>) -> bool {
         let over = |slot: &SlotRef| {
             let found = &self.slots[usize::from(slot.slot)];
             found.sequence != slot.sequence
                 || (found.sending == 0 && !matches!(found.status, Status::Waiting))
         };
-        slots.map_or(!self.free.is_empty(), |slots| slots.iter().any(over))
+        slots.map_or_else(|| self.has_room(), |slots| slots.iter().any(over))
     }
 }
 
@@ -335,6 +365,7 @@ impl Core {
             link,
             lane: 0,
             woken: Vec::new(),
+            queues: false,
             near,
             session: welcome.session,
             secret: welcome.secret,
@@ -516,7 +547,9 @@ impl Core {
                 self.ask(&[request], &data[done..done + length], &mut [], |outcome| match outcome
                     .single()?
                 {
-                    Reply::Wrote { length, .. } => Ok(Some(length as usize)),
+                    Reply::Wrote { length: wrote, .. } if wrote as usize <= length => {
+                        Ok(Some(wrote as usize))
+                    }
                     _ => Ok(None),
                 });
             let written = match wrote {

@@ -12,7 +12,8 @@ pub(crate) type Convert<T> = Box<dyn FnOnce(&Outcome, Vec<u8>) -> Result<T, Erro
 /// A request under way. Dropping it does not undo it: its answer is then ignored.
 ///
 /// As a future it makes progress whenever it is polled; between polls some other use of the same
-/// client, or [`crate::Client::progress`] when [`crate::Client::fd`] is readable, has to. Its waker is woken by the thread that does,
+/// client, or [`crate::Client::progress`] when [`crate::Client::fd`] is readable (or can be written to, while
+/// [`crate::Client::waits_to_send`]), has to. Its waker is woken by the thread that does,
 /// with nothing locked: it may poll at once, and must not wait for this client.
 pub struct Operation<T> {
     core: Arc<Core>,

@@ -59,6 +59,7 @@ impl Core {
             return;
         }
         if let Some(messages) = self.fill_close(&mut state, Closing::File(handle)) {
+            state.queues = true;
             drop(state);
             self.out.lock().queue(messages);
         }
@@ -223,6 +224,7 @@ impl Core {
         };
         let messages = state.messages(&slot);
         let measured = state.slots[usize::from(slot.slot)].stamps.is_some();
+        state.queues |= coalesce > 0;
         drop(state);
         if coalesce > 0 {
             let mut out = self.out.lock();
@@ -341,6 +343,10 @@ impl Core {
     pub(super) fn send_answers(&self, answers: Vec<Out>) -> io::Result<bool> {
         self.out.lock().messages.extend(answers);
         self.flush()
+    }
+
+    pub(crate) fn waits_to_send(&self) -> bool {
+        !self.out.lock().messages.is_empty()
     }
 
     /// Sends what waits without waiting; false when something is left.

@@ -1,10 +1,12 @@
 //! Threads that are stopped between two steps, while another one replaces the lane or receives.
 
 use super::completing::Completing;
-use super::{Buffer, Core, Messages, Outcome, SlotRef, Wait};
+use super::{Buffer, Core, Messages, Outcome, Receiving, SlotRef, Wait};
 use crate::{Error, Options, Transport};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use towline_net::Sink;
@@ -205,4 +207,107 @@ fn a_request_that_was_cancelled_stays_so_on_the_next_lane() {
     };
     eventually("it waits though it was cancelled", || waiting.is_finished());
     assert_eq!(waiting.join().unwrap(), Error::from(Errno::EINTR).to_string());
+}
+
+/// All slots belong to calls whose threads do not run yet, and who waits for a slot receives the answers to all of them: nothing
+/// comes behind those.
+#[test]
+fn who_waits_for_a_slot_gets_that_of_a_call_that_is_over() {
+    let (_server, core) = connect();
+    let requests = [Request::Attach { name: b"none" }];
+    let count = core.state.lock().slots.len();
+    let begin = |_| {
+        let lent = std::ptr::dangling_mut();
+        let mut state = core.state.lock();
+        let (source, target) = (Buffer::Source(lent, 0), Buffer::Target(lent, 0));
+        let slot = core.fill(&mut state, &requests, source, target).unwrap();
+        let messages = state.messages(&slot);
+        drop(state);
+        core.send_all(messages);
+        slot
+    };
+    let slots: Vec<_> = (0..count).map(begin).collect();
+    let waits = {
+        let core = core.clone();
+        std::thread::spawn(move || drop(core.call(&requests, &[], &mut []).unwrap()))
+    };
+    let is_over = |slot| core.state.lock().is_over(Some(std::slice::from_ref(slot)));
+    eventually("all are answered", || slots.iter().all(is_over));
+    std::thread::sleep(Duration::from_millis(100));
+    core.wait(&slots[0], &mut Outcome::default()).unwrap();
+    eventually("it waits for ever", || waits.is_finished());
+    waits.join().unwrap();
+}
+
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Woken(AtomicUsize);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What was lent went with the lane, and the answer to the question that is asked again comes while the one who polls has
+/// not left his waker yet.
+#[test]
+fn who_polls_is_told_of_what_was_asked_again() {
+    const LENGTH: usize = 64 << 10;
+    let directory = tempfile::TempDir::new().unwrap();
+    let socket = directory.path().join("socket");
+    let config = Config {
+        exports: vec![Export::new("mem", ExportKind::Memory(1 << 20))],
+        listen: vec![Address::Unix(socket.clone())],
+        cores: 1,
+        ..Config::default()
+    };
+    let _server = Server::start(&config).unwrap();
+    let core = Core::connect(&Transport::Shm(socket), Options::default()).unwrap();
+    let requests = [
+        Request::Attach { name: b"mem" },
+        Request::Open { base: CURRENT, flags: 0o100 | 2, mode: 0o600, path: b"file" },
+    ];
+    let outcome = core.call(&requests, &[], &mut []).unwrap();
+    let Reply::Opened { handle, .. } = outcome.last().unwrap() else { panic!("not opened") };
+    core.write(handle, &vec![7; LENGTH], 0, 0).unwrap();
+    let read = Request::Read { handle, offset: 0, length: LENGTH as u32 };
+    let target = Buffer::Owned(vec![0; LENGTH]);
+    let slot = core.submit_if_room(&[read], Buffer::none(), target, 0, true).unwrap().unwrap();
+    let number = usize::from(slot.slot);
+    let is_over = || core.state.lock().is_over(Some(std::slice::from_ref(&slot)));
+    eventually("it is answered", || {
+        core.progress();
+        is_over()
+    });
+    assert!(core.state.lock().slots[number].outcome.borrowed.is_some(), "not lent");
+    lose_lane(&core);
+    let mut receiving = core.state.lock().take_lead().unwrap();
+    let out = core.out.lock();
+    let woken = Arc::new(Woken::default());
+    let polls = {
+        let (core, slot, waker) = (core.clone(), slot.clone(), Waker::from(woken.clone()));
+        std::thread::spawn(move || core.poll(&slot, &waker, &mut Outcome::default()).is_some())
+    };
+    eventually("it is asked again", || !is_over());
+    let state = core.state.lock();
+    drop(out);
+    std::thread::sleep(Duration::from_millis(300)); // until it was sent, and the answer is there
+    let link = receiving.link.clone();
+    let mut completing = Completing {
+        core: &core,
+        link: &link,
+        state: Some(state),
+        answers: Vec::new(),
+        bulk: false,
+    };
+    let Receiving { input, scratch, .. } = &mut *receiving;
+    input.receive(&link, scratch, None, &mut completing, &core.counters).unwrap();
+    drop(completing);
+    let is_ready = polls.join().unwrap();
+    let mut state = core.state.lock();
+    state.receiving = Some(receiving);
+    drop(state);
+    core.progress();
+    assert!(is_over() && (is_ready || woken.0.load(Ordering::Relaxed) > 0), "nobody is told");
 }

@@ -1,9 +1,7 @@
 //! Waiting for answers: one of the threads that wait receives for all.
 
 use super::completing::Completing;
-use super::{
-    Core, Look, Messages, Outcome, Receiving, Slot, SlotRef, State, Status, Wait, server_of,
-};
+use super::{Core, Look, Messages, Outcome, Receiving, SlotRef, State, Status, Wait, server_of};
 use crate::Error;
 use crate::borrow::Borrowed;
 use crate::lent::{Buffer, exclusive};
@@ -78,12 +76,7 @@ impl Core {
     ) -> Result<Vec<u8>, Error> {
         loop {
             if let Some(finished) = self.take(&mut state, slot, look) {
-                self.hand_over(&state);
-                let closes = !state.closing.is_empty();
-                drop(state);
-                if closes {
-                    self.close_pending();
-                }
+                self.leave(state);
                 return finished;
             }
             state = self.advance(state, Some(std::slice::from_ref(slot)));
@@ -108,7 +101,7 @@ impl Core {
                 }
                 let look = &mut |found: &mut Outcome| found.move_to(outcome);
                 if let Some(finished) = self.take(&mut state, slot, look) {
-                    self.hand_over(&state);
+                    self.leave(state);
                     return (index, finished);
                 }
             }
@@ -135,16 +128,31 @@ impl Core {
                 self.lead(receiving, Wait::No)
             }
         };
-        let finished = self.take(&mut state, slot, &mut |found| found.move_to(outcome));
+        let finished = loop {
+            let finished = self.take(&mut state, slot, &mut |found| found.move_to(outcome));
+            // While it was asked again the state was unlocked: the answer may have come, and found no waker.
+            if finished.is_some() || !state.is_over(Some(std::slice::from_ref(slot))) {
+                break finished;
+            }
+        };
         // Let go when the state is unlocked again: that may run anything, too.
         let mut old = None;
         if finished.is_none() {
             old = state.slots[usize::from(slot.slot)].waker.replace(waker.clone());
         }
-        self.hand_over(&state);
-        drop(state);
+        self.leave(state);
         drop(old);
         finished
+    }
+
+    /// What whoever stops waiting leaves to others, and what waited for a slot.
+    fn leave(self: &Arc<Self>, state: MutexGuard<'_, State>) {
+        self.hand_over(&state);
+        let closes = !state.closing.is_empty();
+        drop(state);
+        if closes {
+            self.close_pending();
+        }
     }
 
     /// Receives what is there without waiting, for those who wait for [`Core::fd`] elsewhere.
@@ -272,13 +280,7 @@ impl Core {
     /// Frees the slot of an operation that is over and was not taken yet, for those who start more
     /// operations than there are slots before they take any. False: there is none.
     pub(super) fn park(self: &Arc<Self>, state: &mut MutexGuard<'_, State>) -> bool {
-        let over = |slot: &Slot| {
-            // Whoever waits in a call takes its result itself, into the buffer that it lent.
-            let owned =
-                matches!((&slot.source, &slot.target), (Buffer::Owned(_), Buffer::Owned(_)));
-            owned && slot.sending == 0 && matches!(slot.status, Status::Done(Ok(())))
-        };
-        let Some(number) = state.slots.iter().position(over) else { return false };
+        let Some(number) = state.to_park() else { return false };
         let slot = &mut state.slots[number];
         if let Some(borrowed) = slot.outcome.borrowed.take() {
             // The state stays locked: whoever has the operation may look for it at any moment.
@@ -327,6 +329,13 @@ impl Core {
         mut state: MutexGuard<'a, State>,
         slots: Option<&[SlotRef]>,
     ) -> MutexGuard<'a, State> {
+        if slots.is_none() && state.is_over(None) {
+            // Where it is a call that is over, its thread gives the slot back, without anything being received.
+            if state.free.is_empty() && state.to_park().is_none() {
+                self.slot_free.wait(&mut state);
+            }
+            return state;
+        }
         if let Some(receiving) = state.take_lead() {
             drop(state);
             return self.lead(receiving, Wait::For(slots));
@@ -372,7 +381,7 @@ impl Core {
     /// Sends what was started and waits to be sent with more, since the leader may sleep until
     /// something comes. The queue is locked before the state, never after it.
     fn send_queued<'a>(&'a self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        if self.options.coalesce == 0 {
+        if !state.queues {
             return state;
         }
         drop(state);

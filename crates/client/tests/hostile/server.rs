@@ -162,3 +162,17 @@ fn checksums_are_of_data_that_was_asked_for() {
     assert_illegal(read_summed(&[(4096, 2)]), "checksums");
     assert_illegal(read_summed(&[(4096, 1), (4096, 1), (4096, 1)]), "checksums");
 }
+
+#[test]
+fn no_more_is_written_than_was_to_be() {
+    for length in [LONG as u32 + 1, u32::MAX] {
+        let (_client, file, serving) = served_by(move |peer| {
+            let request = peer.request();
+            peer.answer(&request, &[Reply::Wrote { length, offset: 0 }]);
+            while peer.receive().is_some() {}
+        });
+        file.write_at(&vec![1; LONG], 0).unwrap_err();
+        drop((file, _client));
+        serving.join().unwrap();
+    }
+}
