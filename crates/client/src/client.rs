@@ -215,7 +215,6 @@ impl Client {
     /// is told then that it is closed may want its locks, and ask for them in another session.
     pub fn close_handle(&self, handle: u64) {
         if self.has_locked(handle) {
-            self.core.forget(handle);
             let _ = self.core.call(&[Request::Close { handle }], &[], &mut []); // as `close(2)` of a file that is read
         } else {
             self.core.close_later(handle);

@@ -97,6 +97,8 @@ struct Slot {
     /// What it locks or unlocks of which file. Noted in the moment in which it is answered: who asked may
     /// come to it only when another lane was lost, and all locked again that was known.
     lock: Option<(u64, Lock)>,
+    /// What it closes. That is known until it is answered: what was begun before may have to be asked again of another server.
+    closes: Option<Closing>,
     /// What its last reply lent, on the present lane, was not given back.
     indebted: bool,
     /// Nobody wants the answer any more.
@@ -322,6 +324,7 @@ fn fresh_slot() -> Slot {
         failed: None,
         alters: false,
         lock: None,
+        closes: None,
         indebted: false,
         abandoned: false,
         cancelled: false,

@@ -136,6 +136,14 @@ impl OpenDisks {
         self.open.get(&request.disk()?)?.check().err()
     }
 
+    pub(crate) fn forget(&mut self, number: u32) {
+        self.open.remove(&number);
+    }
+
+    pub(crate) fn knows(&self, number: u32) -> bool {
+        self.open.contains_key(&number)
+    }
+
     /// Calls `each` with the request that opens a disk again; it hands the reply to the function
     /// that comes with it.
     ///
@@ -168,7 +176,6 @@ impl Core {
     /// Closes a disk with the next request.
     pub(crate) fn close_disk(self: &Arc<Self>, number: u32) {
         let mut state = self.state.lock();
-        state.disks.open.remove(&number);
         if state.dead.is_some() {
             return;
         }

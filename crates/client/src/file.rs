@@ -411,7 +411,6 @@ impl File {
     pub fn close(mut self) -> Result<(), Error> {
         // CURRENT is no file's handle: it tells `drop` that there is nothing left to close.
         let handle = std::mem::replace(&mut self.handle, CURRENT);
-        self.core.forget(handle);
         self.one(Request::Close { handle }, done)
     }
 }

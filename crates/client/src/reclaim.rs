@@ -100,9 +100,14 @@ impl OpenFiles {
         self.stale.remove(&handle);
     }
 
-    /// True when a request names a file that was lost.
+    pub(crate) fn knows(&self, handle: u64) -> bool {
+        self.open.contains_key(&handle)
+    }
+
+    /// True when a request names a file that was lost, and does not close it.
     pub(crate) fn is_stale(&self, requests: &[Request<'_>]) -> bool {
         !self.stale.is_empty()
+            && !matches!(requests, [Request::Close { .. }])
             && requests.iter().any(|r| r.handles().iter().any(|h| self.stale.contains(h)))
     }
 

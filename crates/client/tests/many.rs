@@ -167,3 +167,36 @@ fn long_writes_make_progress_in_an_event_loop() {
         }
     }
 }
+
+/// What was begun with a file or a disk does not need it any more.
+#[test]
+fn files_and_disks_are_let_go_while_operations_are_under_way() {
+    let directory = TempDir::new().unwrap();
+    std::fs::File::create(directory.path().join("disk")).unwrap().set_len(16 << 20).unwrap();
+    let mut server = Process::start(directory.path());
+    for restarts in [false, true] {
+        for transport in server.transports() {
+            for length in [512, 8192, 1 << 20, 4 << 20] {
+                let what = format!("{transport:?}, {length} bytes, restarted: {restarts}");
+                let client = Client::connect(&transport, Options::default()).unwrap();
+                let root = client.attach(b"dir").unwrap();
+                let file = root.open(b"file", CREATE, 0o600).unwrap();
+                let disk = client.disk(b"file").unwrap();
+                let data = vec![length as u8; length];
+                if restarts {
+                    stop(&server);
+                }
+                let written = file.start_write_at(data.clone(), 0).unwrap();
+                let stored = disk.start_write_at(data, 0, false).unwrap();
+                drop((file, disk));
+                if restarts {
+                    server.kill();
+                    server.restart();
+                }
+                let written = written.wait().map(|(count, _)| count);
+                assert_eq!(written, Ok(length), "{what}");
+                assert!(stored.wait().is_ok(), "{what}");
+            }
+        }
+    }
+}

@@ -206,7 +206,7 @@ fn is_repeatable(message: &[u8]) -> bool {
 }
 
 /// What became, without sending it again, of a request that was under way when the server ended:
-/// files and disks that were being closed are closed, and those that could not be had again are lost.
+/// files and disks that were being closed, and were not had again, are closed, and those that could not be had again are lost.
 fn after_restart(
     files: &OpenFiles,
     disks: &OpenDisks,
@@ -214,7 +214,12 @@ fn after_restart(
     outcome: &mut Outcome,
 ) -> Option<Result<(), Error>> {
     let requests = requests_of(message)?;
-    if let [Request::Close { .. } | Request::DiskClose { .. }] = requests[..] {
+    let is_closed = match requests[..] {
+        [Request::Close { handle }] => !files.knows(handle),
+        [Request::DiskClose { disk }] => !disks.knows(disk),
+        _ => false,
+    };
+    if is_closed {
         let mut results = Vec::new();
         Reply::Done {}.encode(&mut results);
         *outcome = Outcome::default();

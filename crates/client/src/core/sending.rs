@@ -29,7 +29,6 @@ pub(super) fn coarse_ms() -> u64 {
 impl Core {
     pub(crate) fn close_later(self: &Arc<Self>, handle: u64) {
         let mut state = self.state.lock();
-        state.files.forget(handle);
         if state.dead.is_some() {
             return;
         }
@@ -50,7 +49,6 @@ impl Core {
     /// [`Core::close_later`], but the message is not sent before the next one.
     pub(crate) fn close_with_next(&self, handle: u64) {
         let mut state = self.state.lock();
-        state.files.forget(handle);
         if state.dead.is_some() {
             return;
         }
@@ -158,6 +156,11 @@ impl Core {
             [Request::Lock { handle, owner, family, kind, start, length, .. }] => {
                 Some((handle, Lock { family, kind, owner, start, length }))
             }
+            _ => None,
+        };
+        slot.closes = match *requests {
+            [Request::Close { handle }] => Some(Closing::File(handle)),
+            [Request::DiskClose { disk }] => Some(Closing::Disk(disk)),
             _ => None,
         };
         if slot.alters {

@@ -4,6 +4,7 @@ use super::completing::Completing;
 use super::{Core, Look, Messages, Outcome, Receiving, SlotRef, State, Status, Wait, server_of};
 use crate::Error;
 use crate::borrow::Borrowed;
+use crate::disks::Closing;
 use crate::lent::{Buffer, exclusive};
 use parking_lot::{Condvar, MutexGuard};
 use std::io;
@@ -472,7 +473,13 @@ impl Core {
             {
                 state.files.remember_lock(handle, &lock);
             }
+            let closed = found.closes.take();
             found.status = Status::Done(result);
+            match closed {
+                Some(Closing::File(handle)) => state.files.forget(handle),
+                Some(Closing::Disk(disk)) => state.disks.forget(disk),
+                Some(Closing::Process(_)) | None => {}
+            }
             // In no order; a slot has one at most.
             let of_it = |(changing, ..): &(u16, _, _)| usize::from(*changing) == slot;
             if let Some(place) = state.changes.iter().position(of_it) {
