@@ -10,13 +10,13 @@ use smallvec::SmallVec;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use towline_net::Input;
+use towline_net::{Counters, Input};
 use towline_wire::codec::Field;
 use towline_wire::hello::resumed;
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
 use towline_wire::request::parse_compound;
-use towline_wire::{Errno, Header, Reply, Request};
+use towline_wire::{Errno, Header, Kind, Reply, Request};
 
 impl Core {
     /// Replaces a lost lane and sends again what was not answered. Called by the leader.
@@ -24,6 +24,8 @@ impl Core {
         let deadline = Instant::now() + self.options.reconnect;
         let mut pause = Duration::from_millis(5);
         let mut told = false;
+        // A session that was begun, and in which not all was had again.
+        let mut begun = None;
         if cause.kind() == io::ErrorKind::InvalidData {
             return self.fail_all(&connection_error(
                 &self.transport,
@@ -36,8 +38,9 @@ impl Core {
                 let state = self.state.lock();
                 (state.near, (state.session, state.secret))
             };
+            begun = begun.filter(|begun| self.end(*begun).is_err());
             match greet(&self.transport, near, self.client, session, &self.options) {
-                Ok(greeted) => match self.resume(receiving, greeted) {
+                Ok(greeted) => match self.resume(receiving, greeted, &mut begun) {
                     Ok(()) => return,
                     Err(error) if Instant::now() >= deadline => {
                         return self.fail_all(&connection_error(
@@ -91,7 +94,7 @@ impl Core {
         // it is: should the server have ended the old lane, that is found lost.
         if let Ok(greeted) = greet(&self.transport, true, self.client, session, &self.options)
             && greeted.welcome.resumed == resumed::JOINED
-            && let Err(error) = self.resume(receiving, greeted)
+            && let Err(error) = self.resume(receiving, greeted, &mut None)
         {
             self.reconnect(receiving, &error);
         }
@@ -113,9 +116,39 @@ impl Core {
         self.slot_free.notify_all();
     }
 
-    /// Goes on over a new lane.
-    fn resume(self: &Arc<Self>, receiving: &mut Receiving, greeted: Greeted) -> io::Result<()> {
+    /// Ends a session that nothing goes on in: what it locked would be in the way of the next one.
+    fn end(&self, session: (u64, u64)) -> io::Result<()> {
+        let greeted = greet(&self.transport, false, self.client, session, &self.options);
+        let Ok(Greeted { link, .. }) = greeted else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        let counters = Counters::default();
+        link.send(&[&Header::new(Kind::Goodbye, 0, 0).to_bytes()], &counters)?;
+        if let Some(fd) = link.fd() {
+            rustix::net::shutdown(fd, rustix::net::Shutdown::Write)?;
+        }
+        // Over when the server ends the lane, which it reads to its end.
+        let limit = Instant::now() + self.options.greeting;
+        while !matches!(link.receive(&mut [0; 64], &counters), Ok(0)) {
+            if Instant::now() >= limit {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            link.wait_readable(Duration::from_millis(100))?;
+        }
+        Ok(())
+    }
+
+    /// Goes on over a new lane. Where that fails in a session that was `begun` for it, it says so.
+    fn resume(
+        self: &Arc<Self>,
+        receiving: &mut Receiving,
+        greeted: Greeted,
+        begun: &mut Option<(u64, u64)>,
+    ) -> io::Result<()> {
         let Greeted { link, welcome } = greeted;
+        if welcome.resumed == resumed::NEW {
+            *begun = Some((welcome.session, welcome.secret));
+        }
         let mut out = self.out.lock();
         receiving.input = Input::default();
         let mut state = self.state.lock();
