@@ -106,7 +106,8 @@ impl File {
         let outcome = self.core.call(&requests, &[], target)?;
         let mut replies = outcome.replies()?.into_iter();
         let file = self.first_opened(&mut replies, path, flags)?;
-        let whole = matches!(replies.next(), Some(Reply::Read { errno: 0, .. }));
+        let whole = matches!(replies.next(), Some(Reply::Read { errno: 0, .. }))
+            && outcome.failed.is_none();
         Ok((file, whole.then_some(outcome.payload)))
     }
 

@@ -168,11 +168,9 @@ impl Completing<'_, '_> {
             }
         }
         outcome.borrowed = borrowed;
+        outcome.failed = None;
         if let Some((at, errno)) = slot.failed {
-            if at == 0 {
-                core.complete(state, number, Err(errno.into()));
-                return Ok(());
-            }
+            outcome.failed = (at == 0).then_some(errno);
             outcome.payload = outcome.payload.min(at as usize);
         }
         if let Some(stamps) = &mut slot.stamps {

@@ -67,6 +67,8 @@ pub(crate) struct Outcome {
     pub(crate) payload: usize,
     /// Bytes of data that came or were said to be zeroes, however often each.
     pub(crate) landed: u64,
+    /// Why not even the first byte of data could be read. What else was done was done: a file may have been opened.
+    pub(crate) failed: Option<Errno>,
     /// Checksums of data.
     pub(crate) checksums: Vec<Checked>,
     /// Data that is still to be copied there, by whoever takes the outcome.
@@ -89,8 +91,13 @@ impl Outcome {
         Ok(parse_results(self.results.bytes())?)
     }
 
+    fn check_data(&self) -> Result<(), Error> {
+        self.failed.map_or(Ok(()), |errno| Err(errno.into()))
+    }
+
     /// The last result of a compound, or its failure.
     pub(crate) fn last(&self) -> Result<Reply<'_>, Error> {
+        self.check_data()?;
         let mut last = None;
         for reply in encoded::Results::of(self.results.bytes()) {
             last = Some(reply?);
@@ -105,13 +112,14 @@ impl Outcome {
     /// Moves it to another place. Large as it is, it is moved once, and only what is used of it.
     pub(super) fn move_to(&mut self, place: &mut Self) {
         self.results.move_to(&mut place.results);
-        (place.payload, place.landed) = (self.payload, self.landed);
+        (place.payload, place.landed, place.failed) = (self.payload, self.landed, self.failed);
         place.checksums = std::mem::take(&mut self.checksums);
         place.borrowed = self.borrowed.take();
     }
 
     /// The result of a request of one operation, or its failure.
     pub(crate) fn single(&self) -> Result<Reply<'_>, Error> {
+        self.check_data()?;
         let mut results = encoded::Results::of(self.results.bytes());
         match (results.next(), results.next()) {
             (Some(Ok(Reply::Failed { errno })), None) => Err(Errno(errno).into()),

@@ -176,3 +176,24 @@ fn no_more_is_written_than_was_to_be() {
         serving.join().unwrap();
     }
 }
+
+/// The file was opened, and its first byte could not be read by who sent it.
+#[test]
+fn a_file_that_was_opened_and_could_not_be_read_is_closed() {
+    let (client, file, serving) = served_by(|peer| {
+        let request = peer.request();
+        let mut failed = header_of(Kind::Data, &request, 0, 0);
+        failed.word_a = 5;
+        peer.send(&failed.to_bytes());
+        let opened = Reply::Opened { handle: 2, attr: Attr::default() };
+        peer.answer(&request, &[opened, Reply::Read { length: 4096, errno: 0 }]);
+        let next = peer.request();
+        peer.answer(&next, &[Reply::Done {}]);
+    });
+    let opened =
+        file.open_reading(b"x", 0, 0, &mut [0; 4096]).map(|(file, read)| (file.handle(), read));
+    drop(client);
+    std::mem::forget(file);
+    assert_eq!(opened.unwrap(), (2, None));
+    serving.join().unwrap();
+}
