@@ -252,6 +252,10 @@ impl Core {
         reading: Reading,
     ) -> Result<Begun<'static>, Errno> {
         let Reading { offset, length, checksums, .. } = reading;
+        if length == 0 {
+            // The engine has nothing to tell of it.
+            return Ok(Begun::Answer(Reply::Read { length, errno: 0 }));
+        }
         if self.show(arrived, disk, &reading) {
             self.answered(arrived);
             return Ok(Begun::Goes);
