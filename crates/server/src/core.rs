@@ -282,7 +282,9 @@ impl Core {
         let mut scratch = vec![0; SCRATCH_BYTES];
         let mut events = Vec::with_capacity(256);
         loop {
+            // Lanes that failed while answers of disks were sent are ended by the next turn, which nobody else may begin.
             let busy = !self.resumable.is_empty()
+                || !self.failed.is_empty()
                 || self.serves_disks && (self.nbd.is_busy() || self.engine.has_work())
                 || self.has_low_request()
                 || self.spin_or_prepare_sleep();

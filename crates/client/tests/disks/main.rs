@@ -11,6 +11,7 @@ mod hostile;
 mod lost;
 mod rates;
 mod setup;
+mod torn;
 
 #[test]
 #[ignore = "not a test: the server that other tests kill"]
