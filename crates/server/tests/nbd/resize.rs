@@ -98,6 +98,35 @@ fn beyond_the_end_of_a_file_that_shrank_everything_fails() {
     }
 }
 
+/// The same of a file in memory, whose pages are not looked for before they are promised: no client is hung up on.
+#[test]
+fn beyond_the_end_of_a_file_in_memory_that_shrank_everything_fails() {
+    let memory = std::path::Path::new("/dev/shm");
+    if !memory.is_dir() {
+        return eprintln!("SKIPPED: no memory file system at /dev/shm");
+    }
+    for form in FORMS {
+        let file = tempfile::NamedTempFile::new_in(memory).unwrap();
+        let data = pattern(0, 4 << 20, 3);
+        std::fs::write(file.path(), &data).unwrap();
+        let world = World::with(DiskKind::File(file.path().into(), CacheMode::Cached), |_| {});
+        let mut client = world.client(form);
+        file.as_file().set_len(MIB).unwrap();
+        for length in [4096, 64 << 10, MIB] {
+            assert_eq!(client.read(2 * MIB, length), Err(EIO), "{form:?}, {length}");
+            assert_eq!(
+                client.read(MIB - 4096, length),
+                if length == 4096 {
+                    Ok(data[MIB as usize - 4096..][..4096].to_vec())
+                } else {
+                    Err(EIO)
+                }
+            );
+        }
+        assert!(client.read(0, MIB).unwrap() == data[..MIB as usize], "{form:?}");
+    }
+}
+
 /// Memory and stripes that are resized while clients of all forms use them: those who were told another size
 /// use what is there now, and get `EIO` for what is gone.
 #[test]

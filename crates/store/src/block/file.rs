@@ -207,6 +207,11 @@ impl FileDisk {
         }
     }
 
+    /// The file reaches that far, where nothing else has looked: one that lives in memory may have become shorter.
+    fn reaches(&self, end: u64) -> bool {
+        !self.in_memory || rustix::fs::fstat(&*self.cached).is_ok_and(|s| s.st_size as u64 >= end)
+    }
+
     fn probe(&self, offset: u64) -> bool {
         matches!(self.read_now(offset, &mut [0]), Now::Done(Ok(())))
     }
@@ -404,6 +409,7 @@ impl BlockStore for FileDisk {
         if length < LEND_BYTES_MIN
             || self.around(Direction::Read).is_some()
             || !self.is_resident(offset, length)
+            || !self.reaches(offset + length)
         {
             return None;
         }
