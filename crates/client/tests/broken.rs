@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+mod common;
+
+use common::{Raw, hello, hello_message, request};
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use towline_client::{Client, Error, File, Options, Transport};
 use towline_mem::{Aggregate, Segment};
 use towline_net::address::Address;
@@ -11,8 +15,9 @@ use towline_server::{Config, Export, ExportKind, OwnStore, Server};
 use towline_store::{
     Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
 };
-use towline_wire::request::sync_kind;
-use towline_wire::{Attr, Errno, StatFs};
+use towline_wire::reply::parse_results;
+use towline_wire::request::{CURRENT, sync_kind};
+use towline_wire::{Attr, Errno, Hello, Reply, Request, StatFs};
 
 /// A directory in which every name is a file. What it does with `sound` is right, all else panics.
 struct Brittle {
@@ -26,6 +31,8 @@ struct Node {
     clings: bool,
     /// What it promises to hold cannot be sent.
     torn: bool,
+    /// What was written could not be stored, which is told once.
+    unstored: AtomicBool,
 }
 
 impl Drop for Node {
@@ -44,7 +51,8 @@ fn careful(sound: bool) {
 
 impl FileStore for Brittle {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
-        Ok(Arc::new(Node { sound: true, clings: false, torn: false }))
+        let unstored = AtomicBool::new(false);
+        Ok(Arc::new(Node { sound: true, clings: false, torn: false, unstored }))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -58,8 +66,9 @@ impl FileStore for Brittle {
         _: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
         let torn = path == b"torn";
-        let (sound, clings) = (torn || path == b"sound", path == b"clinging");
-        Ok((Arc::new(Node { sound, clings, torn }), attr()))
+        let unstored = AtomicBool::new(path == b"unstored");
+        let sound = torn || path == b"sound" || path == b"unstored";
+        Ok((Arc::new(Node { sound, clings: path == b"clinging", torn, unstored }), attr()))
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
@@ -180,7 +189,7 @@ impl OpenFile for Node {
 
     fn sync(&self, _: bool) -> Result<(), Errno> {
         careful(self.sound);
-        Ok(())
+        if self.unstored.swap(false, Ordering::Relaxed) { Err(Errno::EIO) } else { Ok(()) }
     }
 
     fn allocate(&self, _: u32, _: u64, _: u64) -> Result<(), Errno> {
@@ -296,5 +305,35 @@ fn pages_that_cannot_be_sent_fail_their_read_and_no_other() {
         assert_eq!(sound.read_at(&mut bytes, 0).unwrap(), 7);
         assert_eq!(&bytes, b"content");
     }
+    server.stop();
+}
+
+/// The kernel tells of lost data once: a client whose lane ends with that answer, and who asks again, is told, too.
+#[test]
+fn a_sync_that_failed_is_told_though_its_answer_was_lost() {
+    let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
+    let server = Server::start(&config(false, listen, 1)).unwrap();
+    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let (mut raw, welcome) = Raw::greeted(at.port());
+    let attach = Request::Attach { name: b"b" };
+    let open = Request::Open { base: CURRENT, flags: 2, mode: 0, path: b"unstored" };
+    raw.send(&request(0, 1, &[attach, open], 0));
+    let (_, body) = raw.receive().unwrap();
+    let Some(Reply::Opened { handle, .. }) = parse_results(&body).unwrap().pop() else { panic!() };
+    let sync = request(0, 2, &[Request::Sync { handle, kind: sync_kind::DATA }], 0);
+    for _ in 0..3 {
+        raw.send(&sync);
+        let (_, body) = raw.receive().unwrap();
+        let results = parse_results(&body).unwrap();
+        assert!(matches!(results[..], [Reply::Failed { errno: 5 }]), "{results:?}");
+        raw = Raw::connect(at.port());
+        let session = Hello { session: welcome.session, secret: welcome.secret, ..hello() };
+        raw.send(&hello_message(&session));
+        raw.receive().unwrap();
+    }
+    // Asked anew, it has nothing to tell.
+    raw.send(&request(0, 3, &[Request::Sync { handle, kind: sync_kind::DATA }], 0));
+    let (_, body) = raw.receive().unwrap();
+    assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Done {}]));
     server.stop();
 }

@@ -99,6 +99,8 @@ pub struct Compound {
     data_of_file: bool,
     current: Option<u64>,
     modifies: bool,
+    /// It stores what was written: of what cannot be stored the kernel tells once.
+    syncs: bool,
     failed: bool,
     write: Option<Box<Writing>>,
     slot: u16,
@@ -151,12 +153,13 @@ impl Compound {
     ) -> Result<Option<Request<'b>>, ProtocolError> {
         debug_assert!(self.body.is_empty() && self.results.is_empty(), "another request's");
         let wrong = |what| Err(ProtocolError { what, at: 0 });
-        let (mut operations, mut modifies) = (0, false);
+        let (mut operations, mut modifies, mut syncs) = (0, false, false);
         let (mut written, mut read, mut last) = (None, None, None);
         for request in Operations::of(body) {
             let request = *last.insert(request?);
             operations += 1;
             modifies |= request.modifies();
+            syncs |= matches!(request, Request::Sync { .. });
             let transfer = match request {
                 Request::Write { length, .. } => written.replace(length),
                 Request::Read { length, .. } | Request::ReadDir { length, .. } => {
@@ -182,7 +185,7 @@ impl Compound {
         self.body.extend_from_slice(body);
         self.payload.extend_from_slice(payload);
         (self.slot, self.sequence) = (slot, sequence);
-        (self.operations, self.modifies) = (operations, modifies);
+        (self.operations, self.modifies, self.syncs) = (operations, modifies, syncs);
         (self.offered, self.reads) = (offered, read.unwrap_or(0).into());
         Ok(last.filter(|_| operations == 1))
     }
@@ -202,6 +205,7 @@ impl Compound {
             data_of_file,
             current,
             modifies,
+            syncs,
             failed,
             write,
             slot,
@@ -224,13 +228,14 @@ impl Compound {
         (*index, *at, *after, *operations, *left_open) = (0, 0, 0, 0, 0);
         (*slot, *sequence, *offered, *reads, *current) = (0, 0, 0, 0, None);
         (*data_of_file, *modifies, *failed, *undecided) = (false, false, false, false);
+        *syncs = false;
         (*write, *pen, *elsewhere, *closed) = (None, None, None, None);
     }
 
     /// True when its reply has to be remembered.
     #[must_use]
     pub fn modifies(&self) -> bool {
-        self.modifies
+        self.modifies || self.syncs
     }
 
     /// Ends it with `EIO`, because carrying it out panicked: nobody knows what of it was done.
@@ -273,7 +278,8 @@ impl Compound {
     /// whether the data are a file's (which come in fragments, unlike listings).
     #[must_use]
     pub fn reply(&mut self) -> (&mut Vec<u8>, &mut Aggregate, bool, bool) {
-        (&mut self.results, &mut self.data, self.modifies, self.data_of_file)
+        let modifies = self.modifies();
+        (&mut self.results, &mut self.data, modifies, self.data_of_file)
     }
 
     fn result(&mut self, reply: &Reply<'_>) {
