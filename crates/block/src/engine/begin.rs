@@ -116,6 +116,12 @@ impl<T: Copy> Engine<T> {
             }
             read.cursor.advance(piece.len());
             let all = read.cursor.is_done();
+            if !read.serial
+                && let Some(owner) = self.owners.get_mut(request.owner)
+            {
+                // Until the front says how much of it is still unsent: what nobody takes would be remembered piece by piece.
+                owner.unsent += piece.len();
+            }
             self.land(key, offset, Ok(piece));
             return if all { Step::AllBegun } else { Step::Goes };
         }

@@ -163,3 +163,41 @@ fn a_client_that_never_listens_holds_little() {
     assert_eq!(other.outcome().unwrap(), 0);
     assert_eq!(other.read(0, 5).unwrap(), b"hello");
 }
+
+/// Anonymous memory of this process in bytes.
+fn memory() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+/// Pages that are sent from where they lie, and zeroes, need no buffers, but each piece has to be remembered: what nobody takes is not begun.
+#[test]
+fn who_asks_for_much_that_is_in_memory_and_never_listens_holds_little() {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    std::fs::write(file.path(), pattern(0, 32 << 20, 5)).unwrap();
+    let cached = DiskKind::File(file.path().to_path_buf(), CacheMode::Cached);
+    for kind in [cached, DiskKind::Memory(32 * MIB)] {
+        let world = World::with(kind.clone(), |config| config.cores = 1);
+        let mut other = world.client(Form::Structured);
+        assert!(other.read(0, MIB).is_ok());
+        let before = memory();
+        let mut longest = std::time::Duration::ZERO;
+        let mut deaf = Vec::new();
+        for number in 0..8 {
+            let mut client = world.client([Form::Simple, Form::Structured][number % 2]);
+            let requests: Vec<u8> = (0..1000)
+                .flat_map(|cookie| client.request_bytes(READ, 0, cookie, 0, 32 * MIB, &[]))
+                .collect();
+            client.send(&requests);
+            let start = std::time::Instant::now();
+            assert!(other.read(0, 512).is_ok());
+            longest = longest.max(start.elapsed());
+            deaf.push(client);
+        }
+        let grown = memory().saturating_sub(before);
+        let what = format!("{kind:?}: others waited for {longest:?}");
+        eprintln!("{what}, {} MiB", grown / MIB);
+        assert!(grown < 16 * MIB, "{} MiB for 8 clients who never listen: {what}", grown / MIB);
+    }
+}
