@@ -495,6 +495,7 @@ impl Core {
     pub(crate) fn flush(&mut self, index: usize) {
         let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
         self.answered = Some(index);
+        let before = lane.out.bytes();
         match lane.out.flush(&lane.link, &self.statistics.counters) {
             Ok(flushed) => {
                 if flushed == Flushed::Blocked
@@ -505,6 +506,9 @@ impl Core {
                 }
                 if let Some(reads) = lane.reads {
                     self.engine.set_unsent(reads, lane.out.bytes());
+                    if lane.out.bytes() < before {
+                        lane.moved = Instant::now();
+                    }
                 }
                 if lane.paused && lane.out.is_empty() {
                     // No event will come for what is unread: it is no news.

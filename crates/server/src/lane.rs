@@ -38,6 +38,8 @@ pub(crate) struct Lane {
     pub(crate) loans: Option<Loans>,
     /// Owns its reads of disks, once there was one.
     pub(crate) reads: Option<OwnerKey>,
+    /// When it last took a byte of its answers, or first asked a disk for some; only of lanes that read disks.
+    pub(crate) moved: Instant,
     /// User and group of a local peer.
     pub(crate) peer: Option<(u32, u32)>,
     /// When it connected, or got the oldest grant that it has not used.
@@ -55,6 +57,7 @@ impl Lane {
         statistics: Arc<CoreStatistics>,
         peer: Option<(u32, u32)>,
     ) -> Self {
+        let now = Instant::now();
         let receiving = Receiving { link: link.clone(), input: Input::default(), statistics };
         Self {
             link,
@@ -67,8 +70,9 @@ impl Lane {
             expected: 0,
             loans: None,
             reads: None,
+            moved: now,
             peer,
-            since: Instant::now(),
+            since: now,
             paused: false,
             hung: false,
         }

@@ -321,6 +321,16 @@ impl Core {
         }
     }
 
+    /// Ends connections that hold memory of disks, for answers of which they have not taken a byte for so long.
+    pub(crate) fn end_deaf(&mut self, stall: Duration) {
+        for index in 0..self.lanes.len() {
+            let Some(lane) = &self.lanes[index] else { continue };
+            if lane.reads.is_some() && !lane.out.is_empty() && lane.moved.elapsed() > stall {
+                self.close_lane(index, &io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
     /// Ends the waiting for clients from before the server started again. True: some may still
     /// come.
     fn end_unclaimed(&self) -> bool {

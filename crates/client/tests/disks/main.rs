@@ -6,6 +6,7 @@ mod agree;
 #[path = "../common/mod.rs"]
 mod common;
 mod data;
+mod deaf;
 mod empty;
 mod hostile;
 mod lost;

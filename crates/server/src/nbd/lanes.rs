@@ -529,6 +529,9 @@ impl Core {
         let stall = Duration::from_secs(CLIENT_STALL_SECONDS);
         // Not when some only wait for a disk that hangs.
         let memory_is_short = self.is_starving() && self.engine.is_out_of_memory();
+        if memory_is_short {
+            self.end_deaf(stall);
+        }
         for index in 0..self.nbd.lanes.len() {
             let Some(lane) = &self.nbd.lanes[index] else { continue };
             let too_late = match lane.phase {
