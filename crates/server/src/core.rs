@@ -112,6 +112,8 @@ pub(crate) const NBD_TOKENS: u64 = 1 << 34;
 pub(crate) const LANE_BELL_TOKENS: u64 = 1 << 35;
 /// Bytes read at once from any lane; one such buffer serves all lanes of a core.
 const SCRATCH_BYTES: usize = 128 * 1024;
+/// Receives of one lane before the others' turn, unless its peer has ended.
+const RECEIVES_MAX: usize = 8;
 /// Requests that are counted, but not in the histograms yet, at most after a turn.
 const TIMED_MAX: usize = 32;
 /// How often to look for what waited too long, while there is something that may.
@@ -412,7 +414,7 @@ impl Core {
                     // The socket beside shared memory carries nothing any more but its end.
                     if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
                         // What the peer asked for after we looked, and before it ended.
-                        self.receive(index, scratch);
+                        self.receive_rest(index, scratch);
                         self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
                     }
                 }
@@ -420,14 +422,22 @@ impl Core {
         }
     }
 
-    /// Reads from a lane what was left because too much was unsent.
+    /// Reads from a lane what was left because too much was unsent, or because it was the others' turn.
     fn resume(&mut self, index: usize, scratch: &mut [u8]) {
-        if let Some(Some(lane)) = self.lanes.get_mut(index)
-            && lane.paused
-            && !lane.is_full()
-        {
+        let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
+        lane.is_resumable = false;
+        if lane.paused && !lane.is_full() {
             lane.paused = false;
             self.receive(index, scratch);
+        }
+    }
+
+    /// No event will come for what is unread of a lane: it is no news.
+    fn resume_soon(&mut self, index: usize) {
+        if let Some(Some(lane)) = self.lanes.get_mut(index)
+            && !std::mem::replace(&mut lane.is_resumable, true)
+        {
+            self.resumable.push(index);
         }
     }
 
@@ -437,10 +447,15 @@ impl Core {
         let mut failure = None;
         // Where the peer has ended, its last bytes are not the end yet.
         let mut last_look = lane.hung;
-        loop {
+        for receives in 0.. {
             let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
             if lane.is_full() {
                 lane.paused = true;
+                break;
+            }
+            if receives == RECEIVES_MAX && !lane.hung {
+                lane.paused = true;
+                self.resume_soon(index);
                 break;
             }
             if lane.hello.is_some() {
@@ -480,6 +495,14 @@ impl Core {
         }
     }
 
+    /// Receives all that is there, from a peer that has ended.
+    fn receive_rest(&mut self, index: usize, scratch: &mut [u8]) {
+        if let Some(Some(lane)) = self.lanes.get_mut(index) {
+            lane.hung = true;
+            self.receive(index, scratch);
+        }
+    }
+
     pub(crate) fn flush_dirty(&mut self) {
         let mut next = 0;
         while let Some(index) = self.dirty.get(next).copied() {
@@ -511,8 +534,7 @@ impl Core {
                     }
                 }
                 if lane.paused && lane.out.is_empty() {
-                    // No event will come for what is unread: it is no news.
-                    self.resumable.push(index);
+                    self.resume_soon(index);
                 }
             }
             Err(error) => {
@@ -535,7 +557,11 @@ impl Core {
             // Its place may be another's by now.
             let is_same = |lane: &Lane| Arc::ptr_eq(&lane.link, &link);
             if self.lanes[index].as_ref().is_some_and(is_same) {
-                self.receive(index, scratch);
+                // Who is still there asks again for what is left.
+                match error.kind() {
+                    io::ErrorKind::UnexpectedEof => self.receive(index, scratch),
+                    _ => self.receive_rest(index, scratch),
+                }
                 self.close_lane(index, &error);
             }
         }

@@ -44,8 +44,10 @@ pub(crate) struct Lane {
     pub(crate) peer: Option<(u32, u32)>,
     /// When it connected, or got the oldest grant that it has not used.
     pub(crate) since: Instant,
-    /// Input that was not read because too much was unsent.
+    /// Input that was not read because too much was unsent, or it was the others' turn.
     pub(crate) paused: bool,
+    /// In the list of those that can be read again.
+    pub(crate) is_resumable: bool,
     /// The peer sends nothing more, and no event will say so again: what is there is read to its
     /// end.
     pub(crate) hung: bool,
@@ -74,6 +76,7 @@ impl Lane {
             peer,
             since: now,
             paused: false,
+            is_resumable: false,
             hung: false,
         }
     }

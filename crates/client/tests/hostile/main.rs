@@ -8,6 +8,7 @@ mod amounts;
 mod common;
 mod messages;
 mod server;
+mod talkers;
 
 use common::{CREATE, Process, Raw, pattern, request};
 use std::time::{Duration, Instant};
