@@ -140,6 +140,8 @@ pub(crate) struct Served {
     pub(crate) leaves: VecDeque<Leave>,
     /// Pages of files go before replies, not with them: a lane ended since such pages could not be read behind their reply.
     pub(crate) data_first: bool,
+    /// Bit for each slot whose request came again on this lane, while it was under way.
+    came_again: u64,
 }
 
 impl Served {
@@ -158,6 +160,7 @@ impl Served {
             disks,
             leaves: VecDeque::new(),
             data_first: false,
+            came_again: 0,
         }
     }
 
@@ -165,6 +168,7 @@ impl Served {
     /// the client sends their requests again on its next lane: what was done before is not repeated.
     pub(crate) fn suspend_transfers(&mut self) {
         self.leaves.clear();
+        self.came_again = 0;
         for running in self.running.iter_mut().flatten() {
             if let Some((done, _)) = running.compound.missing() {
                 running.grants.clear();
@@ -201,6 +205,15 @@ impl Served {
             return None;
         }
         self.leaves.pop_front()
+    }
+
+    /// A request that is under way came again. True: for the first time on this lane; whoever sends it more often has it wait
+    /// in no more places.
+    pub(crate) fn comes_again(&mut self, slot: u16) -> bool {
+        let bit = 1 << slot;
+        let first = self.came_again & bit == 0;
+        self.came_again |= bit;
+        first
     }
 
     /// True when the request of this slot waits for data.

@@ -83,6 +83,7 @@ impl Serving<'_> {
             loans.take_back(header);
         }
         match arrival {
+            Arrival::Running if !served.comes_again(header.slot) => {}
             Arrival::Running => {
                 // Sent again on a new lane: what it waits for is still wanted.
                 let running = served.running.get_mut(usize::from(header.slot));

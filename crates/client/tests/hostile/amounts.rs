@@ -36,6 +36,32 @@ fn grants_that_are_not_used_do_not_starve_others() {
     honest.check("unused grants");
 }
 
+/// A request that is sent again while it waits for a buffer waits once.
+#[test]
+fn requests_that_are_sent_again_and_again_take_no_memory() {
+    let (_directory, process, honest) = start();
+    let mut peers = Vec::new();
+    for number in 0..30 {
+        let (mut peer, _) = Raw::greeted(process.port);
+        for slot in 0..10 {
+            peer.send(&big_write(slot, format!("g{number}-{slot}").as_bytes()));
+        }
+        peers.push(peer);
+    }
+    eventually("grants", || counter(&honest.client, "buffer_bytes_in_use") >= 15 << 20);
+    let (mut peer, _) = Raw::greeted(process.port);
+    let write = big_write(0, b"again");
+    peer.send(&write);
+    // All of it comes to be looked at before others are thrown out who do not use their buffers.
+    let before = process.memory();
+    for _ in 0..100 {
+        peer.send(&write.repeat(20_000));
+    }
+    let grown = process.memory().saturating_sub(before);
+    assert!(grown < 16, "memory grew by {grown} MiB for one request");
+    drop(peers);
+}
+
 #[test]
 fn half_messages_take_little_memory_and_harm_nobody() {
     let (_directory, process, mut honest) = start();
