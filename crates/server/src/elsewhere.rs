@@ -167,7 +167,7 @@ impl Core {
         }
     }
 
-    fn drop_elsewhere(&self, store: &Store, what: impl Send + 'static) {
+    pub(crate) fn drop_elsewhere(&self, store: &Store, what: impl Send + 'static) {
         let work = Box::new(move || {
             guarded(|| drop(what));
             None

@@ -251,6 +251,7 @@ impl Core {
         if let Some(closed) = compound.take_closed() {
             self.closing.push(closed);
         }
+        let left = compound.left();
         let (results, data, modifies, is_read) = compound.reply();
         if let Some(meter) = meter {
             meter.charge(now, 0, data.len());
@@ -270,6 +271,7 @@ impl Core {
             self.ticking = true;
         }
         let remember = modifies && data.is_empty();
+        let left = left.filter(|_| !remember);
         // The request of a lost lane is only remembered: the client asks again on the next one.
         let index = served.lane.map(|lane| lane as usize);
         let mut lane = index.and_then(|index| self.lanes.get_mut(index)?.as_mut());
@@ -289,9 +291,20 @@ impl Core {
         };
         let slots = &mut served.session.slots;
         send_reply(lane, slots, header, results, data, carries, remember);
+        slots.note_left(slot, left);
         self.dirty.extend(index);
         running.clear();
         self.spare = Some(running);
+    }
+
+    /// Closes what a request opened whose reply was lost: it is executed again.
+    pub(crate) fn close_left(&mut self, session: u64, handle: u64) {
+        let Some(served) = self.sessions.get_mut(session) else { return };
+        let Ok(opened) = served.session.files.lock().remove(handle) else { return };
+        if opened.store.may_hang() {
+            let store = opened.store.clone();
+            self.drop_elsewhere(&store, opened);
+        }
     }
 
     /// Gives buffers to transfers that wait for their data, in turn.

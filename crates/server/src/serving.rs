@@ -106,6 +106,9 @@ impl Serving<'_> {
                 }
             }
             Arrival::Execute => {
+                if let Some(left) = served.session.slots.take_left(header.slot) {
+                    self.core.close_left(session, left);
+                }
                 let lane = self.index;
                 let at = arrived;
                 let may_wait = true;

@@ -268,6 +268,12 @@ impl Compound {
         self.closed.take()
     }
 
+    /// The file that it has opened and left open.
+    #[must_use]
+    pub fn left(&self) -> Option<u64> {
+        self.current.filter(|_| self.left_open > 0)
+    }
+
     /// Tag of its first operation, for statistics.
     #[must_use]
     pub fn first_tag(&self) -> u8 {

@@ -19,6 +19,8 @@ struct Slot {
     state: State,
     /// The last reply, where it has to be remembered; else empty. One memory for all of them.
     reply: Vec<u8>,
+    /// A file that the last request left open, if only its reply said so and is not remembered.
+    left: Option<u64>,
 }
 
 impl Slot {
@@ -62,6 +64,8 @@ impl Slots {
         let is_next = header.sequence == slot.sequence.wrapping_add(1)
             && !matches!(slot.state, State::Running);
         if is_next {
+            // Whoever asks for more has heard of it.
+            slot.left = None;
             slot.begin(header.sequence);
         }
         is_next
@@ -106,6 +110,16 @@ impl Slots {
             slot.reply.extend_from_slice(header);
             slot.reply.extend_from_slice(results);
         }
+    }
+
+    /// Notes the file that an answered request has left open: when it is asked again nobody has heard of that.
+    pub fn note_left(&mut self, slot: u16, handle: Option<u64>) {
+        self.0[usize::from(slot)].left = handle;
+    }
+
+    /// What was left open for a reply that was lost, of a request that is executed again.
+    pub fn take_left(&mut self, slot: u16) -> Option<u64> {
+        self.0[usize::from(slot)].left.take()
     }
 
     /// True while the slot's request with this sequence number is being executed.
