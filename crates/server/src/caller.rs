@@ -11,6 +11,8 @@ use towline_store::Caller;
 
 /// User and group that squashed requests run as.
 const NOBODY: u32 = 65534;
+/// Callers that are kept, since to look up their groups takes long: who may name any user names no more than that.
+const KNOWN_MAX: usize = 4096;
 
 /// Decides who a request runs as.
 pub(crate) struct Callers {
@@ -37,6 +39,9 @@ impl Callers {
         };
         if uid == 0 && self.squash_root {
             (uid, gid) = (NOBODY, NOBODY);
+        }
+        if self.known.len() >= KNOWN_MAX && !self.known.contains_key(&(uid, gid)) {
+            self.known.clear();
         }
         let new = || Arc::new(Caller { uid, gid, groups: groups_of(uid, gid), enforce: true });
         self.known.entry((uid, gid)).or_insert_with(new)
@@ -120,6 +125,15 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::OwnedFd;
     use std::time::Duration;
+
+    #[test]
+    fn users_that_are_named_once_are_forgotten() {
+        let mut callers = Callers::new(true, true);
+        for uid in 1..10_000 {
+            assert_eq!(callers.find(uid, 7, None).uid, uid);
+            assert!(callers.known.len() <= 4096);
+        }
+    }
 
     #[test]
     #[cfg(target_endian = "little")] // as the table below
