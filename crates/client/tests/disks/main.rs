@@ -10,6 +10,7 @@ mod deaf;
 mod empty;
 mod hostile;
 mod lost;
+mod odd;
 mod rates;
 mod setup;
 mod torn;
