@@ -77,7 +77,9 @@ impl From<Errno> for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { subject: None, errno: Some(error.errno()), text: error.to_string() }
+        // Only what the server says is said of the file: one that cannot be reached, or was started anew, says nothing.
+        let errno = if let Error::Errno(errno) = error { Some(errno) } else { None };
+        Self { subject: None, errno, text: error.to_string() }
     }
 }
 
@@ -204,6 +206,8 @@ mod tests {
         let failure = Failure::from(rustix::io::Errno::PERM);
         assert!(failure.is_refusal());
         assert_eq!(failure.to_string(), "operation not permitted");
+        let unknown = Failure::from(Error::Unknown);
+        assert!(!unknown.is(Errno::EIO), "that is not said of the file");
         let led_out = Failure::from(Errno::EXDEV).explained().to_string();
         assert!(led_out.starts_with("invalid cross-device link; a symbolic link"), "{led_out}");
         let moved = Failure::from(Errno::EXDEV).with("use cp").explained().to_string();

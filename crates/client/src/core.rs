@@ -621,6 +621,10 @@ fn connection_error(transport: &Transport, what: &str, error: &io::Error) -> Err
     Error::Connection {
         server: server_of(transport),
         what: format!("{what}: {error}{hint}"),
-        errno: Errno::of(error),
+        // What is not there is the socket, not the file that somebody asked for.
+        errno: match Errno::of(error) {
+            Errno::ENOENT | Errno::ENOTDIR => Errno::ECONNREFUSED,
+            errno => errno,
+        },
     }
 }
