@@ -306,6 +306,40 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
     assert!(!child.0.wait().unwrap().success() && said.contains("too few"), "{said}");
 }
 
+/// `/dev/nvme0n1` of two machines is not one disk.
+#[test]
+fn disks_of_two_machines_are_not_the_same() {
+    let place = Place::new();
+    let mut servers = Vec::new();
+    std::fs::create_dir(place.path("mount")).unwrap();
+    for name in ["one", "two"] {
+        // The same path and inode, and another boot.
+        let script = "
+cat /proc/sys/kernel/random/uuid >$1.boot
+mount --bind $1.boot /proc/sys/kernel/random/boot_id && mount -t tmpfs none mount || exit 1
+echo $1 >mount/disk
+truncate -s 1M mount/disk
+exec $0 serve --disk vm=mount/disk --listen unix://$PWD/$1";
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", script, TOWLINE, name]).current_dir(place.0.path());
+        servers.push(Running(command.spawn().unwrap()));
+    }
+    let url = |name: &str| format!("towline+unix:///vm?socket={}", place.path(name));
+    for (server, name) in servers.iter_mut().zip(["one", "two"]) {
+        wait_until("a server listens", || {
+            server.0.try_wait().unwrap().is_some() || Path::new(&place.path(name)).exists()
+        });
+        if server.0.try_wait().unwrap().is_some() {
+            return eprintln!("SKIPPED: disks_of_two_machines_are_not_the_same (needs root)");
+        }
+    }
+    place.copy(&[&url("one"), &url("two")]);
+    let (one, two) = (place.path("from-one"), place.path("from-two"));
+    place.copy(&[&url("one"), &one]);
+    place.copy(&[&url("two"), &two]);
+    assert!(same(&one, &two) && std::fs::read(&one).unwrap().starts_with(b"one"));
+}
+
 #[test]
 fn streams_come_and_go_in_order() {
     let place = Place::new();

@@ -354,6 +354,11 @@ impl End {
                     (file.identity, file.epoch) == (info.identity, info.epoch)
                 })
             }
+            // The same device of two machines has one name, but they have not the same boot.
+            (Kind::Remote(one), Kind::Remote(other)) => {
+                let (one, other) = (one.info(), other.info());
+                (one.identity, one.epoch) == (other.identity, other.epoch)
+            }
             // Nothing else tells of an NBD server.
             (Kind::Nbd(_), Kind::Nbd(_)) => self.name == other.name,
             _ => {
