@@ -204,6 +204,9 @@ fn rename_one(
         let failure = Failure::from(Errno::EXDEV);
         return Err(failure.with("use `towline cp -r`, then `towline rm -r`"));
     }
+    if leads_to(&source, &target) {
+        return Err(Failure::new(format!("is a link to {target}, which would be lost")));
+    }
     let flags = if keep { NO_REPLACE } else { 0 };
     let renamed = source.base.rename(source.path(), &target.base, target.path(), flags);
     match renamed.map_err(Failure::from) {
@@ -217,6 +220,15 @@ fn rename_one(
         }
         Ok(()) => Ok(()),
     }
+}
+
+/// True for a symbolic link to what has the other name.
+fn leads_to(link: &Place, target: &Place) -> bool {
+    let attr = |place: &Place, follow| place.base.stat_path(place.path(), follow).ok();
+    attr(link, false).is_some_and(|attr| attr.is_symlink())
+        && attr(link, true)
+            .zip(attr(target, false))
+            .is_some_and(|(one, other)| one.inode == other.inode)
 }
 
 /// True when both are names of one file, which a rename leaves as they are and calls that a success.
@@ -249,10 +261,10 @@ fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
             None => link.child(crate::remote::last_name(args.target.as_bytes())),
         };
     }
-    let make = || -> Outcome<()> {
+    let make = |link: &Place| -> Outcome<()> {
         match &source {
             None => Ok(link.base.symlink(link.path(), args.target.as_bytes()).map(drop)?),
-            Some(source) if !source.same_server(&link) || !source.same_export(&link) => {
+            Some(source) if !source.same_server(link) || !source.same_export(link) => {
                 Err(Failure::from(Errno::EXDEV).with("a hard link has to stay in its export"))
             }
             Some(source) => {
@@ -261,25 +273,36 @@ fn link_one(remotes: &Remotes, args: &LnArgs) -> Outcome<()> {
             }
         }
     };
-    match make() {
+    match make(&link) {
         Err(failure) if args.force && failure.is(Errno::EEXIST) => {
-            replace(source.as_ref(), &link)?;
-            make()
+            replace(source.as_ref(), &link, make)
         }
         result => result,
     }
     .map_err(|failure| failure.about(&link))
 }
 
-/// Makes room for a link, unless what is there is its own source.
-fn replace(source: Option<&Place>, link: &Place) -> Outcome<()> {
+/// Puts a link in the place of what has its name, unless that is its own source. What is there stays until
+/// the link is made.
+fn replace(
+    source: Option<&Place>,
+    link: &Place,
+    make: impl Fn(&Place) -> Outcome<()>,
+) -> Outcome<()> {
     if let Some(source) = source {
         let (one, other) = (attr_if_any(source, false)?, attr_if_any(link, false)?);
         if one.is_some() && one.map(|attr| attr.inode) == other.map(|attr| attr.inode) {
             return Err(Failure::new("is the same file"));
         }
     }
-    Ok(link.base.unlink(link.path(), false)?)
+    let name = format!(".{:08x}.towline-link", std::process::id());
+    let made = link.sibling(name.as_bytes()).ok_or(Errno::EISDIR)?;
+    make(&made)?;
+    link.base.rename(made.path(), &link.base, link.path(), 0).map_err(|error| {
+        // What matters is why it has not its name.
+        let _ = made.base.unlink(made.path(), false);
+        error.into()
+    })
 }
 
 /// Opens a directory for what is to be done in it.

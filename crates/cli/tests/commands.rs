@@ -133,7 +133,19 @@ fn names_are_made_moved_and_linked() {
         assert!(bad(1, &["mv", &url("moved"), &url(again)]).contains("same file"), "{again}");
         assert_eq!(text(&["cat", &url("moved"), &url("hard")]), "contentscontents");
     }
+    // What cannot be linked to replaces nothing.
+    let dir = |path: &str| world.url(&format!("dir/{path}"));
+    for url in [&url as &dyn Fn(&str) -> String, &dir] {
+        good(&["mkdir", "-p", &url("a/b")]);
+        good(&["cp", local.to_str().unwrap(), &url("stays")]);
+        bad(1, &["ln", "-f", &url("a"), &url("stays")]);
+        assert_eq!(text(&["cat", &url("stays")]), "contents");
+        good(&["rm", &url("stays")]);
+    }
     good(&["ln", "-s", "moved", &url("soft")]);
+    // Of a file only the link to it would stay.
+    assert!(bad(1, &["mv", &url("soft"), &url("moved")]).contains("would be lost"));
+    assert_eq!(text(&["cat", &url("moved")]), "contents");
     good(&["ln", "-sf", "hard", &url("soft")]);
     assert_eq!(text(&["cat", &url("soft")]), "contents");
     assert!(text(&["stat", &url("soft")]).contains("-> hard"));
@@ -256,6 +268,11 @@ fn what_is_not_there_is_told_with_what_to_do() {
         let complaint = bad(1, &["disk", "info", url]);
         assert!(complaint.contains("cannot connect"), "{complaint}");
         assert!(complaint.contains("there is no such socket"), "{complaint}");
+    }
+    // That there is no server does not say that there is no file.
+    for socket in ["/no/socket", "/etc/passwd/socket"] {
+        let complaint = bad(1, &["rm", "-rf", &format!("towline+unix:///d/x?socket={socket}")]);
+        assert!(complaint.contains("cannot connect"), "{complaint}");
     }
     let complaint = bad(1, &["disk", "info", "ftp://host/disk"]);
     assert!(complaint.contains("towline://HOST/DISK"), "{complaint}");
