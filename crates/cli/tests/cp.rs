@@ -246,6 +246,69 @@ fn an_interrupted_copy_says_what_it_leaves() {
     assert!(fs::read(served.join("large")).unwrap() == data, "contents differ");
 }
 
+/// Whether a request was carried out that its server saw and did not answer nobody knows.
+#[test]
+fn files_that_are_there_stay_when_the_server_is_started_anew() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let mut world = World::new();
+    let (tree, served) = (world.local("tree"), world.local("served/tree"));
+    for (directory, text) in [(&tree, "new"), (&served, "old")] {
+        fs::create_dir(directory).unwrap();
+        for number in 0..2000 {
+            fs::write(directory.join(format!("{number}")), text).unwrap();
+        }
+    }
+    let mut copy = Command::new(TOWLINE);
+    copy.args(["cp", "-r", &format!("{}/.", tree.display()), &world.url("dir/tree")]);
+    let mut copy = copy.stderr(Stdio::null()).spawn().unwrap();
+    for round in 1..6 {
+        let replaced = || {
+            (0..2000).filter(|n| fs::read(served.join(format!("{n}"))).is_ok_and(|f| f == b"new"))
+        };
+        wait_until("some of it is copied", || {
+            replaced().count() > 250 * round || copy.try_wait().unwrap().is_some()
+        });
+        assert!(copy.try_wait().unwrap().is_none(), "faster than the test");
+        kill_process(Pid::from_raw(world.server_id() as i32).unwrap(), Signal::STOP).unwrap();
+        // What is asked now is not answered.
+        std::thread::sleep(Duration::from_millis(100));
+        world.restart();
+    }
+    copy.wait().unwrap();
+    let missing = (0..2000).filter(|n| !served.join(format!("{n}")).exists()).count();
+    assert_eq!(missing, 0, "files were removed");
+}
+
+/// A directory without leave to write is one in which the next run has something to do, too.
+#[test]
+fn closed_directories_are_gone_on_with() {
+    let world = World::new();
+    let (tree, target) = (world.local("served/tree"), world.local("target"));
+    fs::create_dir_all(tree.join("closed")).unwrap();
+    let copy = || {
+        // Root is to need leave, too.
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-dac_override", TOWLINE]);
+        if !rustix::process::geteuid().is_root() {
+            command = Command::new(TOWLINE);
+        }
+        command.args(["cp", "-r", "--resume", &world.url("dir/tree/.")]).arg(&target);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(fs::metadata(target.join("closed")).unwrap().mode() & 0o7777, 0o555);
+    };
+    for name in ["one", "two"] {
+        set_mode(&tree.join("closed"), 0o755);
+        fs::write(tree.join("closed").join(name), name).unwrap();
+        set_mode(&tree.join("closed"), 0o555);
+        copy();
+        assert_eq!(fs::read(target.join("closed").join(name)).unwrap(), name.as_bytes());
+    }
+    for directory in [tree, target] {
+        set_mode(&directory.join("closed"), 0o755);
+    }
+}
+
 /// Small files have parts of their own for each copy, which nobody goes on with.
 #[test]
 fn resume_removes_what_killed_copies_left() {
@@ -394,12 +457,96 @@ fn errors_name_their_argument_and_the_others_are_copied() {
     assert!(complaint.contains(&format!("{nowhere}: no such file")), "{complaint}");
     let complaint = bad(1, &["cp", &world.url("mem/one"), &world.url("mem/one")]);
     assert!(complaint.contains("is the same file"), "{complaint}");
+    good(&["ln", "-s", "one", &world.url("mem/link")]);
+    let complaint = bad(1, &["cp", "-r", &world.url("mem/link"), &world.url("mem/one")]);
+    assert!(complaint.contains("the file that the link leads to"), "{complaint}");
+    assert_eq!(text(&["cat", &world.url("mem/one")]), "1");
+    good(&["rm", &world.url("mem/link")]);
+    let served = world.local("served/one");
+    fs::write(&served, "one").unwrap();
+    fs::hard_link(&served, world.local("served/other")).unwrap();
+    let both = [world.url("dir/one"), served.to_str().unwrap().to_owned()];
+    for (one, other) in [(0, 1), (1, 0)] {
+        let complaint = bad(1, &["cp", &both[one], &both[other]]);
+        assert!(complaint.contains("is the same file"), "{complaint}");
+    }
     bad(1, &["cp", "-r", &directory, &world.url("mem/one")]);
     bad(1, &["cp", &one, &world.url("mem/nothing/")]);
     assert!(bad(2, &["cp", &one, &two]).contains("cp(1)"));
     bad(2, &["cp", &one]);
     let complaint = bad(1, &["cp", &one, "towline://127.0.0.1:1/x/y"]);
     assert!(complaint.contains("127.0.0.1:1"), "{complaint}");
+}
+
+#[test]
+fn two_sources_do_not_take_one_place() {
+    let world = World::new();
+    let path = |name: &str| world.local(name).to_str().unwrap().to_owned();
+    for directory in ["one", "two"] {
+        fs::create_dir_all(world.local(directory).join("sub")).unwrap();
+        fs::write(world.local(directory).join("same"), directory).unwrap();
+        fs::write(world.local(directory).join("sub").join(directory), directory).unwrap();
+    }
+    let (one, two, mem) = (path("one/same"), path("two/same"), world.url("mem"));
+    let complaint = bad(1, &["cp", &one, &two, &mem]);
+    assert!(complaint.contains(&format!("{two}: not copied")), "{complaint}");
+    assert_eq!(text(&["cat", &world.url("mem/same")]), "one");
+    // Twice the same is a slip that harms nobody, and directories become one.
+    let output = run(&["cp", &two, &two, &mem]);
+    assert!(output.status.success() && !output.stderr.is_empty());
+    good(&["cp", "-r", &path("one/sub"), &path("two/sub"), &mem]);
+    assert_eq!(text(&["ls", &world.url("mem/sub")]), "one\ntwo\n");
+    // Of files in them the last one stays.
+    good(&["cp", "-r", &path("one/."), &path("two/."), &mem]);
+    assert_eq!(text(&["cat", &world.url("mem/same")]), "two");
+}
+
+/// As in a tree that was copied and not finished.
+#[test]
+fn files_with_the_names_of_parts_are_copied_too() {
+    let world = World::new();
+    let tree = world.local("tree");
+    fs::create_dir(&tree).unwrap();
+    for number in 0..8 {
+        fs::write(tree.join(format!("{number}")), noise(3 << 20, 5)).unwrap();
+        fs::write(tree.join(format!(".{number}.towline-part")), b"part").unwrap();
+    }
+    good(&["cp", "-r", tree.to_str().unwrap(), &world.url("dir/tree")]);
+    assert_eq!(names(&world.local("served/tree")), names(&tree));
+    let sums = |tree: &str| text(&["sum", "-r", tree]);
+    assert_eq!(sums(tree.to_str().unwrap()), sums(&world.url("dir/tree")));
+}
+
+#[test]
+fn attributes_of_the_system_and_of_what_links_lead_to_are_kept() {
+    let world = World::new();
+    let (served, target) = (world.local("served"), world.local("target"));
+    // `cap_net_raw=ep`, as `capabilities(7)` describes it.
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for (name, value) in [("security.capability", &capability[..]), ("user.note", b"kept")] {
+        for length in [7, LARGE] {
+            let source = served.join("source");
+            fs::write(&source, noise(length, 5)).unwrap();
+            if rustix::fs::lsetxattr(&source, name, value, XattrFlags::empty()).is_err() {
+                println!("SKIPPED {name}: it cannot be set here");
+                continue;
+            }
+            let _ = symlink("source", served.join("link"));
+            for link in ["source", "link"] {
+                good(&[
+                    "cp",
+                    "--preserve=all",
+                    &world.url(&format!("dir/{link}")),
+                    target.to_str().unwrap(),
+                ]);
+                let mut found = vec![0; 64];
+                let length = rustix::fs::lgetxattr(&target, name, &mut found).unwrap_or(0);
+                assert_eq!(found[..length], *value, "{name} of {link}");
+                fs::remove_file(&target).unwrap();
+            }
+            fs::remove_file(&source).unwrap();
+        }
+    }
 }
 
 #[test]
@@ -451,6 +598,12 @@ fn devices_and_pipes_are_read_and_written_in_place() {
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
     let out = good(&["cp", &world.url("mem/source"), "/dev/stdout"]);
     assert!(out == noise(3 << 20, 5));
+    // A directory stands for a stream that is closed: nothing is to appear in it.
+    let script = "exec \"$0\" cp \"$1\" /dev/stdout >&-";
+    let closed =
+        Command::new("sh").args(["-c", script, TOWLINE, &world.url("mem/source")]).output();
+    let complaint = String::from_utf8(closed.unwrap().stderr).unwrap();
+    assert!(complaint.contains("/dev/stdout: bad file descriptor"), "{complaint}");
     let target = world.url("mem/piped");
     let mut copy = Command::new(TOWLINE)
         .args(["cp", "/dev/stdin", &target])

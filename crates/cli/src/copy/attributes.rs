@@ -80,6 +80,18 @@ pub(super) fn set(target: &End, set: &SetAttr) -> Outcome<()> {
     }
 }
 
+/// Sets the owner, if there is one to set, as [`set`] does; what remains to be set.
+pub(super) fn set_owner(target: &End, set: &SetAttr) -> Outcome<SetAttr> {
+    let owner = SetAttr { uid: set.uid, gid: set.gid, ..SetAttr::default() };
+    if owner == SetAttr::default() {
+        return Ok(*set);
+    }
+    match target.set_attr(&owner) {
+        Err(failure) if failure.is(Errno::EPERM) && set.uid.is_some() => Ok(without_owner(set)),
+        result => result.map(|()| SetAttr { uid: None, gid: None, ..*set }),
+    }
+}
+
 fn without_owner(set: &SetAttr) -> SetAttr {
     SetAttr { uid: None, gid: None, mode: set.mode.map(|mode| mode & 0o1777), ..*set }
 }

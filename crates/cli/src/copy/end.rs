@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
-use towline_client::{Attr, Errno, SetAttr, Url};
+use towline_client::{Attr, Errno, SetAttr, Timestamp, Url};
 
 /// Most symbolic links followed to find where a target really is.
 const LINKS_MAX: u32 = 40;
@@ -29,6 +29,18 @@ pub(crate) struct Status {
     pub(crate) attr: Attr,
     /// Together with the inode number names the file, among files of this machine and of servers.
     pub(crate) device: (bool, u64),
+}
+
+impl Status {
+    /// True when both are one file, also when it is reached in two ways (a local path and a URL, two exports):
+    /// no other file has the same number and was changed in the same nanosecond.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let (one, two) = (&self.attr, &other.attr);
+        if self.device == other.device || one.changed == Timestamp::default() {
+            return (self.device, one.inode) == (other.device, two.inode);
+        }
+        (one.inode, one.mode, one.changed) == (two.inode, two.mode, two.changed)
+    }
 }
 
 /// One name of a directory.
@@ -256,19 +268,19 @@ impl End {
         }
     }
 
-    /// Names of the extended attributes.
+    /// Names of the extended attributes, of what a link leads to.
     pub(crate) fn xattrs(&self) -> Outcome<Vec<Vec<u8>>> {
         match self {
             Self::Local(local) => local.xattrs(),
-            Self::Remote(place) => Ok(place.base.list_xattrs(place.path(), false)?),
+            Self::Remote(place) => Ok(place.base.list_xattrs(place.path(), true)?),
         }
     }
 
-    /// Value of an extended attribute.
+    /// Value of an extended attribute, of what a link leads to.
     pub(crate) fn xattr(&self, name: &[u8]) -> Outcome<Vec<u8>> {
         match self {
             Self::Local(local) => local.xattr(name),
-            Self::Remote(place) => Ok(place.base.xattr(place.path(), false, name)?),
+            Self::Remote(place) => Ok(place.base.xattr(place.path(), true, name)?),
         }
     }
 

@@ -59,13 +59,14 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Copies a regular file.
+    /// Copies a regular file. Where `part_is_taken`, its part gets a name of this run alone.
     pub(super) fn copy(
         &self,
         source: &End,
         target: &End,
         status: &Status,
         mut existing: Existing,
+        part_is_taken: bool,
     ) -> Outcome<()> {
         if self.resume || target.is_local() {
             existing = looked_at(target, existing)?;
@@ -77,9 +78,9 @@ impl Files {
                 return Ok(());
             }
         }
-        let sparse = status.attr.blocks.saturating_mul(512) < status.attr.size;
+        let sparse = is_sparse(status);
         if status.attr.size > WHOLE_BYTES_MAX || sparse {
-            return self.large(source, target, status, existing, sparse);
+            return self.large(source, target, status, existing, part_is_taken);
         }
         let expected = status.attr.size as usize;
         let data = source.read_start(expected + 1).map_err(|f| f.about(source))?;
@@ -92,7 +93,7 @@ impl Files {
                     let input = source.open().map_err(|f| f.about(source))?;
                     self.without_length(source, target, status, &existing, input)
                 }
-                _ => self.large(source, target, status, existing, sparse),
+                _ => self.large(source, target, status, existing, part_is_taken),
             };
         }
         self.whole(source, target, status, existing, &data)?;
@@ -152,10 +153,12 @@ impl Files {
                 return Err(Failure::new("differs from the source after the copy; removed"));
             }
         }
+        let mut set = self.wanted.rest(attr, replaced);
         if self.wanted.xattr {
+            // Before them: with another owner, also the same one, capabilities of the file go (`chown(2)`).
+            set = attributes::set_owner(written, &set)?;
             attributes::copy_xattrs(source, written)?;
         }
-        let mut set = self.wanted.rest(attr, replaced);
         if data.is_none() {
             // A large part is for its owner only until it is complete.
             set.mode = Some(self.wanted.mode(attr, replaced));
@@ -169,8 +172,9 @@ impl Files {
         target: &End,
         status: &Status,
         existing: Existing,
-        sparse: bool,
+        part_is_taken: bool,
     ) -> Outcome<()> {
+        let sparse = is_sparse(status);
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
         let replaced = replaced(status, &existing).map_err(|f| f.about(target))?;
@@ -185,7 +189,11 @@ impl Files {
             return self.without_length(source, target, status, &existing, input);
         }
         let stamp = Stamp::new(&attr);
-        let part = target.sibling(&part::name(target.name()))?;
+        let part = match part_is_taken {
+            true => part::unique_name(target.name(), self.run),
+            false => part::name(target.name()),
+        };
+        let part = target.sibling(&part)?;
         let (output, from) = self.open_part(&part, &stamp).map_err(|f| f.about(target))?;
         let inside = match (source, target) {
             (End::Remote(source), End::Remote(target)) => {
@@ -330,6 +338,11 @@ impl Files {
     }
 }
 
+/// True where a file may have holes.
+fn is_sparse(status: &Status) -> bool {
+    status.attr.blocks.saturating_mul(512) < status.attr.size
+}
+
 /// Looks at the target, unless that was done.
 fn looked_at(target: &End, existing: Existing) -> Outcome<Existing> {
     match existing {
@@ -339,7 +352,7 @@ fn looked_at(target: &End, existing: Existing) -> Outcome<Existing> {
 }
 
 fn check_replaceable(source: &Status, there: &Status) -> Outcome<()> {
-    if source.device == there.device && source.attr.inode == there.attr.inode {
+    if source.is_same(there) {
         return Err(Failure::new("is the same file as the source"));
     }
     if there.attr.is_directory() {
@@ -445,6 +458,7 @@ impl Drop for Permit<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use towline_client::Timestamp;
 
     #[test]
     fn only_other_regular_files_and_links_are_replaced() {
@@ -459,6 +473,12 @@ mod tests {
         assert!(check_replaceable(&source, &status(2, 0o100_600)).is_ok());
         let elsewhere = Status { device: (false, 1), ..source };
         assert!(check_replaceable(&source, &elsewhere).is_ok(), "same number, other side");
+        let at = |seconds, status: Status| Status {
+            attr: Attr { changed: Timestamp::new(seconds, 5), ..status.attr },
+            ..status
+        };
+        assert!(check_replaceable(&at(1, source), &at(2, elsewhere)).is_ok());
+        assert!(check_replaceable(&at(1, source), &at(1, elsewhere)).is_err(), "from two sides");
         let link = Existing::There(status(2, 0o120_777));
         assert_eq!(replaced(&source, &link).unwrap(), None, "a link has no mode to keep");
     }

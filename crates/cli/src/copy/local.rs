@@ -201,18 +201,18 @@ impl Local {
         Ok(())
     }
 
-    /// Names of the extended attributes.
+    /// Names of the extended attributes, of what a link leads to.
     pub(super) fn xattrs(&self) -> Outcome<Vec<Vec<u8>>> {
         let mut names = vec![0; XATTR_BYTES_MAX];
-        let length = rustix::fs::llistxattr(self.whole(), &mut names)?;
+        let length = rustix::fs::listxattr(self.whole(), &mut names)?;
         names.truncate(length);
         Ok(names.split(|b| *b == 0).filter(|n| !n.is_empty()).map(<[u8]>::to_vec).collect())
     }
 
-    /// Value of an extended attribute.
+    /// Value of an extended attribute, of what a link leads to.
     pub(super) fn xattr(&self, name: &[u8]) -> Outcome<Vec<u8>> {
         let mut value = vec![0; XATTR_BYTES_MAX];
-        let length = rustix::fs::lgetxattr(self.whole(), OsStr::from_bytes(name), &mut value)?;
+        let length = rustix::fs::getxattr(self.whole(), OsStr::from_bytes(name), &mut value)?;
         value.truncate(length);
         Ok(value)
     }

@@ -21,10 +21,12 @@ use crate::remote::{Place, Remotes};
 use crate::report::{Failure, Outcome, Report, note};
 use attributes::Wanted;
 use clap::ValueEnum;
-use end::End;
+use end::{End, Status};
 use file::{Files, Permits};
 use rustix::fs::Mode;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::io::{stderr, stdout};
 use std::process::ExitCode;
 use towline_client::{Errno, Priority, Url};
 use tree::{Job, Tree};
@@ -166,25 +168,64 @@ fn run_number() -> u32 {
     std::process::id().rotate_left(16) ^ nanoseconds
 }
 
-/// What goes where; `None` when nothing can be copied.
-fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Job>> {
+/// What goes where, each list after the one before; `None` when nothing can be copied.
+fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>> {
     let (target, sources) = args.paths.split_last()?;
     let shown = target.to_string_lossy();
     let target = report.check(&shown, End::parse(remotes, target))?;
     let there = report.check(&target, target.status_if_any(true))?;
     let directory = there.is_some_and(|there| there.attr.is_directory());
+    if there.is_some_and(|there| directory && is_closed_stream(&target, &there)) {
+        report.error(&target, Errno::EBADF.into());
+        return None;
+    }
     if sources.len() > 1 && !directory {
         report.error(&target, Failure::from(Errno::ENOTDIR).with("several files need a directory"));
         return None;
     }
-    let mut jobs = Vec::with_capacity(sources.len());
+    let mut lists = vec![Vec::with_capacity(sources.len())];
+    let mut taken = HashMap::with_capacity(sources.len());
+    let mut named = HashSet::with_capacity(sources.len());
     for source in sources {
         let shown = source.to_string_lossy();
+        if !named.insert(source) {
+            report.warning(&shown, "named more than once");
+            continue;
+        }
         let job = End::parse(remotes, source)
-            .and_then(|source| job(remotes, source, &target, directory, args.recursive));
-        jobs.extend(report.check(&shown, job));
+            .and_then(|source| job(remotes, source, &target, directory, args.recursive))
+            .and_then(|job| Ok((take(&mut taken, &job)?, job)));
+        let Some((is_first, job)) = report.check(&shown, job) else { continue };
+        match lists.last_mut() {
+            Some(last) if is_first => last.push(job),
+            _ => lists.push(vec![job]),
+        }
     }
-    Some(jobs)
+    Some(lists)
+}
+
+/// True for `/dev/stdout` and its kin where the stream is closed: a directory is in its place (`launch/system.rs`).
+fn is_closed_stream(target: &End, there: &Status) -> bool {
+    let same = |stream: Outcome<Status>| {
+        stream.is_ok_and(|s| (s.device, s.attr.inode) == (there.device, there.attr.inode))
+    };
+    target.is_local()
+        && target.status(false).is_ok_and(|link| link.attr.is_symlink())
+        && (same(local::status_of_file(stdout())) || same(local::status_of_file(stderr())))
+}
+
+/// Only directories are copied into one place, one after the other: of anything else one copy would replace
+/// the other. Tells whether it is the first one.
+fn take(taken: &mut HashMap<String, bool>, job: &Job) -> Outcome<bool> {
+    let place = job.place();
+    match taken.get(&place) {
+        Some(true) if job.is_directory() => Ok(false),
+        Some(_) => Err(Failure::new(format!("not copied: another source goes to {place}, too"))),
+        None => {
+            taken.insert(place, job.is_directory());
+            Ok(true)
+        }
+    }
 }
 
 fn job(remotes: &Remotes, source: End, target: &End, into: bool, recursive: bool) -> Outcome<Job> {

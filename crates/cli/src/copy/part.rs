@@ -26,6 +26,11 @@ pub(super) fn unique_name(of: &[u8], run: u32) -> Vec<u8> {
     with_suffix(of, format!(".{run:08x}{count:x}{SUFFIX}").as_bytes())
 }
 
+/// True for a name as parts have it.
+pub(super) fn is_part(name: &[u8]) -> bool {
+    name.ends_with(SUFFIX.as_bytes())
+}
+
 /// True for a part of one of these files that another run alone used: one that is still there was
 /// most likely killed.
 pub(super) fn is_of_another_run<'a>(

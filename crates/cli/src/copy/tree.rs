@@ -6,7 +6,7 @@ use super::file::{Existing, Files};
 use super::part;
 use crate::report::{Failure, Outcome, Report};
 use crate::workers::together;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
 use towline_wire::attr::TYPE_SYMLINK;
@@ -22,13 +22,26 @@ pub(super) struct Job {
     name: Option<Vec<u8>>,
     status: Status,
     existing: Existing,
+    /// The name of its part is that of another file.
+    part_is_taken: bool,
 }
 
 impl Job {
     /// An argument of the command line.
     pub(super) fn top(source: End, target: End, status: Status) -> Self {
         let (source, target) = (Arc::new(source), Arc::new(target));
-        Self { source, target, name: None, status, existing: Existing::Unknown }
+        let existing = Existing::Unknown;
+        Self { source, target, name: None, status, existing, part_is_taken: false }
+    }
+
+    /// Where the copy will be.
+    pub(super) fn place(&self) -> String {
+        self.ends().1.to_string()
+    }
+
+    /// True when a directory is copied.
+    pub(super) fn is_directory(&self) -> bool {
+        self.status.attr.is_directory()
     }
 
     fn ends(&self) -> (End, End) {
@@ -44,7 +57,8 @@ struct Directory {
     source: End,
     target: End,
     status: Status,
-    new: bool,
+    /// A mode that would be in the way of what is done in it.
+    mode: Option<u32>,
 }
 
 /// The copy of all arguments.
@@ -55,7 +69,7 @@ pub(super) struct Tree<'a> {
     queue: Queue,
     directories: Mutex<Vec<Directory>>,
     /// First copy of each file that has several names.
-    first_names: Mutex<HashMap<Identity, Arc<End>>>,
+    first_names: Mutex<HashMap<(Identity, i64, u32), Arc<End>>>,
     /// Further names: first copy, new name.
     more_names: Mutex<Vec<(Arc<End>, End)>>,
     /// Directories that this copy writes to, so that it does not go on to copy its own work.
@@ -77,13 +91,15 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Copies everything with so many workers.
-    pub(super) fn run(&self, jobs: Vec<Job>, workers: usize) {
-        for job in &jobs {
+    /// Copies everything with so many workers, one list of jobs after the other.
+    pub(super) fn run(&self, lists: Vec<Vec<Job>>, workers: usize) {
+        for job in lists.iter().flatten() {
             self.files.progress.found(1, bytes(&job.status));
         }
-        self.queue.push(jobs);
-        together(workers, || self.work());
+        for jobs in lists {
+            self.queue.push(jobs);
+            together(workers, || self.work());
+        }
         for (first, new) in locked(&self.more_names).drain(..) {
             self.report.check(&new, another_name(&first, &new));
         }
@@ -115,7 +131,8 @@ impl<'a> Tree<'a> {
             return Ok(());
         }
         if attr.is_file() && !(job.name.is_none() && self.goes_to_device(&target)) {
-            return self.files.copy(&source, &target, &job.status, job.existing);
+            let part = job.part_is_taken;
+            return self.files.copy(&source, &target, &job.status, job.existing, part);
         }
         if attr.is_file() || !self.recursive {
             return self.files.stream(&source, &target, &job.status);
@@ -132,7 +149,9 @@ impl<'a> Tree<'a> {
     }
 
     fn known_by_another_name(&self, job: &Job, target: &End) -> bool {
-        let identity = identity(&job.status);
+        // File systems that are mounted in one export have the same numbers; all names of a file have one time.
+        let changed = job.status.attr.changed;
+        let identity = (identity(&job.status), changed.seconds, changed.nanoseconds);
         let mut names = locked(&self.first_names);
         match names.get(&identity) {
             Some(first) => {
@@ -161,6 +180,8 @@ impl<'a> Tree<'a> {
             Err(failure) => return Err(failure.about(&target)),
         };
         let target = target.shortened()?;
+        let mode = wanted.mode(&job.status.attr, None);
+        let mut closed = (new && mode & 0o700 != 0o700).then_some(mode);
         if !new || job.name.is_none() {
             // Only the user, not a tree, may mean the directory that a link leads to.
             let there = target.status(job.name.is_none()).map_err(|f| f.about(&target))?;
@@ -170,6 +191,12 @@ impl<'a> Tree<'a> {
             }
             if job.name.is_none() {
                 locked(&self.targets).push((identity(&there), target.clone()));
+            }
+            let bits = there.attr.mode & 0o7777;
+            // One that an interrupted copy has made, and closed.
+            if self.files.resume && !new && bits & 0o700 != 0o700 && bits & 0o777 == mode & 0o777 {
+                let open = SetAttr { mode: Some(bits | 0o700), ..SetAttr::default() };
+                closed = target.set_attr(&open).is_ok().then_some(bits);
             }
         }
         let mut there: HashMap<_, _> = if self.files.resume && !new {
@@ -181,10 +208,14 @@ impl<'a> Tree<'a> {
         };
         let known = new || self.files.resume;
         let status = job.status;
-        let directory = Directory { source: source.clone(), target: target.clone(), status, new };
+        let directory =
+            Directory { source: source.clone(), target: target.clone(), status, mode: closed };
         locked(&self.directories).push(directory);
         let (source, target) = (Arc::new(source), Arc::new(target));
-        let total = listed.iter().map(|entry| bytes(&entry.status)).sum();
+        let parts: HashSet<_> =
+            listed.iter().map(|e| &e.name).filter(|n| part::is_part(n)).cloned().collect();
+        let sizes = listed.iter().map(|entry| bytes(&entry.status));
+        let total = sizes.fold(0, u64::saturating_add);
         self.files.progress.found(listed.len() as u64, total);
         let children = listed.into_iter().rev().map(|entry| Job {
             source: source.clone(),
@@ -194,6 +225,7 @@ impl<'a> Tree<'a> {
                 None if !known => Existing::Unknown,
                 found => found.into(),
             },
+            part_is_taken: !parts.is_empty() && parts.contains(&part::name(&entry.name)),
             name: Some(entry.name),
         });
         self.queue.push(children.collect());
@@ -236,10 +268,7 @@ impl<'a> Tree<'a> {
             attributes::copy_xattrs(&directory.source, &directory.target)?;
         }
         let mut set = wanted.rest(&directory.status.attr, None);
-        let mode = wanted.mode(&directory.status.attr, None);
-        if directory.new && mode & 0o700 != 0o700 {
-            set.mode = Some(mode);
-        }
+        set.mode = set.mode.or(directory.mode);
         attributes::set(&directory.target, &set)
     }
 
@@ -251,6 +280,9 @@ impl<'a> Tree<'a> {
                 if there.attr.is_directory() {
                     let failure = Failure::new("is a directory and cannot be replaced by a link");
                     return Err(failure.about(target));
+                }
+                if source.status(true).is_ok_and(|leads_to| leads_to.is_same(&there)) {
+                    return Err(Failure::new("is the file that the link leads to").about(target));
                 }
                 let same = there.attr.file_type() == TYPE_SYMLINK
                     && target.read_link().is_ok_and(|there| there == leads_to);
