@@ -253,6 +253,8 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
     let fifo = place.path("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let missing = place.path("missing");
+    let hard = place.path("hard");
+    std::fs::hard_link(&local, &hard).unwrap();
     let before = std::fs::read(&local).unwrap();
     for (arguments, expected) in [
         (&["copy", &local, &local][..], "the same disk"),
@@ -261,6 +263,8 @@ fn what_cannot_be_copied_is_refused_with_a_reason() {
         // The file that the server has the disk from, which would be emptied first.
         (&["copy", &img, &local], "the same disk"),
         (&["copy", "--resume", &img, &local], "the same disk"),
+        (&["copy", &img, &hard], "it is served"),
+        (&["copy", &place.nbd("img"), &local], "it is served"),
         (&["copy", &local, &img], "the same disk"),
         (&["copy", &local, &place.url("ro")], "read-only"),
         (&["copy", &local, &place.url("none")], "disk info"),

@@ -5,6 +5,7 @@ use super::pieces::PIECE_BYTES;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome};
 use crate::serve::parse_bytes;
+use rustix::fs::FlockOperation;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -108,13 +109,20 @@ impl End {
         Ok(end)
     }
 
-    /// Makes a local file of this length, all holes.
+    /// Makes a local file of this length, all holes; not of one that is in use as a disk, under whatever name.
     pub(super) fn create(text: &str, size: u64) -> Outcome<Self> {
-        let make = || -> io::Result<()> {
-            File::create(text)?.set_len(size)?;
-            Ok(())
+        let make = || -> Outcome<()> {
+            let file = File::options().write(true).create(true).truncate(false).open(text)?;
+            let lock = FlockOperation::NonBlockingLockExclusive;
+            if rustix::fs::flock(&file, lock) == Err(rustix::io::Errno::WOULDBLOCK) {
+                return Err(
+                    Failure::from(Errno::EBUSY).with("it is served, or copied to, as a disk")
+                );
+            }
+            file.set_len(0)?;
+            Ok(file.set_len(size)?)
         };
-        make().map_err(|error| Failure::from(error).about(text))?;
+        make().map_err(|failure| failure.about(text))?;
         let kind = Kind::Local(local(text, true)?, Mutex::default());
         Ok(Self { name: text.to_owned(), is_target: true, kind })
     }

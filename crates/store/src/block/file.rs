@@ -9,7 +9,7 @@ use crate::block_store::{
     BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
 };
 use crate::directory::system;
-use rustix::fs::{FallocateFlags, FileType, Mode, OFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -91,6 +91,10 @@ impl FileDisk {
             _ => return Err(Errno::INVAL.into()),
         };
         let cached = rustix::fs::open(path, access | claim, Mode::empty())?;
+        if kind == FileType::RegularFile {
+            // For whoever would empty the file: `towline disk copy` asks. Not every file system has locks.
+            let _ = rustix::fs::flock(&cached, FlockOperation::NonBlockingLockShared);
+        }
         // The same file, whatever the path names by now.
         use std::os::fd::AsRawFd;
         let same = format!("/proc/self/fd/{}", cached.as_raw_fd());
