@@ -2,6 +2,7 @@
 
 use crate::remote::{Place, Remotes, flag};
 use crate::report::{Failure, Outcome, Report};
+use std::collections::HashSet;
 use std::process::ExitCode;
 use towline_client::{Attr, Errno, SetAttr, Url};
 use towline_wire::request::UMASK_SHIFT;
@@ -184,8 +185,9 @@ pub(crate) fn rename(args: &MvArgs) -> ExitCode {
         Ok((place, directory))
     });
     let Some((place, directory)) = report.check(target, looked) else { return report.status() };
+    let mut taken = HashSet::new();
     for source in sources {
-        let moved = rename_one(&remotes, source, &place, directory, args.no_clobber);
+        let moved = rename_one(&remotes, source, &place, directory, args.no_clobber, &mut taken);
         report.check(source, moved);
     }
     report.status()
@@ -197,12 +199,16 @@ fn rename_one(
     target: &Place,
     into: bool,
     keep: bool,
+    taken: &mut HashSet<Vec<u8>>,
 ) -> Outcome<()> {
     let source = remotes.place(source)?;
     let target = if into { target.child(source.name()) } else { target.clone() };
     if !source.same_server(&target) || !source.same_export(&target) {
         let failure = Failure::from(Errno::EXDEV);
         return Err(failure.with("use `towline cp -r`, then `towline rm -r`"));
+    }
+    if taken.contains(target.full()) {
+        return Err(Failure::new(format!("not moved: another source went to {target}")));
     }
     if leads_to(&source, &target) {
         return Err(Failure::new(format!("is a link to {target}, which would be lost")));
@@ -218,7 +224,10 @@ fn rename_one(
         Ok(()) if is_same(&source, &target) => {
             Err(Failure::new(format!("is the same file as {target}: both names stay")))
         }
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            taken.insert(target.full().to_vec());
+            Ok(())
+        }
     }
 }
 

@@ -143,6 +143,13 @@ fn names_are_made_moved_and_linked() {
         good(&["rm", &url("stays")]);
     }
     good(&["ln", "-s", "moved", &url("soft")]);
+    good(&["mkdir", "-p", &url("one"), &url("two"), &url("both")]);
+    for directory in ["one", "two"] {
+        good(&["cp", local.to_str().unwrap(), &url(&format!("{directory}/same"))]);
+    }
+    let complaint = bad(1, &["mv", &url("one/same"), &url("two/same"), &url("both")]);
+    assert!(complaint.contains("two/same: not moved"), "{complaint}");
+    assert_eq!(text(&["cat", &url("two/same"), &url("both/same")]), "contentscontents");
     // Of a file only the link to it would stay.
     assert!(bad(1, &["mv", &url("soft"), &url("moved")]).contains("would be lost"));
     assert_eq!(text(&["cat", &url("moved")]), "contents");
