@@ -26,10 +26,6 @@ fn whole(kind: u8) -> Lock {
     Lock { family: lock::OPEN_FILE, kind, owner: 0, start: 0, length: 0 }
 }
 
-fn stop(server: &Process) {
-    server.signal(rustix::process::Signal::STOP);
-}
-
 /// A thread that waits for a lock receives for all, and nothing comes until others have done something.
 #[test]
 fn vectors_are_sent_while_another_thread_receives() {
@@ -60,7 +56,7 @@ fn operations_that_failed_give_their_slots_to_later_ones() {
     let mut server = Process::start(directory.path());
     let client = Client::connect(&server.tcp(), Options::default()).unwrap();
     let root = client.attach(b"dir").unwrap();
-    stop(&server);
+    server.stop();
     let begin = |number: usize| root.start_unlink(format!("{number}").as_bytes()).unwrap();
     let unlinks: Vec<_> = (0..SLOTS_MAX - 1).map(begin).collect();
     server.kill();
@@ -82,7 +78,7 @@ fn futures_of_a_session_that_ended_are_told_at_once() {
     options.reconnect = Duration::from_secs(1);
     let client = Client::connect(&server.tcp(), options).unwrap();
     let root = client.attach(b"dir").unwrap();
-    stop(&server);
+    server.stop();
     let stats: Vec<_> = (0..20).map(|_| root.start_stat_path(b".", true).unwrap()).collect();
     server.kill();
     let start = Instant::now();
@@ -184,7 +180,7 @@ fn files_and_disks_are_let_go_while_operations_are_under_way() {
                 let disk = client.disk(b"file").unwrap();
                 let data = vec![length as u8; length];
                 if restarts {
-                    stop(&server);
+                    server.stop();
                 }
                 let written = file.start_write_at(data.clone(), 0).unwrap();
                 let stored = disk.start_write_at(data, 0, false).unwrap();

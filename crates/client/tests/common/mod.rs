@@ -300,6 +300,17 @@ impl Process {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
+    /// Stops all its threads: what is sent to it from now on it never sees, if it is killed.
+    pub(crate) fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+            stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
+        };
+        eventually("it stops", || std::fs::read_dir(&tasks).unwrap().all(is_stopped));
+    }
+
     pub(crate) fn tcp(&self) -> Transport {
         Transport::Tcp("127.0.0.1".into(), self.port)
     }
