@@ -255,6 +255,11 @@ static void process_locks(void) {
     lock.l_type = F_UNLCK;
     SAY(fcntl(fd, F_SETLK, &lock));
     IN_CHILD(again("lock", "f"));
+    lock.l_type = F_RDLCK;
+    SAY(fcntl(fd, F_SETLK, &lock));
+    IN_CHILD(SAY(lockf(fd, F_TEST, 0)); SAY(lockf(fd, F_TLOCK, 0)));
+    lock.l_type = F_UNLCK;
+    SAY(fcntl(fd, F_SETLK, &lock));
     int reader = MUST(open("f", O_RDONLY));
     lock.l_type = F_WRLCK;
     SAY(fcntl(reader, F_SETLK, &lock));
@@ -503,6 +508,37 @@ static void working_directory_by_its_name(void) {
     IN_CHILD(execlp("sh", "sh", "-c", "ls /proc/self/cwd/ /proc/self/cwd/d", NULL));
 }
 
+/* Who waits to have alone what several share gives up its own part first. */
+static void turned_locks(void) {
+    make("f", "");
+    int a = MUST(open("f", O_RDWR)), b = MUST(open("f", O_RDWR)), ready[2], go[2];
+    SAY(flock(a, LOCK_SH));
+    SAY(flock(b, LOCK_SH));
+    SAY(flock(a, LOCK_EX | LOCK_NB));
+    SAY(flock(b, LOCK_EX | LOCK_NB));
+    SAY(flock(b, LOCK_UN));
+    SAY(flock(a, LOCK_UN));
+    MUST(pipe(ready));
+    MUST(pipe(go));
+    pid_t children[2];
+    char byte;
+    for (int i = 0; i < 2; i++) {
+        if ((children[i] = fork()) == 0) {
+            int fd = MUST(open("f", O_RDWR));
+            SAY(flock(fd, LOCK_SH));
+            close(go[1]);
+            MUST(write(ready[1], "", 1));
+            read(go[0], &byte, 1);
+            alarm(20);
+            SAY(flock(fd, LOCK_EX));
+            _exit(0);
+        }
+    }
+    for (int i = 0; i < 2; i++) MUST(read(ready[0], &byte, 1));
+    MUST(close(go[1]));
+    for (int i = 0; i < 2; i++) reap(children[i]);
+}
+
 static const struct test tests[] = {
     {"exec", every_exec},
     {"environments", environments},
@@ -514,6 +550,7 @@ static const struct test tests[] = {
     {"process-locks", process_locks},
     {"locks-exec", locks_and_new_programs},
     {"file-locks", file_locks},
+    {"turned-locks", turned_locks},
     {"lock-waits", waiting_for_locks},
     {"masks", masks},
     {NULL, NULL},

@@ -60,13 +60,31 @@ fn settle_closed(open: Open) {
     }
 }
 
+/// True when the open file may have a lock: this process knows of one, or others have, or had, the file from it.
+fn may_have_locked(open: Open) -> bool {
+    let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
+    open.entry.shared.load(Ordering::Relaxed) != 0
+        || remote::client(mount)
+            .is_ok_and(|client| client.has_locked(open.entry.handle.load(Ordering::Relaxed)))
+}
+
 fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
     let mut tries = 0;
     let mut has_settled = wait;
+    let mut has_given_up = wanted.family != lock::FLOCK || !may_have_locked(open);
     loop {
         // In the process's own session also after the waiting, which then remembers the lock.
         match inside(|| remote::with(open, |file| file.lock(wanted, false))) {
             Ok(()) => return 0,
+            // As in the kernel, a lock of the other kind is gone then: who have a shared one each, and want it for
+            // themselves, would wait for each other.
+            Err(libc::EAGAIN) if !std::mem::replace(&mut has_given_up, true) => {
+                let none = Lock { kind: lock::UNLOCK, ..*wanted };
+                match inside(|| remote::with(open, |file| file.lock(&none, false))) {
+                    Ok(()) => continue,
+                    Err(error) => return finish(Err(error)),
+                }
+            }
             Err(libc::EAGAIN) if wait => {}
             Err(libc::EAGAIN) if !std::mem::replace(&mut has_settled, true) => {
                 settle_closed(open);
@@ -235,7 +253,8 @@ pub(crate) unsafe fn lockf(fd: c_int, command: c_int, length: off64_t) -> c_int 
         libc::F_ULOCK => (libc::F_UNLCK, libc::F_SETLK),
         libc::F_LOCK => (libc::F_WRLCK, libc::F_SETLKW),
         libc::F_TLOCK => (libc::F_WRLCK, libc::F_SETLK),
-        libc::F_TEST => (libc::F_WRLCK, libc::F_GETLK),
+        // As libc does it: locks to read do not matter.
+        libc::F_TEST => (libc::F_RDLCK, libc::F_GETLK),
         _ => return finish(Err(libc::EINVAL)),
     };
     asked.l_type = kind as _;
