@@ -1,8 +1,9 @@
-//! A server inside the program changes nothing for the programs that it starts.
+//! A server inside the program changes nothing for the programs that it starts, and knows who they are.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
-use std::os::unix::fs::PermissionsExt;
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -52,4 +53,25 @@ fn programs_keep_their_umask_beside_an_embedded_server() {
         std::fs::metadata(served.path().join(name)).unwrap().permissions().mode() & 0o777
     };
     assert_eq!((mode("f"), mode("d"), mode("later")), (0o640, 0o750, 0o700));
+}
+
+/// Its first connection is made by the other user, whom the server believes no other name.
+#[test]
+fn a_process_that_was_another_user_is_root_again() {
+    let served = tempfile::tempdir().unwrap();
+    if std::fs::metadata(served.path()).unwrap().uid() != 0 {
+        return println!("SKIPPED: needs root");
+    }
+    std::fs::set_permissions(served.path(), Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(served.path().join("f"), "text").unwrap();
+    std::fs::set_permissions(served.path().join("f"), Permissions::from_mode(0o600)).unwrap();
+    let script = "$> = 65534; print open(F, '<', '/d/f') ? 1 : 0; \
+                  $> = 0; open(F, '<', '/d/f') or die \"$!\"; print <F>";
+    let output = Command::new(TOWLINE)
+        .args(["run", "--serve"])
+        .arg(served.path())
+        .args(["--at", "/d", "--", "perl", "-e", script])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0text", "{output:?}");
 }

@@ -23,6 +23,8 @@ const REQUESTS_FAR: u64 = 24;
 
 struct Session {
     process: u32,
+    /// Who made the connection.
+    user: u32,
     client: Client,
 }
 
@@ -85,7 +87,7 @@ fn connect(mount: usize, process: u32) -> Result<&'static Client, i32> {
     if client.boot_epoch() != root.epoch {
         guard::masked(|| client.reclaim()).map_err(number)?;
     }
-    let session = Box::leak(Box::new(Session { process, client }));
+    let session = Box::leak(Box::new(Session { process, user, client }));
     SESSIONS[mount].store(session, Ordering::Release);
     Ok(&session.client)
 }
@@ -111,6 +113,12 @@ pub(crate) fn identity_changed() {
         if let Some(session) = unsafe { place.load(Ordering::Acquire).as_ref() }
             && session.process == process
         {
+            if session.user != 0 && session.user != user {
+                // A server on this machine believes nobody else's but root's connection that it is another user's. The
+                // old one stays, as it speaks for this process's locks.
+                place.store(std::ptr::null_mut(), Ordering::Release);
+                continue;
+            }
             session.client.act_as(user, group);
         }
     }
