@@ -290,8 +290,69 @@ pub(crate) unsafe fn splice(
     // SAFETY: as the program says.
     unsafe {
         match check_splice((from, from_at), (to, to_at), flags) {
-            Ok(()) => copy(from, from_at, to, to_at, count.min(SPLICE_BYTES)),
             Err(error) => finish(Err(error)),
+            Ok(()) if descriptors::find(from).is_some() => {
+                into_pipe((from, from_at), to, count, flags)
+            }
+            Ok(()) if flags & libc::SPLICE_F_NONBLOCK != 0 && is_empty(from) => {
+                finish(Err(libc::EAGAIN))
+            }
+            Ok(()) => copy(from, from_at, to, to_at, count.min(SPLICE_BYTES)),
         }
+    }
+}
+
+/// True for a pipe out of which nothing can be read at this moment, not even its end.
+fn is_empty(pipe: c_int) -> bool {
+    let mut list = [libc::pollfd { fd: pipe, events: libc::POLLIN, revents: 0 }];
+    let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let call = [list.as_mut_ptr() as usize, 1, &raw const now as usize, 0, 0, 0];
+    // SAFETY: both outlive the call.
+    unsafe { checked(libc::SYS_ppoll, call) == Ok(0) }
+}
+
+/// Splices what a remote file holds into a pipe: as much as there is room for, which the kernel alone knows. It is
+/// given memory with the bytes in the file's place.
+unsafe fn into_pipe(
+    (from, at): (c_int, *mut off64_t),
+    to: c_int,
+    count: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    // SAFETY: descriptors and offset are the program's; the memory is ours, and nobody else knows of its descriptor.
+    unsafe {
+        let room = checked(libc::SYS_fcntl, [to as usize, libc::F_GETPIPE_SZ as usize, 0, 0, 0, 0]);
+        let mut bytes = vec![0u8; count.min(room.unwrap_or(SPLICE_BYTES))];
+        let begin = match place_of(at) {
+            Some(at) => at,
+            None => lseek(from, 0, libc::SEEK_CUR),
+        };
+        let got = pread(from, bytes.as_mut_ptr().cast(), bytes.len(), begin);
+        if got <= 0 {
+            return got;
+        }
+        let create = [c"splice".as_ptr() as usize, libc::MFD_CLOEXEC as usize, 0, 0, 0, 0];
+        let memory = match checked(libc::SYS_memfd_create, create) {
+            Ok(memory) => memory,
+            Err(error) => return finish(Err(error)),
+        };
+        let put = [memory, bytes.as_ptr() as usize, got as usize, 0, 0, 0];
+        let mut start = 0;
+        let moved = match checked(libc::SYS_pwrite64, put) {
+            Ok(put) => {
+                real::splice(memory as c_int, &raw mut start, to, std::ptr::null_mut(), put, flags)
+            }
+            Err(error) => finish(Err(error)),
+        };
+        let errno = errno();
+        let _ = checked(libc::SYS_close, [memory, 0, 0, 0, 0, 0]);
+        if moved > 0 {
+            match at.is_null() {
+                true => drop(lseek(from, begin + moved as i64, libc::SEEK_SET)),
+                false => advance(at, moved as usize),
+            }
+        }
+        set_errno(errno);
+        moved
     }
 }
