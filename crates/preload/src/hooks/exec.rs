@@ -137,11 +137,33 @@ unsafe fn execute_found(
             Ok(Led::Remote(at)) => {
                 finish(Err(execute_remote(&at, name, arguments, environment, depth)))
             }
-            Ok(Led::Local(path)) => with_environment(environment, Some(&path), |own| {
-                real::execve(path.as_ptr().cast(), arguments, own)
-            }),
+            Ok(Led::Local(path)) => execute_behind(&path, name, arguments, environment, depth),
             Err(error) => finish(Err(error)),
         }
+    }
+}
+
+/// Executes the local program to which links lead from `name`, by which a script is told of itself. The path ends with a
+/// zero byte.
+unsafe fn execute_behind(
+    path: &[u8],
+    name: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+    depth: u32,
+) -> c_int {
+    let local = path.as_ptr().cast();
+    // SAFETY: as the program says; the path is a string.
+    unsafe {
+        match reach::check(local, arguments, environment) {
+            Ok(Way::Hosted) => return host(path, arguments, environment),
+            Err(error) => return finish(Err(error)),
+            Ok(_) => {}
+        }
+        if let Some(line) = reach::script(local) {
+            return finish(Err(script(&line, name, arguments, environment, depth)));
+        }
+        with_environment(environment, Some(path), |own| real::execve(local, arguments, own))
     }
 }
 
@@ -183,9 +205,7 @@ unsafe fn execute(
             Some(Ok(Led::Remote(at))) => {
                 finish(Err(execute_remote(&at, path, arguments, environment, depth)))
             }
-            Some(Ok(Led::Local(path))) => with_environment(environment, Some(&path), |own| {
-                real::execve(path.as_ptr().cast(), arguments, own)
-            }),
+            Some(Ok(Led::Local(led))) => execute_behind(&led, path, arguments, environment, depth),
             Some(Err(error)) => finish(Err(error)),
         }
     }

@@ -4,7 +4,7 @@ use super::maps;
 use crate::descriptors::{self, Open};
 use crate::guard::{inside, ours};
 use crate::table::real;
-use crate::{fresh, limits, remote};
+use crate::{fresh, limits, place, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
 use towline_client::{File, SetAttr};
 use towline_wire::request::sync_kind;
@@ -17,7 +17,7 @@ pub(crate) const CALL_BYTES_MAX: usize = 0x7fff_f000;
 /// # Safety
 /// `count` bytes at `at` may be written.
 pub(crate) unsafe fn target<'a>(at: *mut c_void, count: size_t) -> Result<&'a mut [u8], i32> {
-    match (at.is_null(), count) {
+    match (!place::is_address(at.cast()), count) {
         (_, 0) => Ok(&mut []),
         (true, _) => Err(libc::EFAULT),
         // SAFETY: as the caller says.
@@ -112,6 +112,7 @@ unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Result<&'a [iovec], i3
                 _ => Err(libc::EINVAL),
             }
         }
+        Ok(1..=1024) => Err(libc::EFAULT),
         _ => Err(libc::EINVAL),
     }
 }

@@ -5,7 +5,7 @@ use super::io::source;
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::known;
-use crate::place::At;
+use crate::place::{self, At};
 use crate::remote;
 use crate::table::real;
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
@@ -23,6 +23,9 @@ unsafe fn give(value: &[u8], to: *mut c_void, room: size_t) -> Result<ssize_t, i
     if room > 0 {
         if value.len() > room {
             return Err(libc::ERANGE);
+        }
+        if !place::is_address(to.cast()) {
+            return Err(libc::EFAULT);
         }
         // SAFETY: the program says that there is so much room.
         unsafe { super::copy_out(value, to.cast(), room) };
