@@ -87,6 +87,11 @@ fn handlers_of_sigsys_behave() {
 }
 
 #[test]
+fn names_that_lead_across_behave() {
+    same(Libc::Shared, "ways.c", &[]);
+}
+
+#[test]
 fn streams_behave() {
     same(Libc::Shared, "streams.c", &[]);
 }

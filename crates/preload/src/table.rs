@@ -349,6 +349,8 @@ hooks! {
 
     // Sockets
     [bind] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::bind;
+    [sendto __sendto] (fd: c_int, data: *const c_void, count: size_t, flags: c_int, address: *const c_void, length: libc::socklen_t) -> ssize_t => sockets::sendto;
+    [getsockname] (fd: c_int, address: *mut c_void, length: *mut libc::socklen_t) -> c_int => sockets::getsockname;
     [connect __connect] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::connect;
 
     // Messages

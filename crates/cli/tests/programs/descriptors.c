@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/xattr.h>
 
@@ -761,6 +762,53 @@ static void refused_calls(void) {
     SAY(linkat(AT_FDCWD, own, AT_FDCWD, "../../../../../../../../../../dev/null", AT_SYMLINK_FOLLOW));
 }
 
+static void pipes_are_full(void) {
+    static char bytes[200000];
+    int fd = MUST(open("f", O_RDWR | O_CREAT, 0644)), ends[2];
+    MUST(write(fd, bytes, sizeof bytes));
+    MUST(lseek(fd, 0, SEEK_SET));
+    MUST(pipe(ends));
+    SAY(splice(ends[0], NULL, fd, NULL, 10, SPLICE_F_NONBLOCK));
+    SAY(fcntl(ends[1], F_SETPIPE_SZ, 8192));
+    SAY(splice(fd, NULL, ends[1], NULL, 65536, 0));
+    SAY(splice(fd, NULL, ends[1], NULL, 65536, SPLICE_F_NONBLOCK));
+    SAY(read(ends[0], bytes, 4096));
+    off64_t at = 12288;
+    SAY(splice(fd, &at, ends[1], NULL, 65536, 0));
+    say("%ld %ld", (long)at, (long)lseek(fd, 0, SEEK_CUR));
+    SAY(fcntl(ends[1], F_SETPIPE_SZ, 1 << 20));
+    SAY(splice(fd, NULL, ends[1], NULL, sizeof bytes, 0));
+    SAY(lseek(fd, 0, SEEK_CUR));
+    SAY(splice(fd, NULL, ends[1], NULL, 10, 0));
+    signal(SIGPIPE, SIG_IGN);
+    MUST(close(ends[0]));
+    SAY(splice(fd, &at, ends[1], NULL, 10, 0));
+}
+
+/* Newer than some headers. */
+#define FCHMODAT2 452
+
+/* By their descriptors alone. */
+static void attributes_of_what_is_open(void) {
+    make("f", "text");
+    int by_path = MUST(open("f", O_PATH)), fd = MUST(open("f", O_RDONLY)), here = MUST(open(".", O_PATH));
+    struct timespec times[2] = {{1000, 1}, {2000, 2}};
+    struct stat status;
+    SAY(utimensat(fd, "", times, AT_EMPTY_PATH));
+    SAY(stat("f", &status));
+    say("%ld %ld", (long)status.st_atime, (long)status.st_mtime);
+    times[1].tv_sec = 3000;
+    SAY(utimensat(by_path, "", times, AT_EMPTY_PATH));
+    SAY(utimensat(fd, "", times, 0));
+    SAY(fchownat(by_path, "", 7, -1, AT_EMPTY_PATH));
+    SAY(syscall(FCHMODAT2, by_path, "", 0640, AT_EMPTY_PATH));
+    SAY(stat("f", &status));
+    say("%ld %o %d", (long)status.st_mtime, status.st_mode, status.st_uid);
+    SAY(syscall(FCHMODAT2, here, "f", 0604, AT_SYMLINK_NOFOLLOW));
+    SAY(stat("f", &status));
+    say("%o", status.st_mode);
+}
+
 static const struct test tests[] = {
     {"duplicates", duplicates_share_the_offset},
     {"status-flags", duplicates_share_status_flags},
@@ -781,6 +829,8 @@ static const struct test tests[] = {
     {"replaced", unlinked_and_replaced},
     {"path", path_descriptors},
     {"moved", moved_without_buffers},
+    {"full-pipes", pipes_are_full},
+    {"attributes", attributes_of_what_is_open},
     {"threads", threads},
     {"handlers", handlers_use_files},
     {"errno", errno_stays},

@@ -2,6 +2,7 @@
  * functions. */
 #include "case.h"
 #include <fts.h>
+#include <ftw.h>
 #include <glob.h>
 
 static void plant(void) {
@@ -155,10 +156,43 @@ static void patterns(void) {
     }
 }
 
+static int visit(const char *path, const struct stat *status, int kind, struct FTW *place) {
+    (void)status;
+    say("%s, %d, level %d", strrchr(path, '/') ? strrchr(path, '/') : path, kind, place->level);
+    return kind == FTW_F ? FTW_SKIP_SUBTREE : 0;
+}
+
+static int end(const char *path, const struct stat *status, int kind, struct FTW *place) {
+    visit(path, status, kind, place);
+    return FTW_SKIP_SIBLINGS;
+}
+
+static int counted;
+
+static int count(const char *path, const struct stat *status, int kind, struct FTW *place) {
+    (void)path, (void)status, (void)kind, (void)place;
+    counted++;
+    return 0;
+}
+
+/* With links to a directory that is visited elsewhere, too. */
+static void each_once(void) {
+    MUST(mkdir("t", 0755));
+    MUST(mkdir("far", 0755));
+    make("far/f", "");
+    MUST(symlink("../far", "t/one"));
+    SAY(nftw("t", visit, 5, FTW_ACTIONRETVAL));
+    MUST(symlink("../far", "t/two"));
+    SAY(nftw("t", end, 5, FTW_ACTIONRETVAL));
+    SAY(nftw("t", count, 5, 0));
+    say("%d", counted);
+}
+
 static const struct test tests[] = {
     {"walks", walks},
     {"instructions", instructions},
     {"patterns", patterns},
+    {"once", each_once},
     {NULL, NULL},
 };
 

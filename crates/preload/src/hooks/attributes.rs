@@ -1,7 +1,7 @@
 //! Changing attributes.
 
 use super::by_path;
-use crate::descriptors;
+use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
 use crate::{fresh, limits, remote, start};
@@ -40,6 +40,18 @@ fn set_open(fd: c_int, set: &SetAttr) -> Option<c_int> {
         }
         remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0)
     }))
+}
+
+/// The remote file that a call names by its descriptor alone, which need not be open for anything.
+unsafe fn itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
+    // SAFETY: null or a string, as the program says.
+    let is_meant =
+        flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path.cast::<u8>() } == 0);
+    if is_meant { descriptors::find(at) } else { None }
+}
+
+fn set_itself(open: Open, set: &SetAttr) -> c_int {
+    ours(|| remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0))
 }
 
 fn mode_of(mode: mode_t) -> SetAttr {
@@ -98,6 +110,10 @@ pub(crate) unsafe fn fchmod(fd: c_int, mode: mode_t) -> c_int {
 }
 
 pub(crate) unsafe fn fchmodat(at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int {
+    // SAFETY: as the program says.
+    if let Some(open) = unsafe { itself(at, path, flags) } {
+        return set_itself(open, &mode_of(mode));
+    }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     // SAFETY: as the program says.
     let local = |at, path| unsafe { real::fchmodat(at, path, mode, flags) };
@@ -127,13 +143,9 @@ pub(crate) unsafe fn fchownat(
     gid: gid_t,
     flags: c_int,
 ) -> c_int {
-    if flags & libc::AT_EMPTY_PATH != 0
-        // SAFETY: not null, and then a string.
-        && (path.is_null() || unsafe { *path } == 0)
-        && let Some(open) = descriptors::find(at)
-    {
-        let set = owner_of(uid, gid);
-        return ours(|| remote::with(open, |file| file.set_attr(b"", true, &set)).map(|_| 0));
+    // SAFETY: as the program says.
+    if let Some(open) = unsafe { itself(at, path, flags) } {
+        return set_itself(open, &owner_of(uid, gid));
     }
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     // SAFETY: as the program says.
@@ -193,6 +205,9 @@ pub(crate) unsafe fn utimensat(
     unsafe {
         if path.is_null() {
             return futimens(at, times);
+        }
+        if let Some(open) = itself(at, path, flags) {
+            return set_itself(open, &times_of(pair(times)));
         }
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
         let local = |at, path| real::utimensat(at, path, times, flags);

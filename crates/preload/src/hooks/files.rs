@@ -299,50 +299,49 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 const TRIES: u32 = 1000;
 
-/// Fills the six X of a template until `make` succeeds; `None`: the template is local.
-unsafe fn temporary<T>(
-    path: *mut c_char,
-    suffix: c_int,
-    make: impl Fn(&At) -> Result<T, i32>,
-) -> Option<Result<T, i32>> {
-    // SAFETY: as the program says.
-    unsafe { place::find(libc::AT_FDCWD, path) }?;
-    Some(inside(|| {
-        // SAFETY: not null, since it was found; the program lends it for writing.
-        let length = unsafe { CStr::from_ptr(path) }.to_bytes().len();
-        let suffix = usize::try_from(suffix).map_err(|_| libc::EINVAL)?;
-        let start = length.checked_sub(6 + suffix).ok_or(libc::EINVAL)?;
-        // SAFETY: within the string.
-        let room = unsafe { std::slice::from_raw_parts_mut(path.cast::<u8>().add(start), 6) };
-        if room != b"XXXXXX" {
-            return Err(libc::EINVAL);
+/// Fills the six X of a template until `make` does not say that there is such a name; `None`: there are no prefixes, and libc's
+/// own does it. It looks at local names, too: links may lead across the border.
+unsafe fn temporary(path: *mut c_char, suffix: c_int, make: impl Fn() -> c_int) -> Option<c_int> {
+    if start::mounts().is_empty() || !place::is_address(path) || is_inside() {
+        return None;
+    }
+    // SAFETY: an address, so a string that the program lends for writing.
+    let length = unsafe { CStr::from_ptr(path) }.count_bytes();
+    let begin = usize::try_from(suffix).ok().and_then(|suffix| length.checked_sub(6 + suffix));
+    // SAFETY: within the string.
+    let room = begin.map(|begin| unsafe { path.add(begin) }.cast::<[u8; 6]>());
+    // SAFETY: as above.
+    let Some(room) = room.filter(|room| unsafe { **room } == *b"XXXXXX") else {
+        return Some(finish(Err(libc::EINVAL)));
+    };
+    let before = guard::errno();
+    for _ in 0..TRIES {
+        let mut random = [0u8; 6];
+        let arguments = [random.as_mut_ptr() as usize, 6, 0, 0, 0, 0];
+        // SAFETY: the target has six bytes.
+        if let Err(error) = unsafe { guard::checked(libc::SYS_getrandom, arguments) } {
+            return Some(finish(Err(error)));
         }
-        for _ in 0..TRIES {
-            let mut random = [0u8; 6];
-            let arguments = [random.as_mut_ptr() as usize, 6, 0, 0, 0, 0];
-            // SAFETY: the target has six bytes.
-            unsafe { guard::checked(libc::SYS_getrandom, arguments) }?;
-            for (to, from) in room.iter_mut().zip(random) {
-                *to = LETTERS[usize::from(from) % LETTERS.len()];
-            }
-            // SAFETY: as above. Found again, now that the name is another; `find` wants to be
-            // outside.
-            let at = unsafe { place::find_inside(path) }.ok_or(libc::ENOENT)?;
-            match make(&at) {
-                Err(libc::EEXIST) => {}
-                done => return done,
-            }
+        let letter = |byte| LETTERS[usize::from(byte) % LETTERS.len()];
+        // SAFETY: as above.
+        unsafe { *room = random.map(letter) };
+        let made = make();
+        if made >= 0 {
+            guard::set_errno(before);
+        } else if guard::errno() == libc::EEXIST {
+            continue;
         }
-        Err(libc::EEXIST)
-    }))
+        return Some(made);
+    }
+    Some(finish(Err(libc::EEXIST)))
 }
 
 pub(crate) unsafe fn mkostemps(path: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
     let all = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | flags & !libc::O_ACCMODE;
     // SAFETY: as the program says.
     unsafe {
-        match temporary(path, suffix, |at| open_remote(at, all, 0o600)) {
-            Some(done) => finish(done),
+        match temporary(path, suffix, || open(path, all, 0o600)) {
+            Some(fd) => fd,
             None => {
                 let fd = real::mkostemps(path, suffix, flags);
                 descriptors::forget(fd);
@@ -369,19 +368,18 @@ pub(crate) unsafe fn mkstemps(path: *mut c_char, suffix: c_int) -> c_int {
 
 /// A name that was free when it was looked for.
 pub(crate) unsafe fn mktemp(path: *mut c_char) -> *mut c_char {
-    let is_free = |at: &At| match at.with(|base, path| base.stat_path(path, false)) {
-        Ok(_) => Err(libc::EEXIST),
-        Err(libc::ENOENT) => Ok(()),
-        Err(error) => Err(error),
-    };
-    // SAFETY: as the program says: a string that it lends for writing.
+    // SAFETY: as the program says: a string that it lends for writing; all zero is a valid `stat`.
     unsafe {
-        match temporary(path, 0, is_free) {
-            Some(Ok(())) => {}
-            Some(Err(error)) => {
-                guard::set_errno(error);
-                *path = 0;
+        let is_free = || {
+            let mut status: libc::stat64 = std::mem::zeroed();
+            if super::status::lstat(path, &raw mut status) == 0 {
+                return finish(Err(libc::EEXIST));
             }
+            if guard::errno() == libc::ENOENT { 0 } else { -1 }
+        };
+        match temporary(path, 0, is_free) {
+            Some(0) => {}
+            Some(_) => *path = 0,
             None => return real::mktemp(path),
         }
     }
@@ -391,8 +389,9 @@ pub(crate) unsafe fn mktemp(path: *mut c_char) -> *mut c_char {
 pub(crate) unsafe fn mkdtemp(path: *mut c_char) -> *mut c_char {
     // SAFETY: as the program says.
     unsafe {
-        match temporary(path, 0, |at| at.with(|base, path| base.make_directory(path, 0o700))) {
-            Some(done) => finish(done.map(|_| path)),
+        match temporary(path, 0, || super::names::mkdir(path, 0o700)) {
+            Some(0) => path,
+            Some(_) => std::ptr::null_mut(),
             None => real::mkdtemp(path),
         }
     }

@@ -7,9 +7,9 @@
 mod entries;
 
 use super::directories::{closedir, opendir, readdir};
+use super::leads_to_us;
 use super::status::{lstat, stat};
 use crate::guard::{errno, inside, set_errno};
-use crate::place;
 use crate::table::real;
 use entries::*;
 pub(crate) use entries::{Compare, Entry, Stream};
@@ -238,7 +238,7 @@ pub(crate) unsafe fn open(
         let mut at = roots;
         let mut is_remote = false;
         while !(*at).is_null() {
-            is_remote |= place::find(libc::AT_FDCWD, *at).is_some();
+            is_remote |= leads_to_us(libc::AT_FDCWD, *at, true);
             at = at.add(1);
         }
         if !is_remote {

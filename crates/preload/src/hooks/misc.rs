@@ -1,5 +1,6 @@
 //! What fits nowhere else: ioctl, descriptors in messages, signals.
 
+use super::sockets;
 use crate::between;
 use crate::descriptors;
 use crate::guard::{self, Disposition, finish, inside};
@@ -138,7 +139,14 @@ pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
         if looks_at_messages() {
             sending(message);
         }
-        real::sendmsg(fd, message, flags)
+        let Some(own) = message.as_ref().filter(|own| !own.msg_name.is_null()) else {
+            return real::sendmsg(fd, message, flags);
+        };
+        sockets::to(own.msg_name, own.msg_namelen, |address, length| {
+            let mut named = *own;
+            (named.msg_name, named.msg_namelen) = (address.cast_mut(), length);
+            real::sendmsg(fd, &raw const named, flags)
+        })
     }
 }
 

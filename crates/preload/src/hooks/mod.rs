@@ -169,6 +169,18 @@ unsafe fn led_in(
     found.ok()
 }
 
+/// True for a path that is remote, or leads there by links.
+///
+/// # Safety
+/// `path` is null or ends with a zero byte.
+pub(crate) unsafe fn leads_to_us(at: c_int, path: *const c_char, last: impl Into<Last>) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        place::find(at, path).is_some()
+            || matches!(led_in(at, path, last), Some(Ok(Led::Remote(_)) | Err(_)))
+    }
+}
+
 /// What `openat2(2)` is told.
 #[repr(C)]
 pub(crate) struct OpenHow {

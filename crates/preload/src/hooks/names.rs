@@ -1,7 +1,7 @@
 //! Making, removing and renaming names; links.
 
 use super::pairs::{self, Kind, Name};
-use super::{by_path, copy_out, fifos, files::named_descriptor, leads_nowhere};
+use super::{by_path, copy_out, fifos, files::named_descriptor, leads_nowhere, led_in};
 use crate::descriptors::{DELETED, Open};
 use crate::guard::{Failed, finish, inside, ours};
 use crate::moved::{Moving, Removing};
@@ -136,10 +136,17 @@ pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c
 pub(crate) unsafe fn remove(path: *const c_char) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if place::find(libc::AT_FDCWD, path).is_none() {
-            return real::remove(path);
-        }
         let errno = crate::guard::errno();
+        if place::find(libc::AT_FDCWD, path).is_none() {
+            let result = real::remove(path);
+            if result == 0
+                || crate::guard::errno() != libc::ENOENT
+                || led_in(libc::AT_FDCWD, path, false).is_none()
+            {
+                return result;
+            }
+            crate::guard::set_errno(errno);
+        }
         if unlink(path) == 0 {
             return 0;
         }
@@ -281,6 +288,18 @@ fn name_of(open: Open) -> Result<Vec<u8>, i32> {
     Ok(path)
 }
 
+/// Copies out what a link says.
+fn give_link(target: &[u8], to: *mut c_char, room: size_t) -> Result<ssize_t, i32> {
+    if room == 0 {
+        return Err(libc::EINVAL);
+    }
+    if !place::is_address(to) {
+        return Err(libc::EFAULT);
+    }
+    // SAFETY: the program says that there is so much room.
+    Ok(unsafe { copy_out(target, to.cast(), room) } as isize)
+}
+
 pub(crate) unsafe fn readlinkat(
     at: c_int,
     path: *const c_char,
@@ -292,15 +311,14 @@ pub(crate) unsafe fn readlinkat(
         if start::state().is_some()
             && let Some(open) = named_descriptor(path)
         {
-            return ours(|| Ok(copy_out(&name_of(open)?, to.cast(), room) as isize));
+            return ours(|| give_link(&name_of(open)?, to, room));
         }
         if !path.is_null()
             && *path == 0
             && let Some(open) = crate::descriptors::find(at)
         {
             return ours(|| {
-                let target = crate::remote::with(open, |file| file.read_link(b""))?;
-                Ok(copy_out(&target, to.cast(), room) as isize)
+                give_link(&crate::remote::with(open, |file| file.read_link(b""))?, to, room)
             });
         }
         let local = |at, path| match program_of(at, path).or_else(|| working_directory_of(at, path))
@@ -312,8 +330,7 @@ pub(crate) unsafe fn readlinkat(
             if room == 0 {
                 return Err(libc::EINVAL);
             }
-            let target = at.with(|base, path| base.read_link(path))?;
-            Ok(copy_out(&target, to.cast(), room) as isize)
+            give_link(&at.with(|base, path| base.read_link(path))?, to, room)
         };
         by_path(at, path, false, local, remote)
     }

@@ -3,7 +3,7 @@
 
 use super::{
     OpenHow, attributes, by_path, copies, directories, exec, files, identity, io, locks, maps,
-    misc, names, remap, status, watches, xattr,
+    misc, names, remap, sockets, status, watches, xattr,
 };
 use crate::guard::{self, errno, finish, set_errno};
 use crate::table::real;
@@ -157,6 +157,7 @@ calls! {
     SYS_chmod => Subject::Path(HERE, a), attributes::chmod(a as _, b as _);
     SYS_fchmod => Subject::Fd(a), attributes::fchmod(a as _, b as _);
     SYS_fchmodat => Subject::Path(a, b), attributes::fchmodat(a as _, b as _, c as _, 0);
+    SYS_fchmodat2 => Subject::Path(a, b), attributes::fchmodat(a as _, b as _, c as _, d as _);
     #[cfg(target_arch = "x86_64")]
     SYS_chown => Subject::Path(HERE, a), attributes::chown(a as _, b as _, c as _);
     #[cfg(target_arch = "x86_64")]
@@ -228,6 +229,12 @@ calls! {
     SYS_getcwd => working_directory(), getcwd(a as _, b);
     SYS_getdents64 => Subject::Fd(a), directories::getdents64(a as _, b as _, c);
 
+    // Sockets
+    SYS_bind => addressed(b, c), sockets::bind(a as _, b as _, c as _);
+    SYS_connect => addressed(b, c), sockets::connect(a as _, b as _, c as _);
+    SYS_getsockname => Subject::Always, sockets::getsockname(a as _, b as _, c as _);
+    SYS_sendto => addressed(e, f), sockets::sendto(a as _, b as _, c, d as _, e as _, f as _);
+
     // Users and groups: of this thread alone, which are told to the server as those of all
     SYS_setuid => Subject::Always, identity::by_call(libc::SYS_setuid, a, [a, 0, 0]);
     SYS_setreuid => Subject::Always, identity::by_call(libc::SYS_setreuid, b, [a, b, 0]);
@@ -247,6 +254,12 @@ calls! {
 /// A mapping of a file is decided by its descriptor.
 fn mapped(flags: usize, fd: usize) -> Subject {
     if flags as c_int & libc::MAP_ANONYMOUS == 0 { Subject::Fd(fd) } else { Subject::Never }
+}
+
+/// A call to a socket is decided by the name in its address.
+fn addressed(address: usize, length: usize) -> Subject {
+    // SAFETY: as the program says.
+    if unsafe { sockets::is_remote(address, length) } { Subject::Always } else { Subject::Never }
 }
 
 /// Memory is ours only where something remote is mapped.

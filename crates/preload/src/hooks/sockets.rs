@@ -2,12 +2,13 @@
 //! bound in the run's directory, under the number of that node. So only programs of one run meet.
 
 use super::by_path;
-use crate::guard::{finish, inside};
+use crate::guard::{Failed, checked, finish};
 use crate::place::At;
 use crate::table::real;
 use crate::{common, start};
-use libc::{c_char, c_int, c_void, socklen_t};
-use std::ffi::CString;
+use libc::{c_char, c_int, c_void, size_t, socklen_t, ssize_t};
+use std::cell::Cell;
+use std::ffi::{CStr, CString};
 use towline_instance::SOCKETS;
 
 /// Where the name begins in an address.
@@ -32,19 +33,43 @@ fn path_of_stand_in(mount: usize, inode: u64) -> Vec<u8> {
     [start::directory(), format!("/{SOCKETS}/{mount}-{inode}").as_bytes()].concat()
 }
 
+/// An address and its length.
+type Address = (libc::sockaddr_un, socklen_t);
+
 /// The address of the kernel's socket that stands for a node.
-fn stand_in(mount: usize, inode: u64) -> Result<(libc::sockaddr_un, socklen_t), i32> {
-    let path = path_of_stand_in(mount, inode);
+fn stand_in(mount: usize, inode: u64) -> Result<Address, i32> {
+    address_of(&path_of_stand_in(mount, inode))
+}
+
+/// The address that has this path.
+fn address_of(path: &[u8]) -> Result<Address, i32> {
     // SAFETY: all zero is a valid address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as _;
     if path.len() >= address.sun_path.len() {
         return Err(libc::ENAMETOOLONG);
     }
-    for (to, from) in address.sun_path.iter_mut().zip(&path) {
+    for (to, from) in address.sun_path.iter_mut().zip(path) {
         *to = *from as c_char;
     }
     Ok((address, (NAME_AT + path.len() + 1) as socklen_t))
+}
+
+/// A call with the address of something local: the program's own, or the one to which links lead from there.
+unsafe fn locally<T: Failed>(
+    own: &CStr,
+    path: *const c_char,
+    (address, length): (*const c_void, socklen_t),
+    call: impl Fn(*const c_void, socklen_t) -> T,
+) -> T {
+    if path == own.as_ptr() {
+        return call(address, length);
+    }
+    // SAFETY: a string, as `by_path` says.
+    match address_of(unsafe { CStr::from_ptr(path) }.to_bytes()) {
+        Ok((address, length)) => call((&raw const address).cast(), length),
+        Err(error) => finish(Err(error)),
+    }
 }
 
 pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) -> c_int {
@@ -53,8 +78,14 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
         // SAFETY: as the program says.
         return unsafe { real::bind(fd, address, length) };
     };
-    // SAFETY: as the program says.
-    let local = |_, _| unsafe { real::bind(fd, address, length) };
+    let local = |_, name| {
+        // SAFETY: as the program says, or an address of ours; a string, as `by_path` says.
+        unsafe {
+            locally(&path, name, (address, length), |address, length| {
+                real::bind(fd, address, length)
+            })
+        }
+    };
     let remote = |at: &At| {
         let mode = libc::S_IFSOCK | start::with_umask(0o777);
         let made = at.with(|base, path| base.make_node(path, mode, 0)).map_err(|e| match e {
@@ -65,7 +96,7 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
         // Of a node of this number that was removed.
         let old = [libc::AT_FDCWD as usize, address.sun_path.as_ptr() as usize, 0, 0, 0, 0];
         // SAFETY: the path ends with a zero byte.
-        let _ = unsafe { crate::guard::checked(libc::SYS_unlinkat, old) };
+        let _ = unsafe { checked(libc::SYS_unlinkat, old) };
         // SAFETY: a valid address.
         let result = unsafe { real::bind(fd, (&raw const address).cast(), length) };
         if result != 0 {
@@ -73,6 +104,7 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
             let _ = at.with(|base, path| base.unlink(path, false));
             return Err(error);
         }
+        note_name(&address, path.to_bytes());
         // Who may connect is said by the remote node.
         common::open_to_all(&[&path_of_stand_in(at.mount, made.inode)[..], b"\0"].concat())?;
         Ok(0)
@@ -81,36 +113,119 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
     unsafe { by_path(libc::AT_FDCWD, path.as_ptr(), false, local, remote) }
 }
 
-pub(crate) unsafe fn connect(fd: c_int, address: *const c_void, length: socklen_t) -> c_int {
-    // SAFETY: as the program says.
-    let Some(path) = (unsafe { path_of(address, length) }) else {
-        // SAFETY: as the program says.
-        return unsafe { real::connect(fd, address, length) };
-    };
-    // SAFETY: as the program says.
-    let local = |_, _| unsafe { real::connect(fd, address, length) };
-    let remote = |at: &At| {
-        let attr = at.with(|base, path| {
-            base.access(path, libc::W_OK as u32)?;
-            base.stat_path(path, true)
-        })?;
-        if attr.mode & libc::S_IFMT != libc::S_IFSOCK {
-            return Err(libc::ECONNREFUSED);
+/// The name, with a zero byte at its end, of what says how the program called a stand-in.
+fn note_of(address: &libc::sockaddr_un) -> Vec<u8> {
+    let path = address.sun_path.map(|letter| letter as u8);
+    let end = path.iter().position(|letter| *letter == 0).unwrap_or(path.len());
+    [&path[..end], b".name\0"].concat()
+}
+
+/// Notes by which name a stand-in was bound, for [`getsockname`].
+fn note_name(address: &libc::sockaddr_un, name: &[u8]) {
+    let (note, target) = (note_of(address), [name, b"\0"].concat());
+    let at = libc::AT_FDCWD as usize;
+    // SAFETY: both end with zero bytes. Without it the program is told of the stand-in.
+    unsafe {
+        let _ = checked(libc::SYS_unlinkat, [at, note.as_ptr() as usize, 0, 0, 0, 0]);
+        let call = [target.as_ptr() as usize, at, note.as_ptr() as usize, 0, 0, 0];
+        let _ = checked(libc::SYS_symlinkat, call);
+    }
+}
+
+/// Some remove the node by the name that they are told here.
+pub(crate) unsafe fn getsockname(fd: c_int, address: *mut c_void, length: *mut socklen_t) -> c_int {
+    // SAFETY: as the program says; the structure is ours, and all zero is valid.
+    unsafe {
+        if start::mounts().is_empty() || address.is_null() || length.is_null() {
+            return real::getsockname(fd, address, length);
         }
-        stand_in(at.mount, attr.inode)
+        let mut own: libc::sockaddr_un = std::mem::zeroed();
+        let mut count = size_of_val(&own) as socklen_t;
+        let known = real::getsockname(fd, (&raw mut own).cast(), &raw mut count);
+        let folder = [start::directory(), b"/", SOCKETS.as_bytes(), b"/"].concat();
+        let path = own.sun_path.map(|letter| letter as u8);
+        let is_stand_in =
+            known == 0 && own.sun_family == libc::AF_UNIX as u16 && path.starts_with(&folder);
+        let name = is_stand_in.then(|| crate::descriptors::link_of(&note_of(&own))).flatten();
+        let Some((told, count)) = name.and_then(|name| address_of(&name).ok()) else {
+            return real::getsockname(fd, address, length);
+        };
+        let room = (*length).min(count) as usize;
+        super::copy_out(
+            std::slice::from_raw_parts((&raw const told).cast(), room),
+            address.cast(),
+            room,
+        );
+        *length = count;
+        0
+    }
+}
+
+/// The address of a remote node of a socket.
+fn behind(at: &At) -> Result<Address, i32> {
+    let attr = at.with(|base, path| {
+        base.access(path, libc::W_OK as u32)?;
+        base.stat_path(path, true)
+    })?;
+    if attr.mode & libc::S_IFMT != libc::S_IFSOCK {
+        return Err(libc::ECONNREFUSED);
+    }
+    stand_in(at.mount, attr.inode)
+}
+
+/// Makes a call to somebody, with the address by which the kernel knows a remote name.
+pub(super) unsafe fn to<T: Failed + PartialEq + Default>(
+    address: *const c_void,
+    length: socklen_t,
+    call: impl Fn(*const c_void, socklen_t) -> T,
+) -> T {
+    // SAFETY: as the program says.
+    let Some(path) = (unsafe { path_of(address, length) }) else { return call(address, length) };
+    let found = Cell::new(None);
+    let local = |_, name| {
+        // SAFETY: a string, as `by_path` says.
+        unsafe { locally(&path, name, (address, length), &call) }
     };
-    // Not inside of our own code: it may wait for long.
+    let remote = |at: &At| {
+        found.set(Some(behind(at)?));
+        Ok(T::default())
+    };
     // SAFETY: the path is a string.
-    let found = unsafe { crate::place::find(libc::AT_FDCWD, path.as_ptr()) };
-    let Some(found) = found else { return local(0, path.as_ptr()) };
-    let (address, length) = match inside(|| remote(&found)) {
-        Ok(place) => place,
-        Err(error) => return finish(Err(error)),
-    };
-    // SAFETY: a valid address.
-    match unsafe { real::connect(fd, (&raw const address).cast(), length) } {
+    let done = unsafe { by_path(libc::AT_FDCWD, path.as_ptr(), true, local, remote) };
+    // Not inside of our own code: it may wait for long.
+    let Some((address, length)) = found.take() else { return done };
+    let result = call((&raw const address).cast(), length);
+    if result == T::FAILED && crate::guard::errno() == libc::ENOENT {
         // A node without a socket in this run.
-        -1 if crate::guard::errno() == libc::ENOENT => finish(Err(libc::ECONNREFUSED)),
-        result => result,
+        return finish(Err(libc::ECONNREFUSED));
+    }
+    result
+}
+
+pub(crate) unsafe fn connect(fd: c_int, address: *const c_void, length: socklen_t) -> c_int {
+    // SAFETY: as the program says, or an address of ours.
+    unsafe { to(address, length, |address, length| real::connect(fd, address, length)) }
+}
+
+pub(crate) unsafe fn sendto(
+    fd: c_int,
+    data: *const c_void,
+    count: size_t,
+    flags: c_int,
+    address: *const c_void,
+    length: socklen_t,
+) -> ssize_t {
+    // SAFETY: as the program says, or an address of ours.
+    unsafe {
+        to(address, length, |address, length| real::sendto(fd, data, count, flags, address, length))
+    }
+}
+
+/// True for the address of a remote name.
+pub(super) unsafe fn is_remote(address: usize, length: usize) -> bool {
+    // SAFETY: as the program says; the path is a string.
+    unsafe {
+        path_of(address as *const c_void, length as socklen_t)
+            .is_some_and(|path| crate::place::find(libc::AT_FDCWD, path.as_ptr()).is_some())
     }
 }

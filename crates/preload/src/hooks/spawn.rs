@@ -4,7 +4,7 @@
 
 use super::environment::{Strings, with_environment};
 use super::reach::{self, Way};
-use super::{directories, files};
+use super::{directories, files, leads_to_us};
 use super::{exec, folders};
 use crate::descriptors::{self, Own};
 use crate::guard::{errno, set_errno, system_call};
@@ -73,8 +73,8 @@ unsafe fn is_remote(program: *const c_char, list: &[Action]) -> bool {
     unsafe {
         for action in list {
             let found = match action.kind {
-                OPEN => leads_there(action.about.open.path, moved),
-                CHDIR => leads_there(action.about.path, moved),
+                OPEN => opens_there(action.about.open.path, moved),
+                CHDIR => opens_there(action.about.path, moved),
                 FCHDIR => descriptors::find(action.about.fd).is_some(),
                 _ => false,
             };
@@ -85,6 +85,12 @@ unsafe fn is_remote(program: *const c_char, list: &[Action]) -> bool {
         }
         leads_there(program, moved)
     }
+}
+
+/// [`leads_there`], also by links, of what the child goes through itself.
+unsafe fn opens_there(path: *const c_char, moved: bool) -> bool {
+    // SAFETY: as the program says.
+    unsafe { leads_there(path, moved) || leads_to_us(libc::AT_FDCWD, path, true) }
 }
 
 /// True for a remote path, or one relative to a directory that the child will have gone to.

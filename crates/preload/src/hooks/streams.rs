@@ -130,7 +130,8 @@ pub(crate) unsafe fn freopen(
         let again = descriptors::find(libc::fileno(stream)).filter(|_| path.is_null());
         let name = again.map(|_| format!("/proc/self/fd/{}\0", libc::fileno(stream)));
         let path = name.as_ref().map_or(path, |name| name.as_ptr().cast());
-        let ours = !path.is_null() && is_ours(path);
+        let ours =
+            !path.is_null() && (is_ours(path) || super::leads_to_us(libc::AT_FDCWD, path, true));
         if !ours {
             let before = libc::fileno(stream);
             let remote = descriptors::find(before).is_some();
@@ -151,7 +152,9 @@ pub(crate) unsafe fn freopen(
         }
         // Something local takes the stream's place, and the file then takes that place.
         let old = libc::fileno(stream);
-        let stream = real::freopen(c"/dev/null".as_ptr(), mode, stream);
+        let letters = CStr::from_ptr(mode).to_bytes_with_nul().iter();
+        let plain: Vec<u8> = letters.copied().filter(|letter| *letter != b'x').collect();
+        let stream = real::freopen(c"/dev/null".as_ptr(), plain.as_ptr().cast(), stream);
         if !stream.is_null() {
             descriptors::forget(old);
             files::dup2(fd, libc::fileno(stream));
@@ -168,7 +171,7 @@ pub(crate) unsafe fn freopen(
 pub(crate) unsafe fn setmntent(path: *const c_char, mode: *const c_char) -> *mut FILE {
     // SAFETY: as the program says; the text is ours and ends with a zero byte.
     unsafe {
-        if mode.is_null() || !is_ours(path) {
+        if mode.is_null() || !(is_ours(path) || super::leads_to_us(libc::AT_FDCWD, path, true)) {
             return real::setmntent(path, mode);
         }
         let text = [CStr::from_ptr(mode).to_bytes(), b"e\0"].concat();

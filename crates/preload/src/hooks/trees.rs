@@ -1,9 +1,9 @@
 //! Functions of libc that walk directories inside: done again over our own hooks.
 
 use super::directories::{closedir, fdopendir, opendir, readdir};
-use super::files;
+use super::{files, leads_to_us};
 use crate::guard::finish;
-use crate::place;
+use crate::start;
 use crate::table::real;
 use libc::{c_char, c_int, c_void, dirent64};
 
@@ -20,7 +20,7 @@ pub(crate) unsafe fn scandir(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if place::find(libc::AT_FDCWD, path).is_none() {
+        if !leads_to_us(libc::AT_FDCWD, path, true) {
             return real::scandir(path, to, filter, compare);
         }
         scandirat(libc::AT_FDCWD, path, to, filter, compare)
@@ -36,7 +36,7 @@ pub(crate) unsafe fn scandirat(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if place::find(at, path).is_none() {
+        if !leads_to_us(at, path, true) {
             return real::scandirat(at, path, to, filter, compare);
         }
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
@@ -138,7 +138,8 @@ pub(crate) unsafe fn glob(
     const _: () = assert!(size_of::<Functions>() == size_of::<libc::glob64_t>());
     // SAFETY: as the program says.
     unsafe {
-        if flags & GLOB_ALTDIRFUNC != 0 || place::find(libc::AT_FDCWD, pattern).is_none() {
+        // Which of the names that a pattern stands for are remote shows when they are looked at.
+        if flags & GLOB_ALTDIRFUNC != 0 || start::mounts().is_empty() {
             return real::glob(pattern, flags, error, to);
         }
         let functions = to.cast::<Functions>();

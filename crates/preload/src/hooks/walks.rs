@@ -1,11 +1,12 @@
 //! `ftw` and `nftw` over remote trees: libc's open directories by themselves.
 
 use super::directories::{chdir, closedir, opendir, readdir};
+use super::leads_to_us;
 use super::status::{lstat, stat};
 use crate::guard::{errno, finish, set_errno};
-use crate::place;
 use crate::table::real;
 use libc::{c_char, c_int, c_void, stat64};
+use std::collections::BTreeSet;
 use std::ffi::{CStr, CString};
 
 /// What a walk calls for each name: with three arguments (`ftw`) or four (`nftw`).
@@ -37,16 +38,21 @@ const SKIP_SIBLINGS: c_int = 3;
 struct Walk {
     visit: Visit,
     flags: c_int,
-    /// `ftw`: links that lead nowhere have no status, and each directory is visited once.
+    /// `ftw`: links that lead nowhere have no status.
     is_old: bool,
     device: u64,
-    /// Directories being visited, against cycles of links.
-    above: Vec<(u64, u64)>,
+    /// Directories that were visited: where links are followed each is visited once.
+    visited: BTreeSet<(u64, u64)>,
 }
 
 impl Walk {
     /// Visits a name and what is below; other than zero ends the walk.
     fn visit(&mut self, path: &CString, base: usize, level: c_int) -> c_int {
+        let result = self.visit_one(path, base, level);
+        if self.flags & ACTIONS != 0 && result == SKIP_SUBTREE { 0 } else { result }
+    }
+
+    fn visit_one(&mut self, path: &CString, base: usize, level: c_int) -> c_int {
         // SAFETY: all zero is a valid `stat`.
         let mut status: stat64 = unsafe { std::mem::zeroed() };
         let mut position = Position { base: base as c_int, level };
@@ -85,13 +91,10 @@ impl Walk {
             };
         }
         let identity = (status.st_dev, status.st_ino);
-        if !physical && self.above.contains(&identity) {
+        if !physical && !self.visited.insert(identity) {
             return 0;
         }
-        self.above.push(identity);
-        let result = self.directory(path, name, &status, &mut position);
-        self.above.pop();
-        if self.flags & ACTIONS != 0 && result == SKIP_SUBTREE { 0 } else { result }
+        self.directory(path, name, &status, &mut position)
     }
 
     fn directory(
@@ -177,9 +180,14 @@ unsafe fn walk(path: *const c_char, visit: Visit, flags: c_int, is_old: bool) ->
         if lstat(path.as_ptr(), &raw mut status) != 0 {
             return -1;
         }
-        let mut walk = Walk { visit, flags, is_old, device: status.st_dev, above: Vec::new() };
+        let mut walk =
+            Walk { visit, flags, is_old, device: status.st_dev, visited: BTreeSet::new() };
+        let mut whole = || match walk.visit(&path, base, 0) {
+            SKIP_SIBLINGS if flags & ACTIONS != 0 => 0,
+            result => result,
+        };
         if flags & CHANGE_DIRECTORY == 0 {
-            return walk.visit(&path, base, 0);
+            return whole();
         }
         let here = super::files::open(c".".as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY, 0);
         if here < 0 {
@@ -191,7 +199,7 @@ unsafe fn walk(path: *const c_char, visit: Visit, flags: c_int, is_old: bool) ->
             result = chdir(parent.as_ptr());
         }
         if result == 0 {
-            result = walk.visit(&path, base, 0);
+            result = whole();
         }
         let error = errno();
         super::directories::fchdir(here);
@@ -204,7 +212,7 @@ unsafe fn walk(path: *const c_char, visit: Visit, flags: c_int, is_old: bool) ->
 pub(crate) unsafe fn ftw(path: *const c_char, visit: *const c_void, room: c_int) -> c_int {
     // SAFETY: as the program says; a function of three arguments leaves the fourth alone.
     unsafe {
-        if place::find(libc::AT_FDCWD, path).is_none() {
+        if !leads_to_us(libc::AT_FDCWD, path, true) {
             return real::ftw(path, visit, room);
         }
         walk(path, std::mem::transmute::<*const c_void, Visit>(visit), 0, true)
@@ -219,7 +227,7 @@ pub(crate) unsafe fn nftw(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if place::find(libc::AT_FDCWD, path).is_none() {
+        if !leads_to_us(libc::AT_FDCWD, path, true) {
             return real::nftw(path, visit, room, flags);
         }
         const KNOWN: c_int = PHYSICAL | MOUNT | CHANGE_DIRECTORY | DEPTH_FIRST | ACTIONS;

@@ -2,7 +2,7 @@
 //! leaves as a pattern is looked for once more. Not where something is quoted, or where the text has no
 //! pattern but a variable or a command put one in: then nobody can tell, or it was not meant as one.
 
-use super::trees;
+use super::{leads_to_us, trees};
 use crate::table::real;
 use crate::{descriptors, place, start};
 use libc::{c_char, c_int, c_void};
@@ -78,7 +78,9 @@ unsafe fn matches_of(word: *mut c_char) -> Option<Vec<*mut c_char>> {
         if !letters.iter().any(|letter| PATTERN.contains(letter)) {
             return None;
         }
-        place::find(libc::AT_FDCWD, word)?;
+        if !leads_to_us(libc::AT_FDCWD, word, true) {
+            return None;
+        }
         let mut found: libc::glob64_t = std::mem::zeroed();
         let result = trees::glob(word, 0, std::ptr::null_mut(), &raw mut found);
         let copies = (0..found.gl_pathc).map(|index| libc::strdup(*found.gl_pathv.add(index)));
