@@ -807,6 +807,11 @@ static void attributes_of_what_is_open(void) {
     SAY(syscall(FCHMODAT2, here, "f", 0604, AT_SYMLINK_NOFOLLOW));
     SAY(stat("f", &status));
     say("%o", status.st_mode);
+    /* Flags that there are none of. */
+    SAY(unlinkat(here, "f", 0x40000));
+    SAY(linkat(here, "f", here, "g", 0x40000));
+    SAY(fstatat(here, "f", &status, 0x40000));
+    SAY(stat("f", &status));
 }
 
 static const struct test tests[] = {

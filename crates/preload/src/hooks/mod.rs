@@ -181,6 +181,11 @@ pub(crate) unsafe fn leads_to_us(at: c_int, path: *const c_char, last: impl Into
     }
 }
 
+/// `EINVAL` where there are flags that a call does not know.
+pub(crate) fn only(known: c_int, flags: c_int) -> Result<(), i32> {
+    if flags & !known == 0 { Ok(()) } else { Err(libc::EINVAL) }
+}
+
 /// What `openat2(2)` is told.
 #[repr(C)]
 pub(crate) struct OpenHow {

@@ -1,7 +1,7 @@
 //! Making, removing and renaming names; links.
 
 use super::pairs::{self, Kind, Name};
-use super::{by_path, copy_out, fifos, files::named_descriptor, leads_nowhere, led_in};
+use super::{by_path, copy_out, fifos, files::named_descriptor, leads_nowhere, led_in, only};
 use crate::descriptors::{DELETED, Open};
 use crate::guard::{Failed, finish, inside, ours};
 use crate::moved::{Moving, Removing};
@@ -120,6 +120,7 @@ pub(crate) unsafe fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c
     let local = |at, path| unsafe { real::unlinkat(at, path, flags) };
     let directory = flags & libc::AT_REMOVEDIR != 0;
     let remote = |at: &At| {
+        only(libc::AT_REMOVEDIR, flags)?;
         if at.directory.is_none() && at.path == b"." {
             // A prefix itself, as a place where something is mounted.
             return Err(if directory { libc::EBUSY } else { libc::EISDIR });
@@ -226,6 +227,7 @@ pub(crate) unsafe fn linkat(
             let elsewhere = c"/proc/self/status".as_ptr();
             let local = |at, path| real::linkat(libc::AT_FDCWD, elsewhere, at, path, 0);
             let remote = |to: &At| {
+                only(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH, flags)?;
                 crate::remote::with(open, |file| {
                     let linked = to.with(|base, path| Ok(file.link(b"", false, base, path)));
                     linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))
@@ -238,6 +240,7 @@ pub(crate) unsafe fn linkat(
             real::linkat(from_at, from, to_at, to, flags)
         };
         let remote = |from: &At, to: &At| {
+            only(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH, flags)?;
             from.with(|base, path| {
                 let linked = to.with(|new_base, new| Ok(base.link(path, follow, new_base, new)));
                 linked.unwrap_or_else(|error| Err(towline_wire::Errno(error as _).into()))

@@ -1,6 +1,6 @@
 //! Attributes of files and file systems.
 
-use super::{by_path, files::named_descriptor};
+use super::{by_path, files::named_descriptor, only};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
@@ -14,6 +14,13 @@ use towline_wire::{Attr, StatFs, Timestamp};
 /// walk trees (`find`, `du`, `chmod -R`) take names as they are listed. Elsewhere they sort long directories by inode, and what came with
 /// the listing is of no use. (They do not sort on NFS either; but there some lock nothing, as cargo.)
 const KIND: i64 = 0xff53_4d42;
+
+/// Flags that `fstatat` and `statx` know.
+const STAT_FLAGS: c_int = libc::AT_SYMLINK_NOFOLLOW
+    | libc::AT_NO_AUTOMOUNT
+    | libc::AT_EMPTY_PATH
+    | libc::AT_STATX_FORCE_SYNC
+    | libc::AT_STATX_DONT_SYNC;
 
 fn device(mount: usize) -> u64 {
     start::mounts().get(mount).map_or(0, |target| target.mount.device)
@@ -115,7 +122,10 @@ unsafe fn fstatat_by(
             return stat_open(open, to);
         }
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-        let remote = |at: &crate::place::At| fill(&known::stat(at, follow)?, at.mount, to);
+        let remote = |at: &crate::place::At| {
+            only(STAT_FLAGS, flags)?;
+            fill(&known::stat(at, follow)?, at.mount, to)
+        };
         by_path(at, path, follow, local, remote)
     }
 }
@@ -209,7 +219,10 @@ pub(crate) unsafe fn statx(
             path,
             follow,
             |at, path| real::statx(at, path, flags, mask, to),
-            |at| fill_statx(&known::stat(at, follow)?, at.mount, to),
+            |at| {
+                only(STAT_FLAGS, flags)?;
+                fill_statx(&known::stat(at, follow)?, at.mount, to)
+            },
         )
     }
 }
