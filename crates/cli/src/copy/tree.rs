@@ -111,14 +111,13 @@ impl<'a> Tree<'a> {
     }
 
     fn work(&self) {
-        while let Some(job) = self.queue.take() {
+        while let Some((job, _under_way)) = self.queue.take() {
             if !self.files.interrupt.came() {
                 let (source, target) = job.ends();
                 let result = self.copy(&job, source.clone(), target);
                 self.report.check(&source, result);
                 self.files.progress.file();
             }
-            self.queue.done();
         }
     }
 
@@ -387,21 +386,46 @@ impl Queue {
     }
 
     /// Waits for a job; `None` when there is none and none can come.
-    fn take(&self) -> Option<Job> {
+    fn take(&self) -> Option<(Job, UnderWay<'_>)> {
         let idle = |state: &mut (Vec<Job>, usize)| state.0.is_empty() && state.1 > 0;
         let waited = self.changed.wait_while(locked(&self.state), idle);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
         let job = state.0.pop()?;
         state.1 += 1;
-        Some(job)
+        Some((job, UnderWay(self)))
     }
+}
 
-    /// A job that was taken is done.
-    fn done(&self) {
-        let mut state = locked(&self.state);
+/// A job that was taken. It is done when this goes, also by a panic: the other workers would wait for it.
+struct UnderWay<'a>(&'a Queue);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut state = locked(&self.0.state);
         state.1 -= 1;
         if state.1 == 0 {
-            self.changed.notify_all();
+            self.0.changed.notify_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_panics_leaves_no_other_waiting() {
+        let status = Status { attr: towline_client::Attr::default(), device: (true, 1) };
+        let end = || End::parse(&crate::remote::Remotes::default(), "/".as_ref()).unwrap();
+        let queue = Queue::default();
+        queue.push(vec![Job::top(end(), end(), status)]);
+        std::thread::scope(|scope| {
+            let panics = scope.spawn(|| {
+                let _job = queue.take();
+                panic!("as a worker may");
+            });
+            assert!(panics.join().is_err());
+        });
+        assert!(queue.take().is_none());
     }
 }
