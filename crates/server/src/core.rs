@@ -2,6 +2,7 @@
 
 mod mail;
 mod news;
+mod order;
 
 use crate::caller::Callers;
 use crate::disks::Disks;
@@ -21,6 +22,8 @@ use crate::serving::Serving;
 use crate::sessions::Sessions;
 use crate::stats::{CoreStatistics, Stages};
 use crate::waiting::Waiting;
+use order::Order;
+pub(crate) use order::Place;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BinaryHeap;
 use std::io;
@@ -203,6 +206,8 @@ pub(crate) struct Core {
     resumable: Vec<usize>,
     /// Bytes that were moved when who has news was guessed last.
     guessed_at: u64,
+    /// Connections that can be read from.
+    order: Order,
     draining: Option<Instant>,
     /// Work that this core waits for will not be done.
     broken: bool,
@@ -267,6 +272,7 @@ impl Core {
             failed: Vec::new(),
             resumable: Vec::new(),
             guessed_at: 0,
+            order: Order::default(),
             draining: None,
             broken: false,
             ticking,
@@ -286,6 +292,7 @@ impl Core {
         loop {
             // Lanes that failed while answers of disks were sent are ended by the next turn, which nobody else may begin.
             let busy = !self.resumable.is_empty()
+                || !self.order.is_empty()
                 || !self.failed.is_empty()
                 || self.serves_disks && (self.nbd.is_busy() || self.engine.has_work())
                 || self.has_low_request()
@@ -310,6 +317,7 @@ impl Core {
             for event in events.drain(..) {
                 self.event(event, &mut scratch);
             }
+            self.serve_next(&mut scratch);
             let mut place = 0;
             while let Some(index) = self.shm_lanes.get(place).copied() {
                 self.receive(index, &mut scratch);
@@ -394,7 +402,10 @@ impl Core {
             // The rings of all such lanes are looked into in every turn.
             token if token >= LANE_BELL_TOKENS => {}
             token if token >= NBD_TOKENS => {
-                self.nbd_event((token - NBD_TOKENS) as usize, event, scratch);
+                self.nbd_event((token - NBD_TOKENS) as usize, event);
+                if event.readable {
+                    self.queue(token);
+                }
             }
             token if token >= LISTENER_TOKENS => {
                 self.accept((token - LISTENER_TOKENS) as usize, scratch);
@@ -410,15 +421,24 @@ impl Core {
                     {
                         lane.hung = true;
                     }
-                    self.receive(index, scratch);
-                    // The socket beside shared memory carries nothing any more but its end.
-                    if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
-                        // What the peer asked for after we looked, and before it ended.
-                        self.receive_rest(index, scratch);
-                        self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
-                    }
+                    self.queue(token);
                 }
             }
+        }
+    }
+
+    /// Reads from the connection with this token.
+    fn read(&mut self, token: u64, scratch: &mut [u8]) {
+        if token >= NBD_TOKENS {
+            return self.receive_nbd((token - NBD_TOKENS) as usize, scratch);
+        }
+        let index = token as usize;
+        self.receive(index, scratch);
+        // The socket beside shared memory carries nothing any more but its end.
+        if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
+            // What the peer asked for after we looked, and before it ended.
+            self.receive_rest(index, scratch);
+            self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
         }
     }
 

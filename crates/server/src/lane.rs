@@ -1,5 +1,6 @@
 //! One connection of a session, as a core keeps it.
 
+use crate::core::Place;
 use crate::loans::Loans;
 use crate::stats::CoreStatistics;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub(crate) struct Lane {
     pub(crate) hello: Option<Hello>,
     /// Grants whose data is still to come.
     pub(crate) granted: usize,
+    pub(crate) place: Place,
     /// Data came right behind its last request, so it may with the next.
     pub(crate) ahead: bool,
     /// Bytes that answers will take for which threads wait that may block.
@@ -68,6 +70,7 @@ impl Lane {
             session: None,
             hello: None,
             granted: 0,
+            place: Place::default(),
             ahead: false,
             expected: 0,
             loans: None,
@@ -79,6 +82,12 @@ impl Lane {
             is_resumable: false,
             hung: false,
         }
+    }
+
+    /// What is known of its turn, and whether it is within a message or a transfer.
+    pub(crate) fn place(&mut self) -> (&mut Place, bool) {
+        let is_partial = self.receiving.as_ref().is_some_and(|r| r.input.is_partial());
+        (&mut self.place, is_partial || self.granted > 0)
     }
 
     /// Goes on over another link; yields the old one.

@@ -11,20 +11,31 @@ const SMALL_BYTES: u64 = 16 * 1024;
 impl Core {
     /// Receives from who most likely has news, without asking the ring; true when something came.
     pub(super) fn try_guess(&mut self, scratch: &mut [u8]) -> bool {
-        let Counters { bytes_received, bytes_sent_copied, bytes_sent_file, .. } =
-            &self.statistics.counters;
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let before = load(bytes_received);
-        let moved = before + load(bytes_sent_copied) + load(bytes_sent_file);
+        let received =
+            |core: &Self| core.statistics.counters.bytes_received.load(Ordering::Relaxed);
+        let before = received(self);
+        let moved = self.bytes_moved();
         let since = moved - std::mem::replace(&mut self.guessed_at, moved);
         let took = 1 + u32::try_from(since / SMALL_BYTES).unwrap_or(u32::MAX - 1);
         let Some(event) = self.reactor.guess(took) else { return false };
         self.event(event, scratch);
-        let came = load(&self.statistics.counters.bytes_received) != before;
+        self.serve_next(scratch);
+        let came = received(self) != before;
         if !came {
             self.reactor.guessed_wrong();
         }
         came
+    }
+
+    /// Bytes that this core received and sent so far.
+    pub(super) fn bytes_moved(&self) -> u64 {
+        let counters = &self.statistics.counters;
+        let Counters { bytes_received, bytes_sent_copied, bytes_sent_file, .. } = counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        load(bytes_received)
+            + load(bytes_sent_copied)
+            + load(bytes_sent_file)
+            + load(&counters.bytes_sent_in_place)
     }
 
     /// Looks for work for a while before the core sleeps; true when there is some.
@@ -67,7 +78,7 @@ impl Core {
     /// True when something came that was not looked at.
     pub(crate) fn has_news(&mut self) -> bool {
         let mut links = self.shm_lanes.iter().filter_map(|at| shm_link(&self.lanes, *at));
-        self.reactor.is_ready() || links.any(ShmLink::readable)
+        !self.order.is_empty() || self.reactor.is_ready() || links.any(ShmLink::readable)
     }
 
     pub(super) fn timeout(&self) -> Option<Duration> {

@@ -1,5 +1,6 @@
 //! One connection of an NBD client.
 
+use crate::core::Place;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -40,6 +41,7 @@ const EARLY_BYTES: u64 = 32 * 1024;
 pub(super) struct NbdLane {
     pub(super) link: Arc<Link>,
     pub(super) glance: Glance,
+    pub(super) place: Place,
     pub(super) owner: OwnerKey,
     pub(super) phase: Phase,
     /// Input that could not be used yet.
@@ -87,6 +89,7 @@ impl NbdLane {
         Self {
             link,
             glance: Glance::default(),
+            place: Place::default(),
             owner,
             phase: Phase::Haggling(Box::default()),
             held: Vec::new(),

@@ -76,7 +76,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn nbd_event(&mut self, index: usize, event: Event, scratch: &mut [u8]) {
+    pub(crate) fn nbd_event(&mut self, index: usize, event: Event) {
         if event.writable
             && self
                 .nbd
@@ -88,9 +88,6 @@ impl Core {
         }
         if let Some(Some(lane)) = self.nbd.lanes.get_mut(index) {
             lane.hung |= event.hung;
-        }
-        if event.readable {
-            self.receive_nbd(index, scratch);
         }
     }
 
@@ -289,7 +286,7 @@ impl Core {
     }
 
     /// Reads from a lane what is there, or as much as it may now.
-    fn receive_nbd(&mut self, index: usize, scratch: &mut [u8]) {
+    pub(crate) fn receive_nbd(&mut self, index: usize, scratch: &mut [u8]) {
         for _ in 0..RECEIVES_MAX {
             let Some(Some(lane)) = self.nbd.lanes.get_mut(index) else { return };
             if lane.closing {

@@ -10,7 +10,7 @@ mod lane;
 mod lanes;
 mod serving;
 
-use crate::core::Ticket;
+use crate::core::{Place, Ticket};
 use lane::NbdLane;
 pub(crate) use serving::Tag;
 use std::time::Instant;
@@ -56,6 +56,13 @@ impl Nbd {
             in_place: in_place::InPlace::default(),
             ticked: Instant::now(),
         }
+    }
+
+    /// What is known of the turn of a connection, and whether it is within a request.
+    pub(crate) fn place_of(&mut self, index: usize) -> Option<(&mut Place, bool)> {
+        let lane = self.lanes.get_mut(index)?.as_mut()?;
+        let is_within = lane.filling.is_some() || !lane.held.is_empty();
+        Some((&mut lane.place, is_within))
     }
 
     /// There is something to do without waiting for an event.

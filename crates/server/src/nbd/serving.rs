@@ -189,7 +189,8 @@ impl Serving<'_> {
     }
 
     /// A request was taken that moves so many bytes.
-    fn charge(&self, bytes: u64) {
+    fn charge(&mut self, bytes: u64) {
+        self.lane.place.begin();
         if let Some(meter) = self.limiting() {
             meter.charge(Instant::now(), 1, bytes);
         }
