@@ -39,7 +39,12 @@ impl Status {
         if self.device == other.device || one.changed == Timestamp::default() {
             return (self.device, one.inode) == (other.device, two.inode);
         }
-        (one.inode, one.mode, one.changed) == (two.inode, two.mode, two.changed)
+        self.seen() == other.seen()
+    }
+
+    /// What is the same from both sides of one file, as long as nobody changes it.
+    pub(super) fn seen(&self) -> (u64, u32, Timestamp) {
+        (self.attr.inode, self.attr.mode, self.attr.changed)
     }
 }
 

@@ -340,10 +340,7 @@ fn another_name(first: &End, new: &End) -> Outcome<()> {
 /// nanosecond. Other workers fill the target meanwhile, so it is looked at before the source and after, until one look is the same
 /// or nothing has changed between the two.
 fn is_one_directory(source: &End, target: &End) -> Outcome<bool> {
-    let look = |end: &End, follow| {
-        let attr = end.status(follow)?.attr;
-        Ok::<_, Failure>((attr.inode, attr.mode, attr.changed))
-    };
+    let look = |end: &End, follow| end.status(follow).map(|status| status.seen());
     let mut before = look(target, true)?;
     loop {
         let seen = look(source, false)?;

@@ -1,6 +1,6 @@
 //! Changing attributes.
 
-use super::by_path;
+use super::{by_path, itself};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
@@ -40,14 +40,6 @@ fn set_open(fd: c_int, set: &SetAttr) -> Option<c_int> {
         }
         remote::with(open, |file| file.set_attr(b"", true, set)).map(|_| 0)
     }))
-}
-
-/// The remote file that a call names by its descriptor alone, which need not be open for anything.
-unsafe fn itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
-    // SAFETY: null or a string, as the program says.
-    let is_meant =
-        flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path.cast::<u8>() } == 0);
-    if is_meant { descriptors::find(at) } else { None }
 }
 
 fn set_itself(open: Open, set: &SetAttr) -> c_int {

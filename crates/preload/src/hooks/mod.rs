@@ -34,6 +34,7 @@ pub(crate) mod watches;
 pub(crate) mod words;
 pub(crate) mod xattr;
 
+use crate::descriptors::{self, Open};
 use crate::guard::{self, Failed, finish};
 use crate::place::{self, At, Last, Led};
 use libc::{c_char, c_int};
@@ -179,6 +180,16 @@ pub(crate) unsafe fn leads_to_us(at: c_int, path: *const c_char, last: impl Into
         place::find(at, path).is_some()
             || matches!(led_in(at, path, last), Some(Ok(Led::Remote(_)) | Err(_)))
     }
+}
+
+/// The remote file that a call names by its descriptor alone (`AT_EMPTY_PATH`), which need not be open for anything.
+///
+/// # Safety
+/// `path` is null or ends with a zero byte.
+pub(crate) unsafe fn itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
+    // SAFETY: not null, and then a string.
+    let is_meant = flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0);
+    if is_meant { descriptors::find(at) } else { None }
 }
 
 /// `EINVAL` where there are flags that a call does not know.

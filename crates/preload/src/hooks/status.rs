@@ -1,6 +1,6 @@
 //! Attributes of files and file systems.
 
-use super::{by_path, files::named_descriptor, only};
+use super::{by_path, files::named_descriptor, itself, only};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
@@ -77,17 +77,11 @@ pub(crate) unsafe fn fstat(fd: c_int, to: *mut stat64) -> c_int {
     }
 }
 
-/// True for an empty path, which with `AT_EMPTY_PATH` means the descriptor itself.
-unsafe fn is_empty(path: *const c_char) -> bool {
-    // SAFETY: not null, and then a string.
-    path.is_null() || unsafe { *path } == 0
-}
-
-/// The remote file that a call names by its descriptor alone.
-unsafe fn itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
+/// The open remote file that a call names, by its descriptor alone or by a name of that.
+unsafe fn open_itself(at: c_int, path: *const c_char, flags: c_int) -> Option<Open> {
     // SAFETY: as the program says.
-    if flags & libc::AT_EMPTY_PATH != 0 && unsafe { is_empty(path) } {
-        return descriptors::find(at);
+    if let Some(open) = unsafe { itself(at, path, flags) } {
+        return Some(open);
     }
     // SAFETY: as the program says.
     if flags & libc::AT_SYMLINK_NOFOLLOW == 0 && start::state().is_some() {
@@ -118,7 +112,7 @@ unsafe fn fstatat_by(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if let Some(open) = itself(at, path, flags) {
+        if let Some(open) = open_itself(at, path, flags) {
             return stat_open(open, to);
         }
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
@@ -209,7 +203,7 @@ pub(crate) unsafe fn statx(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if let Some(open) = itself(at, path, flags) {
+        if let Some(open) = open_itself(at, path, flags) {
             let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
             return ours(|| fill_statx(&remote::stat(open)?, mount, to));
         }
@@ -240,7 +234,7 @@ pub(crate) unsafe fn euidaccess(path: *const c_char, mode: c_int) -> c_int {
 pub(crate) unsafe fn faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
     // SAFETY: as the program says.
     unsafe {
-        if let Some(open) = itself(at, path, flags) {
+        if let Some(open) = open_itself(at, path, flags) {
             return ours(|| remote::with(open, |f| f.access(b"", mode as u32)).map(|()| 0));
         }
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;

@@ -36,10 +36,19 @@ unsafe fn flags_of(mode: *const c_char) -> Option<c_int> {
 /// True when a path is ours to open.
 unsafe fn is_ours(path: *const c_char) -> bool {
     // SAFETY: as the program says.
-    unsafe {
-        place::find(libc::AT_FDCWD, path).is_some()
-            || (crate::start::state().is_some() && files::named_descriptor(path).is_some())
-    }
+    unsafe { place::find(libc::AT_FDCWD, path).is_some() || names_ours(path) }
+}
+
+/// The same, also by way of links from local folders.
+unsafe fn leads_to_ours(path: *const c_char) -> bool {
+    // SAFETY: as the program says.
+    unsafe { super::leads_to_us(libc::AT_FDCWD, path, true) || names_ours(path) }
+}
+
+/// True for the name of a remote descriptor.
+unsafe fn names_ours(path: *const c_char) -> bool {
+    // SAFETY: as the program says.
+    crate::start::state().is_some() && unsafe { files::named_descriptor(path) }.is_some()
 }
 
 pub(crate) unsafe fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE {
@@ -130,8 +139,7 @@ pub(crate) unsafe fn freopen(
         let again = descriptors::find(libc::fileno(stream)).filter(|_| path.is_null());
         let name = again.map(|_| format!("/proc/self/fd/{}\0", libc::fileno(stream)));
         let path = name.as_ref().map_or(path, |name| name.as_ptr().cast());
-        let ours =
-            !path.is_null() && (is_ours(path) || super::leads_to_us(libc::AT_FDCWD, path, true));
+        let ours = !path.is_null() && leads_to_ours(path);
         if !ours {
             let before = libc::fileno(stream);
             let remote = descriptors::find(before).is_some();
@@ -171,7 +179,7 @@ pub(crate) unsafe fn freopen(
 pub(crate) unsafe fn setmntent(path: *const c_char, mode: *const c_char) -> *mut FILE {
     // SAFETY: as the program says; the text is ours and ends with a zero byte.
     unsafe {
-        if mode.is_null() || !(is_ours(path) || super::leads_to_us(libc::AT_FDCWD, path, true)) {
+        if mode.is_null() || !leads_to_ours(path) {
             return real::setmntent(path, mode);
         }
         let text = [CStr::from_ptr(mode).to_bytes(), b"e\0"].concat();
