@@ -6,6 +6,7 @@ pub(crate) mod compare;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,6 +22,10 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "waited too long until {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+pub(crate) fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
 /// A directory with a server on `served` (export `dir`), on `served` again (`ro`, read only) and

@@ -1,0 +1,225 @@
+//! `towline cp` that is killed, interrupted, or goes on with what one before it left.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use rustix::fs::XattrFlags;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{TOWLINE, World, good, names, noise, set_mode, wait_until};
+
+#[test]
+fn a_killed_copy_leaves_no_half_file_and_goes_on() {
+    let world = World::new();
+    let source = world.local("source");
+    let data = noise(200 << 20, 3);
+    fs::write(&source, &data).unwrap();
+    let (target, served) = (world.url("dir/target"), world.local("served"));
+    let part = served.join(".target.towline-part");
+    let mut copy = Command::new(TOWLINE).arg("cp").arg(&source).arg(&target).spawn().unwrap();
+    let started = Instant::now();
+    while fs::metadata(&part).map_or(0, |m| m.len()) < 90 << 20
+        && copy.try_wait().unwrap().is_none()
+    {
+        assert!(started.elapsed() < Duration::from_secs(60), "nothing is copied");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    copy.kill().unwrap();
+    let ended = copy.wait().unwrap();
+    if !ended.success() {
+        assert_eq!(names(&served), [".target.towline-part"], "no file, only its part");
+        let inode = fs::metadata(&part).unwrap().ino();
+        let mut value = [0; 100];
+        let noted = rustix::fs::lgetxattr(&part, "user.towline.part", &mut value).is_ok();
+        good(&["cp", "--resume", source.to_str().unwrap(), &target]);
+        let same = fs::metadata(served.join("target")).unwrap().ino() == inode;
+        assert_eq!(same, noted, "the part is continued if it says what it is");
+    }
+    assert_eq!(names(&served), ["target"]);
+    assert!(fs::read(served.join("target")).unwrap() == data, "contents differ");
+    let left = rustix::fs::lgetxattr(served.join("target"), "user.towline.part", &mut [0; 100]);
+    assert!(left.is_err(), "the note is gone");
+}
+
+/// Small files are finished, and what is left of a large one is told.
+#[test]
+fn an_interrupted_copy_says_what_it_leaves() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::os::unix::process::ExitStatusExt;
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served/target"));
+    fs::create_dir(&source).unwrap();
+    let data = noise(1 << 20, 3).repeat(150);
+    fs::write(source.join("large"), &data).unwrap();
+    for number in 0..500 {
+        fs::write(source.join(format!("small{number}")), &data[..20_000 + number]).unwrap();
+    }
+    let process = |number: u32| Pid::from_raw(number as i32).unwrap();
+    let server = process(world.server_id());
+    let part = served.join(".large.towline-part");
+    let (tree, target) = (source.to_str().unwrap(), world.url("dir/target"));
+    // What is copied when the signals come, which wait for each other.
+    let interrupted = |signals: &[Signal], server_answers: bool| {
+        let mut copy = Command::new(TOWLINE);
+        copy.args(["cp", "-r", "--resume", &format!("{tree}/."), &target]).stderr(Stdio::piped());
+        let mut copy = copy.spawn().unwrap();
+        wait_until("some of it is copied", || {
+            assert!(copy.try_wait().unwrap().is_none(), "faster than the test");
+            fs::metadata(&part).map_or(0, |m| m.len()) > 10 << 20
+        });
+        kill_process(server, Signal::STOP).unwrap();
+        for signal in signals {
+            kill_process(process(copy.id()), *signal).unwrap();
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        if server_answers {
+            kill_process(server, Signal::CONT).unwrap();
+        }
+        let output = copy.wait_with_output().unwrap();
+        kill_process(server, Signal::CONT).unwrap();
+        assert_eq!(output.status.signal(), signals.last().map(|signal| signal.as_raw()));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = interrupted(&[Signal::TERM], true);
+    assert!(said.contains("towline: cp: interrupted\n"), "{said}");
+    let left = names(&served).into_iter().filter(|name| name.starts_with('.'));
+    let left: Vec<String> = left.collect();
+    if said.contains("are kept in") {
+        assert_eq!(left, [".large.towline-part"], "{said}");
+    } else {
+        assert!(said.contains("the incomplete copy was removed") && left.is_empty(), "{said}");
+    }
+    // A server that does not answer.
+    let _ = fs::remove_file(&part);
+    let said = interrupted(&[Signal::INT, Signal::TERM], false);
+    assert!(said.contains("ended at once: parts may be left"), "{said}");
+    good(&["cp", "-r", "--resume", &format!("{tree}/."), &target]);
+    assert_eq!(names(&served), names(&source));
+    assert!(fs::read(served.join("large")).unwrap() == data, "contents differ");
+}
+
+/// Whether a request was carried out that its server saw and did not answer nobody knows.
+#[test]
+fn files_that_are_there_stay_when_the_server_is_started_anew() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let mut world = World::new();
+    let (tree, served) = (world.local("tree"), world.local("served/tree"));
+    for (directory, text) in [(&tree, "new"), (&served, "old")] {
+        fs::create_dir(directory).unwrap();
+        for number in 0..2000 {
+            fs::write(directory.join(format!("{number}")), text).unwrap();
+        }
+    }
+    let mut copy = Command::new(TOWLINE);
+    copy.args(["cp", "-r", &format!("{}/.", tree.display()), &world.url("dir/tree")]);
+    let mut copy = copy.stderr(Stdio::null()).spawn().unwrap();
+    for round in 1..6 {
+        let replaced = || {
+            (0..2000).filter(|n| fs::read(served.join(format!("{n}"))).is_ok_and(|f| f == b"new"))
+        };
+        wait_until("some of it is copied", || {
+            replaced().count() > 250 * round || copy.try_wait().unwrap().is_some()
+        });
+        assert!(copy.try_wait().unwrap().is_none(), "faster than the test");
+        kill_process(Pid::from_raw(world.server_id() as i32).unwrap(), Signal::STOP).unwrap();
+        // What is asked now is not answered.
+        std::thread::sleep(Duration::from_millis(100));
+        world.restart();
+    }
+    copy.wait().unwrap();
+    let missing = (0..2000).filter(|n| !served.join(format!("{n}")).exists()).count();
+    assert_eq!(missing, 0, "files were removed");
+}
+
+/// A directory without leave to write is one in which the next run has something to do, too.
+#[test]
+fn closed_directories_are_gone_on_with() {
+    let world = World::new();
+    let (tree, target) = (world.local("served/tree"), world.local("target"));
+    fs::create_dir_all(tree.join("closed")).unwrap();
+    let copy = || {
+        // Root is to need leave, too.
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-dac_override", TOWLINE]);
+        if !rustix::process::geteuid().is_root() {
+            command = Command::new(TOWLINE);
+        }
+        command.args(["cp", "-r", "--resume", &world.url("dir/tree/.")]).arg(&target);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(fs::metadata(target.join("closed")).unwrap().mode() & 0o7777, 0o555);
+    };
+    for name in ["one", "two"] {
+        set_mode(&tree.join("closed"), 0o755);
+        fs::write(tree.join("closed").join(name), name).unwrap();
+        set_mode(&tree.join("closed"), 0o555);
+        copy();
+        assert_eq!(fs::read(target.join("closed").join(name)).unwrap(), name.as_bytes());
+    }
+    for directory in [tree, target] {
+        set_mode(&directory.join("closed"), 0o755);
+    }
+}
+
+/// Small files have parts of their own for each copy, which nobody goes on with.
+#[test]
+fn resume_removes_what_killed_copies_left() {
+    let world = World::new();
+    let (tree, served) = (world.local("tree"), world.local("served/tree"));
+    for directory in [&tree, &served] {
+        fs::create_dir(directory).unwrap();
+        fs::write(directory.join(".kept.12345678a.towline-part"), b"of a file that is not copied")
+            .unwrap();
+    }
+    fs::write(tree.join("file"), noise(100_000, 3)).unwrap();
+    fs::write(tree.join(".file.000000000.towline-part"), b"somebody's file").unwrap();
+    fs::write(served.join(".file.12345678a.towline-part"), b"half").unwrap();
+    fs::write(served.join(".other.12345678a.towline-part"), b"of another copy").unwrap();
+    good(&["cp", "-r", "--resume", &format!("{}/.", tree.display()), &world.url("dir/tree")]);
+    let found = [
+        ".file.000000000.towline-part",
+        ".kept.12345678a.towline-part",
+        ".other.12345678a.towline-part",
+        "file",
+    ];
+    assert_eq!(names(&served), found);
+}
+
+#[test]
+fn parts_of_another_version_are_not_continued() {
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served"));
+    fs::write(&source, noise(5 << 20, 3)).unwrap();
+    let part = served.join(".target.towline-part");
+    fs::write(&part, b"something else").unwrap();
+    let stamp = format!("{} 0.0 14", 5 << 20);
+    let _ =
+        rustix::fs::lsetxattr(&part, "user.towline.part", stamp.as_bytes(), XattrFlags::empty());
+    good(&["cp", "--resume", source.to_str().unwrap(), &world.url("dir/target")]);
+    assert!(fs::read(served.join("target")).unwrap() == fs::read(&source).unwrap());
+    assert_eq!(names(&served), ["target"]);
+}
+
+#[test]
+fn parts_of_this_version_are_continued() {
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served"));
+    let mut data = noise(5 << 20, 3);
+    fs::write(&source, &data).unwrap();
+    let part = served.join(".target.towline-part");
+    // What was copied before is not looked at again.
+    data[..3 << 20].fill(7);
+    fs::write(&part, &data[..3 << 20]).unwrap();
+    let status = fs::metadata(&source).unwrap();
+    let stamp = format!("{} {}.{:09} {}", data.len(), status.mtime(), status.mtime_nsec(), 3 << 20);
+    let name = "user.towline.part";
+    if rustix::fs::lsetxattr(&part, name, stamp.as_bytes(), XattrFlags::empty()).is_err() {
+        return eprintln!("SKIPPED: no extended attributes here, so nothing is continued");
+    }
+    let inode = fs::metadata(&part).unwrap().ino();
+    good(&["cp", "--resume", source.to_str().unwrap(), &world.url("dir/target")]);
+    assert!(fs::read(served.join("target")).unwrap() == data);
+    assert_eq!(fs::metadata(served.join("target")).unwrap().ino(), inode);
+}
