@@ -369,6 +369,49 @@ fn what_is_replaced_keeps_its_mode_and_links_are_written_through() {
     assert_eq!(names(&served), ["link", "old"]);
 }
 
+/// The group's bits of the mode of a file with an access control list say what all that it names may have at most.
+#[test]
+fn what_is_replaced_keeps_its_access_control_list() {
+    const NAME: &str = "system.posix_acl_access";
+    let world = World::new();
+    // Of version 2: tag, permissions and, for users by name, who: `acl(5)`, `linux/posix_acl_xattr.h`.
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in [
+        (1u16, 6u16, u32::MAX),
+        (2, 6, 1234),
+        (4, 4, u32::MAX),
+        (16, 6, u32::MAX),
+        (32, 0, u32::MAX),
+    ] {
+        list.extend_from_slice(&tag.to_le_bytes());
+        list.extend_from_slice(&permissions.to_le_bytes());
+        list.extend_from_slice(&id.to_le_bytes());
+    }
+    let path = |name: &str| world.local(name).display().to_string();
+    let ways = [
+        (path("source"), world.url("dir/target"), world.local("served/target")),
+        (world.url("dir/source"), path("target"), world.local("target")),
+    ];
+    for size in [10, 100_000, 5 << 20] {
+        let data = noise(size, 3);
+        for source in ["source", "served/source"] {
+            fs::write(world.local(source), &data).unwrap();
+        }
+        for (source, target, file) in &ways {
+            fs::write(file, b"old").unwrap();
+            if rustix::fs::lsetxattr(file, NAME, &list, XattrFlags::empty()).is_err() {
+                return eprintln!("SKIPPED: no access control lists here");
+            }
+            good(&["cp", source, target]);
+            assert!(fs::read(file).unwrap() == data);
+            assert_eq!(fs::metadata(file).unwrap().mode() & 0o7777, 0o660, "{size} {target}");
+            let mut value = [0; 100];
+            let length = rustix::fs::lgetxattr(file, NAME, &mut value).unwrap_or(0);
+            assert_eq!(value[..length], list, "{size} {target}");
+        }
+    }
+}
+
 #[test]
 fn devices_and_pipes_are_read_and_written_in_place() {
     let world = World::new();

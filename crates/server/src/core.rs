@@ -154,6 +154,8 @@ pub(crate) struct Core {
     pub(crate) mailbox: Mailbox,
     pub(crate) reactor: Reactor,
     spin: Spin,
+    /// Listeners with more clients than are let in within one turn.
+    pub(crate) accepting: Vec<usize>,
     /// Listeners with clients that wait because there are no descriptors, and since when.
     pub(crate) refusing: Vec<(usize, Instant)>,
     /// When that was told last.
@@ -243,6 +245,7 @@ impl Core {
             mailbox,
             reactor,
             spin: Spin::new(shared.spin),
+            accepting: Vec::new(),
             refusing: Vec::new(),
             refusing_told: None,
             lanes: Vec::new(),
@@ -293,6 +296,7 @@ impl Core {
             // Lanes that failed while answers of disks were sent are ended by the next turn, which nobody else may begin.
             let busy = !self.resumable.is_empty()
                 || !self.order.is_empty()
+                || !self.accepting.is_empty()
                 || !self.failed.is_empty()
                 || self.serves_disks && (self.nbd.is_busy() || self.engine.has_work())
                 || self.has_low_request()

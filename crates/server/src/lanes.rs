@@ -26,9 +26,12 @@ use towline_wire::{Errno, Hello, Welcome};
 /// clients that ask for it stay on their Unix socket.
 const SHM_LANES_MAX: usize = 64;
 
+/// Clients let in before others have their turn.
+const ACCEPTS_MAX: usize = 16;
+
 impl Core {
     pub(crate) fn accept(&mut self, number: usize, scratch: &mut [u8]) {
-        loop {
+        for _ in 0..ACCEPTS_MAX {
             let shared = self.shared.clone();
             let listeners = shared.listeners.read();
             let Some((listener, protocol)) = listeners.get(number) else { return };
@@ -70,10 +73,19 @@ impl Core {
                 }
             }
         }
+        // No event tells of the others again.
+        if !self.accepting.contains(&number) {
+            self.accepting.push(number);
+        }
     }
 
-    /// Tries again where there were no descriptors.
+    /// Goes on where others had their turn, and tries again where there were no descriptors.
     pub(crate) fn accept_again(&mut self, scratch: &mut [u8]) {
+        if !self.accepting.is_empty() {
+            for number in std::mem::take(&mut self.accepting) {
+                self.accept(number, scratch);
+            }
+        }
         if self.refusing.first().is_some_and(|(_, since)| since.elapsed() >= REFUSING) {
             for (number, _) in std::mem::take(&mut self.refusing) {
                 self.accept(number, scratch);

@@ -65,6 +65,39 @@ impl Wanted {
     }
 }
 
+/// What a file takes over from the one whose place it takes.
+pub(super) struct Replaced {
+    pub(super) attr: Attr,
+    /// Its access control list, see `acl(5)`: where there is one, the group's bits of the mode are the most that anybody named there may,
+    /// and not what the group may.
+    acl: Option<Vec<u8>>,
+}
+
+const ACL: &[u8] = b"system.posix_acl_access";
+const GROUP_BITS: u32 = 0o070;
+
+impl Replaced {
+    pub(super) fn new(file: &End, attr: &Attr) -> Outcome<Self> {
+        let ask = || match file.xattr(ACL) {
+            Ok(acl) => Ok(Some(acl)),
+            Err(failure) if failure.is(Errno::ENODATA) || failure.is(Errno::EOPNOTSUPP) => Ok(None),
+            Err(failure) => Err(failure),
+        };
+        let acl = if attr.mode & GROUP_BITS == 0 { None } else { ask()? };
+        Ok(Self { attr: *attr, acl })
+    }
+
+    /// Gives its access control list to the file that takes its place, and what remains to be set; nothing to the group where it cannot have one.
+    pub(super) fn hand_down(&self, written: &End, set: SetAttr) -> SetAttr {
+        match &self.acl {
+            Some(acl) if written.set_xattr(ACL, acl).is_err() => {
+                SetAttr { mode: set.mode.map(|mode| mode & !GROUP_BITS), ..set }
+            }
+            _ => set,
+        }
+    }
+}
+
 /// Sets what there is to set. An owner that this user may not give is left out, and with it the
 /// set-user-ID bits, which would mean another user than in the source.
 pub(super) fn set(target: &End, set: &SetAttr) -> Outcome<()> {

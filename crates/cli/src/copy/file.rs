@@ -1,6 +1,6 @@
 //! The copy of one regular file: in one round trip where that is safe, else through a part.
 
-use super::attributes::{self, Wanted};
+use super::attributes::{self, Replaced, Wanted};
 use super::end::{End, Status};
 use super::handle::Handle;
 use super::part;
@@ -124,10 +124,15 @@ impl Files {
             }
         }
         let existing = looked_at(target, existing)?;
-        let replaced = replaced(status, &existing).map_err(|f| f.about(target))?;
+        let replaced = replaced(status, target, &existing).map_err(|f| f.about(target))?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
+        let mut mode = self.wanted.mode(attr, replaced.as_ref().map(|replaced| &replaced.attr));
+        if replaced.is_some() {
+            // Until it has all that the other one had it is for its owner only.
+            mode &= 0o700;
+        }
         let written = part
-            .write_new(self.wanted.mode(attr, replaced.as_ref()), data)
+            .write_new(mode, data)
             .and_then(|()| self.finish(source, &part, attr, replaced.as_ref(), Some(data)))
             .and_then(|()| part.rename(target));
         written.map_err(|failure| {
@@ -143,7 +148,7 @@ impl Files {
         source: &End,
         written: &End,
         attr: &Attr,
-        replaced: Option<&Attr>,
+        replaced: Option<&Replaced>,
         data: Option<&[u8]>,
     ) -> Outcome<()> {
         if let (true, Some(data)) = (self.verify, data) {
@@ -153,7 +158,8 @@ impl Files {
                 return Err(Failure::new("differs from the source after the copy; removed"));
             }
         }
-        let mut set = self.wanted.rest(attr, replaced);
+        let attr_replaced = replaced.map(|replaced| &replaced.attr);
+        let mut set = self.wanted.rest(attr, attr_replaced);
         if self.wanted.xattr {
             // Before them: with another owner, also the same one, capabilities of the file go (`chown(2)`).
             set = attributes::set_owner(written, &set)?;
@@ -161,7 +167,10 @@ impl Files {
         }
         if data.is_none() {
             // A large part is for its owner only until it is complete.
-            set.mode = Some(self.wanted.mode(attr, replaced));
+            set.mode = Some(self.wanted.mode(attr, attr_replaced));
+        }
+        if let Some(replaced) = replaced.filter(|_| !self.wanted.mode) {
+            set = replaced.hand_down(written, set);
         }
         attributes::set(written, &set)
     }
@@ -177,7 +186,7 @@ impl Files {
         let sparse = is_sparse(status);
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
-        let replaced = replaced(status, &existing).map_err(|f| f.about(target))?;
+        let replaced = replaced(status, target, &existing).map_err(|f| f.about(target))?;
         let input = source.open().map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
         // As in `/sys`, where the size is that of a page; holes have all their bytes.
@@ -306,7 +315,7 @@ impl Files {
         existing: &Existing,
         input: &mut Handle,
     ) -> Outcome<()> {
-        let replaced = replaced(status, existing).map_err(|f| f.about(target))?;
+        let replaced = replaced(status, target, existing).map_err(|f| f.about(target))?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mut output = part.create(0o600).map_err(|f| f.about(target))?;
         let copied = self
@@ -364,14 +373,13 @@ fn check_replaceable(source: &Status, there: &Status) -> Outcome<()> {
     Ok(())
 }
 
-/// The attributes that a file takes over from the one whose place it takes.
-fn replaced(source: &Status, existing: &Existing) -> Outcome<Option<Attr>> {
-    match existing {
-        Existing::There(there) => {
-            check_replaceable(source, there)?;
-            Ok(Some(there.attr).filter(Attr::is_file))
-        }
-        _ => Ok(None),
+/// What a file takes over from the one whose place it takes.
+fn replaced(source: &Status, target: &End, existing: &Existing) -> Outcome<Option<Replaced>> {
+    let Existing::There(there) = existing else { return Ok(None) };
+    check_replaceable(source, there)?;
+    match there.attr.is_file() {
+        true => Replaced::new(target, &there.attr).map(Some),
+        false => Ok(None),
     }
 }
 
@@ -457,6 +465,7 @@ impl Drop for Permit<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::local::Local;
     use super::*;
     use towline_client::Timestamp;
 
@@ -480,6 +489,7 @@ mod tests {
         assert!(check_replaceable(&at(1, source), &at(2, elsewhere)).is_ok());
         assert!(check_replaceable(&at(1, source), &at(1, elsewhere)).is_err(), "from two sides");
         let link = Existing::There(status(2, 0o120_777));
-        assert_eq!(replaced(&source, &link).unwrap(), None, "a link has no mode to keep");
+        let target = End::Local(Local::new("link".as_ref()));
+        assert!(replaced(&source, &target, &link).unwrap().is_none(), "a link has no mode to keep");
     }
 }

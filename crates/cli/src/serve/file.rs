@@ -119,8 +119,8 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
         disks,
         nbd: raw.nbd,
         listen: raw.listen.iter().map(|a| Address::parse(a)).collect::<Result<_, _>>()?,
-        buffer_limit: raw.buffer_limit.as_deref().map(parse_bytes).transpose()?,
-        fragment: raw.fragment.as_deref().map(parse_bytes).transpose()?,
+        buffer_limit: size_of("buffer-limit", raw.buffer_limit.as_deref())?,
+        fragment: size_of("fragment", raw.fragment.as_deref())?,
         cores: raw.cores,
         engine: raw.engine,
         spin_us: raw.spin_us,
@@ -130,6 +130,10 @@ pub(crate) fn parse(text: &str) -> Result<FileSettings, String> {
         metrics: raw.metrics,
         state: raw.state,
     })
+}
+
+fn size_of(key: &str, text: Option<&str>) -> Result<Option<u64>, String> {
+    text.map(parse_bytes).transpose().map_err(|error| format!("{key}: {error}"))
 }
 
 #[cfg(test)]
@@ -158,6 +162,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
+        assert!(parse("buffer-limit = \"much\"").err().unwrap().contains("buffer-limit"));
         assert!(parse("listem = []").err().unwrap().contains("listem"));
         assert!(parse("[export.a]\nmem = \"0\"\n").err().unwrap().contains("\"a\""));
         assert!(parse("[export.a]\n").err().unwrap().contains("\"a\""));

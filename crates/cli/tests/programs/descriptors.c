@@ -811,6 +811,9 @@ static void attributes_of_what_is_open(void) {
     SAY(unlinkat(here, "f", 0x40000));
     SAY(linkat(here, "f", here, "g", 0x40000));
     SAY(fstatat(here, "f", &status, 0x40000));
+    SAY(fchownat(here, "f", 8, -1, 0x40000));
+    SAY(fchmodat(here, "f", 0600, 0x40000));
+    SAY(faccessat(here, "f", R_OK, 0x40000));
     SAY(stat("f", &status));
 }
 

@@ -101,7 +101,14 @@ pub(crate) unsafe fn fchmod(fd: c_int, mode: mode_t) -> c_int {
     set_open(fd, &mode_of(mode)).unwrap_or_else(|| unsafe { real::fchmod(fd, mode) })
 }
 
+/// What `fchmodat` and `fchownat` know.
+const KNOWN: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
+
 pub(crate) unsafe fn fchmodat(at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int {
+    if flags & !KNOWN != 0 {
+        // SAFETY: as the program says. It is refused, whatever is named.
+        return unsafe { real::fchmodat(at, path, mode, flags) };
+    }
     // SAFETY: as the program says.
     if let Some(open) = unsafe { itself(at, path, flags) } {
         return set_itself(open, &mode_of(mode));
@@ -135,6 +142,10 @@ pub(crate) unsafe fn fchownat(
     gid: gid_t,
     flags: c_int,
 ) -> c_int {
+    if flags & !KNOWN != 0 {
+        // SAFETY: as the program says. It is refused, whatever is named.
+        return unsafe { real::fchownat(at, path, uid, gid, flags) };
+    }
     // SAFETY: as the program says.
     if let Some(open) = unsafe { itself(at, path, flags) } {
         return set_itself(open, &owner_of(uid, gid));

@@ -232,8 +232,13 @@ pub(crate) unsafe fn euidaccess(path: *const c_char, mode: c_int) -> c_int {
 }
 
 pub(crate) unsafe fn faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+    const KNOWN: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_EACCESS;
     // SAFETY: as the program says.
     unsafe {
+        if flags & !KNOWN != 0 {
+            // It is refused, whatever is named.
+            return real::faccessat(at, path, mode, flags);
+        }
         if let Some(open) = open_itself(at, path, flags) {
             return ours(|| remote::with(open, |f| f.access(b"", mode as u32)).map(|()| 0));
         }
