@@ -78,10 +78,11 @@ const GROUP_BITS: u32 = 0o070;
 
 impl Replaced {
     pub(super) fn new(file: &End, attr: &Attr) -> Outcome<Self> {
+        // It may be gone meanwhile.
+        let none = [Errno::ENODATA, Errno::EOPNOTSUPP, Errno::ENOENT];
         let ask = || match file.xattr(ACL) {
-            Ok(acl) => Ok(Some(acl)),
-            Err(failure) if failure.is(Errno::ENODATA) || failure.is(Errno::EOPNOTSUPP) => Ok(None),
-            Err(failure) => Err(failure),
+            Err(failure) if none.iter().any(|errno| failure.is(*errno)) => Ok(None),
+            result => result.map(Some),
         };
         let acl = if attr.mode & GROUP_BITS == 0 { None } else { ask()? };
         Ok(Self { attr: *attr, acl })
