@@ -67,6 +67,26 @@ pub(crate) fn close(fd: i32) {
     unsafe { system_call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
 }
 
+/// Keeps a remote file's placeholder open where the descriptor is its last.
+pub(crate) struct Held(i32);
+
+/// For what the kernel or libc is about to put in the place of a descriptor: were the placeholder closed
+/// before [`descriptors::forget`], the run's keeper would take the file for abandoned, and what is then
+/// forgotten might be a file that another process got in its place.
+pub(crate) fn hold(fd: i32) -> Option<Held> {
+    descriptors::last_of(fd)?;
+    duplicate(fd, Own::Connection).ok().map(Held)
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Else it gave way to the program.
+        if descriptors::own_at(self.0).is_some() {
+            close(self.0);
+        }
+    }
+}
+
 /// Closes all: in the child of a fork, where they are the parent's.
 pub(crate) fn close_all() {
     close_runs(runs(descriptors::own(0, u32::MAX).map(|(fd, _)| fd)));

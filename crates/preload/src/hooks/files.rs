@@ -215,6 +215,7 @@ pub(crate) unsafe fn dup2(from: c_int, to: c_int) -> c_int {
         return unsafe { real::dup2(from, to) };
     }
     own::make_way(to);
+    let _held = own::hold(to);
     // SAFETY: as the program says.
     let new = unsafe { real::dup2(from, to) };
     if new >= 0 {
@@ -224,9 +225,12 @@ pub(crate) unsafe fn dup2(from: c_int, to: c_int) -> c_int {
 }
 
 pub(crate) unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    if from != to {
-        own::make_way(to);
+    if from == to {
+        // SAFETY: as the program says.
+        return unsafe { real::dup3(from, to, flags) };
     }
+    own::make_way(to);
+    let _held = own::hold(to);
     // SAFETY: as the program says.
     let new = unsafe { real::dup3(from, to, flags) };
     if new >= 0 {

@@ -3,8 +3,8 @@
 use super::files;
 use crate::descriptors;
 use crate::guard::{finish, system_call};
-use crate::place;
 use crate::table::real;
+use crate::{own, place};
 use libc::{FILE, c_char, c_int};
 use std::ffi::CStr;
 
@@ -143,9 +143,10 @@ pub(crate) unsafe fn freopen(
         if !ours {
             let before = libc::fileno(stream);
             let remote = descriptors::find(before).is_some();
+            let _held = own::hold(before);
             let result = real::freopen(path, mode, stream);
-            // libc closed and duplicated by itself.
-            if remote && !result.is_null() {
+            // libc closed and duplicated by itself, and closes where it fails, too.
+            if remote {
                 descriptors::forget(before);
             }
             return result;
@@ -162,9 +163,11 @@ pub(crate) unsafe fn freopen(
         let old = libc::fileno(stream);
         let letters = CStr::from_ptr(mode).to_bytes_with_nul().iter();
         let plain: Vec<u8> = letters.copied().filter(|letter| *letter != b'x').collect();
+        let held = own::hold(old);
         let stream = real::freopen(c"/dev/null".as_ptr(), plain.as_ptr().cast(), stream);
+        descriptors::forget(old);
+        drop(held);
         if !stream.is_null() {
-            descriptors::forget(old);
             files::dup2(fd, libc::fileno(stream));
             if flags & (libc::O_APPEND | libc::O_ACCMODE) == libc::O_APPEND | libc::O_WRONLY {
                 super::io::lseek(fd, 0, libc::SEEK_END);
