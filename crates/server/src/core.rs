@@ -3,6 +3,7 @@
 mod mail;
 mod news;
 mod order;
+mod receiving;
 
 use crate::caller::Callers;
 use crate::disks::Disks;
@@ -11,14 +12,13 @@ use crate::failure::Failure;
 use crate::families::Families;
 use crate::grace::Grace;
 use crate::grants::Running;
-use crate::lane::{Lane, Receiving};
+use crate::lane::Lane;
 use crate::mailbox::{Mail, Mailbox};
 use crate::native::{self, Taken};
 use crate::nbd::driver::{CoreDriver, Late};
 use crate::nbd::{self, Nbd};
 use crate::pools::Pools;
 use crate::priority::Queue;
-use crate::serving::Serving;
 use crate::sessions::Sessions;
 use crate::stats::{CoreStatistics, Stages};
 use crate::waiting::Waiting;
@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use towline_block::{Engine, Moved};
 use towline_mem::Pool;
 use towline_net::address::Listener;
-use towline_net::{Flushed, Incoming, Link, LinkKind, ShmLink, Spin};
+use towline_net::{Flushed, Link, LinkKind, ShmLink, Spin};
 use towline_reactor::{Event, Finished, Reactor};
 use towline_session::files::Opened;
 use towline_session::locks::{Locks, Waiter};
@@ -115,8 +115,6 @@ pub(crate) const NBD_TOKENS: u64 = 1 << 34;
 pub(crate) const LANE_BELL_TOKENS: u64 = 1 << 35;
 /// Bytes read at once from any lane; one such buffer serves all lanes of a core.
 const SCRATCH_BYTES: usize = 128 * 1024;
-/// Receives of one lane before the others' turn, unless its peer has ended.
-const RECEIVES_MAX: usize = 8;
 /// Requests that are counted, but not in the histograms yet, at most after a turn.
 const TIMED_MAX: usize = 32;
 /// How often to look for what waited too long, while there is something that may.
@@ -428,102 +426,6 @@ impl Core {
                     self.queue(token);
                 }
             }
-        }
-    }
-
-    /// Reads from the connection with this token.
-    fn read(&mut self, token: u64, scratch: &mut [u8]) {
-        if token >= NBD_TOKENS {
-            return self.receive_nbd((token - NBD_TOKENS) as usize, scratch);
-        }
-        let index = token as usize;
-        self.receive(index, scratch);
-        // The socket beside shared memory carries nothing any more but its end.
-        if shm_link(&self.lanes, index).is_some_and(ShmLink::peer_closed) {
-            // What the peer asked for after we looked, and before it ended.
-            self.receive_rest(index, scratch);
-            self.close_lane(index, &io::ErrorKind::UnexpectedEof.into());
-        }
-    }
-
-    /// Reads from a lane what was left because too much was unsent, or because it was the others' turn.
-    fn resume(&mut self, index: usize, scratch: &mut [u8]) {
-        let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-        lane.is_resumable = false;
-        if lane.paused && !lane.is_full() {
-            lane.paused = false;
-            self.receive(index, scratch);
-        }
-    }
-
-    /// No event will come for what is unread of a lane: it is no news.
-    fn resume_soon(&mut self, index: usize) {
-        if let Some(Some(lane)) = self.lanes.get_mut(index)
-            && !std::mem::replace(&mut lane.is_resumable, true)
-        {
-            self.resumable.push(index);
-        }
-    }
-
-    pub(crate) fn receive(&mut self, index: usize, scratch: &mut [u8]) {
-        let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-        let Some(mut receiving) = lane.receiving.take() else { return };
-        let mut failure = None;
-        // Where the peer has ended, its last bytes are not the end yet.
-        let mut last_look = lane.hung;
-        for receives in 0.. {
-            let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-            if lane.is_full() {
-                lane.paused = true;
-                break;
-            }
-            if receives == RECEIVES_MAX && !lane.hung {
-                lane.paused = true;
-                self.resume_soon(index);
-                break;
-            }
-            if lane.hello.is_some() {
-                break;
-            }
-            let mut sink = Serving { core: self, index, news: false, since: None };
-            let Receiving { link, input, statistics } = &mut *receiving;
-            match input.receive(link, scratch, None, &mut sink, &statistics.counters) {
-                Ok(Incoming::Progress) => {}
-                Ok(Incoming::Drained) if last_look => last_look = false,
-                Ok(Incoming::Drained) => break,
-                Ok(Incoming::Closed) => {
-                    failure = Some(io::ErrorKind::UnexpectedEof.into());
-                    break;
-                }
-                Err(error) => {
-                    failure = Some(error);
-                    break;
-                }
-            }
-        }
-        let Some(Some(lane)) = self.lanes.get_mut(index) else { return };
-        lane.receiving = Some(receiving);
-        let hello = lane.hello.take();
-        match (failure, hello) {
-            (Some(error), _) => self.close_lane(index, &error),
-            (None, Some(hello)) => {
-                self.greet(index, &hello);
-                // What came with the hello of a peer that has ended since.
-                if self.lanes.get(index).is_some_and(|l| l.as_ref().is_some_and(|l| l.hung)) {
-                    self.receive(index, scratch);
-                }
-            }
-            // Whoever was answered is in there already.
-            (None, None) if self.dirty.last() != Some(&index) => self.dirty.push(index),
-            (None, None) => {}
-        }
-    }
-
-    /// Receives all that is there, from a peer that has ended.
-    fn receive_rest(&mut self, index: usize, scratch: &mut [u8]) {
-        if let Some(Some(lane)) = self.lanes.get_mut(index) {
-            lane.hung = true;
-            self.receive(index, scratch);
         }
     }
 

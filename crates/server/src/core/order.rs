@@ -6,6 +6,8 @@
 //! With 184 clients each waits longer for its turn, and is over with its requests sooner. Nobody is waited for.
 
 use super::{Core, NBD_TOKENS};
+use crate::lane::Lane;
+use crate::nbd::Nbd;
 use std::collections::VecDeque;
 
 /// Requests that a connection begins in its turn.
@@ -78,16 +80,24 @@ impl Order {
     }
 }
 
+/// The place of the connection with this token, and whether it is within a message or a transfer.
+fn place_at<'a>(
+    nbd: &'a mut Nbd,
+    lanes: &'a mut [Option<Lane>],
+    token: u64,
+) -> Option<(&'a mut Place, bool)> {
+    if token >= NBD_TOKENS {
+        return nbd.place_of((token - NBD_TOKENS) as usize);
+    }
+    Some(lanes.get_mut(token as usize)?.as_mut()?.place())
+}
+
 impl Core {
     /// There is something to be read from a connection.
     pub(super) fn queue(&mut self, token: u64) {
-        let found = if token >= NBD_TOKENS {
-            self.nbd.place_of((token - NBD_TOKENS) as usize)
-        } else {
-            self.lanes.get_mut(token as usize).and_then(|l| l.as_mut()).map(|l| l.place())
-        };
-        if let Some((place, is_within)) = found {
-            self.order.push(token, place, is_within);
+        let Self { order, nbd, lanes, .. } = self;
+        if let Some((place, is_within)) = place_at(nbd, lanes, token) {
+            order.push(token, place, is_within);
         }
     }
 
@@ -105,13 +115,7 @@ impl Core {
                 return;
             }
             let Self { order, nbd, lanes, .. } = self;
-            let next = order.pop(|token| {
-                if token >= NBD_TOKENS {
-                    return Some(nbd.place_of((token - NBD_TOKENS) as usize)?.0);
-                }
-                Some(lanes.get_mut(token as usize)?.as_mut()?.place().0)
-            });
-            if let Some(token) = next {
+            if let Some(token) = order.pop(|token| Some(place_at(nbd, lanes, token)?.0)) {
                 self.read(token, scratch);
             }
         }
