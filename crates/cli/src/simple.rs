@@ -237,12 +237,13 @@ fn leads_to(link: &Place, target: &Place) -> bool {
     attr(link, false).is_some_and(|attr| attr.is_symlink())
         && attr(link, true)
             .zip(attr(target, false))
-            .is_some_and(|(one, other)| one.inode == other.inode)
+            .is_some_and(|(one, other)| one.identity() == other.identity())
 }
 
 /// True when both are names of one file, which a rename leaves as they are and calls that a success.
 fn is_same(source: &Place, target: &Place) -> bool {
-    let inode = |place: &Place| place.base.stat_path(place.path(), false).map(|attr| attr.inode);
+    let inode =
+        |place: &Place| place.base.stat_path(place.path(), false).map(|attr| attr.identity());
     inode(source).is_ok_and(|left| inode(target).is_ok_and(|moved| moved == left))
 }
 
@@ -300,7 +301,7 @@ fn replace(
 ) -> Outcome<()> {
     if let Some(source) = source {
         let (one, other) = (attr_if_any(source, false)?, attr_if_any(link, false)?);
-        if one.is_some() && one.map(|attr| attr.inode) == other.map(|attr| attr.inode) {
+        if one.is_some() && one.map(|attr| attr.identity()) == other.map(|attr| attr.identity()) {
             return Err(Failure::new("is the same file"));
         }
     }

@@ -243,3 +243,47 @@ fn random_programs_do_the_same() {
     let first = number("TOWLINE_SEED").unwrap_or(now.as_secs() % 1_000_000_000);
     random(first..first + 100 * length, 1500, KINDS);
 }
+
+/// File systems that are mounted in an export number their files alike: no two of them are taken for one, neither by
+/// programs of a run nor by our own commands.
+#[test]
+fn files_of_two_file_systems_in_one_export_are_two() {
+    let world = World::new();
+    if !can_mount(&world) {
+        return;
+    }
+    let work = r#"
+        echo one > a/f && echo two > b/f && echo root > f || exit 1
+        test $(stat -c %i a/f) = $(stat -c %i b/f) || echo 'numbers differ'
+        test a/f -ef b/f && echo 'one file'; test a/f -ef a/../a/f || echo 'two files'
+        cmp -s a/f b/f && echo alike; find . -xdev -type f; find a/ -type f -samefile b/f
+        ln a/f b/g 2> error || echo 'no link'; ln a/f a/g && stat -c %h a/g
+        cp a/f b/h && cat b/h; mv a/f b/m && cat b/m a/g; tar -cf - a b f | tar -tvf - | grep -c ' link to '
+        du -x --apparent-size b > du && cut -f2 du"#;
+    let script = r#"cd "$1/served" && mkdir a b && mount -t tmpfs none a && mount -t tmpfs none b || exit 99
+        echo == here; sh -c "$2" 2>&1
+        umount a b && rm f du error && mount -t tmpfs none a && mount -t tmpfs none b || exit 99
+        "$0" serve --dir "dir=$1/served" --listen "unix://$1/own" 2> "$1/log" & server=$!
+        until test -S "$1/own"; do kill -0 $server || exit 98; sleep 0.05; done
+        u=towline+unix:///dir s="?socket=$1/own"
+        echo == run; "$0" run --at "/at=$u$s" -- sh -c "cd /at && $2" 2>&1
+        echo == commands; cd "$1"; echo one > served/a/f; echo two > served/b/f
+        "$0" ln -f "$u/a/f$s" "$u/b/f$s" 2>&1 | grep -c 'same file'; cat served/b/f
+        "$0" cp "$u/a/f$s" "$u/b/f$s" && cat served/b/f
+        "$0" cp -r "$u$s" copy && find copy -links +1 -type f | sort
+        kill $server; wait $server"#;
+    let path = world.path.to_str().unwrap();
+    let output = Command::new("unshare")
+        .args(["-m", "sh", "-c", script, TOWLINE, path, work])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let part = |name: &str| {
+        let (_, after) = text.split_once(&format!("== {name}\n")).expect(&text);
+        after.split("== ").next().unwrap().to_owned()
+    };
+    let here = part("here");
+    assert!(here.starts_with("./f\n") && here.contains("no link\n2\n"), "{text}");
+    assert_eq!(part("run"), here);
+    assert_eq!(part("commands"), "0\ntwo\none\n", "{text}");
+}

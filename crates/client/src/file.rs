@@ -27,7 +27,7 @@ impl File {
         flags: u32,
     ) -> Result<Self, Error> {
         let Reply::Opened { handle, attr } = reply else { return Err(unexpected()) };
-        core.remember(handle, base, export, flags, attr.inode);
+        core.remember(handle, base, export, flags, attr.identity());
         Ok(Self { core: core.clone(), handle, attr, write_flags: write_flags(flags) })
     }
 

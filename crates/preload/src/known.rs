@@ -394,7 +394,7 @@ fn list(at: &At, key: Key<'_>, name: &[u8], cookie: u64) -> Option<Answer> {
     let list = |base: &File, _: &[u8]| base.list_path(path_of(key), cookie, true);
     let (attr, (entries, end)) = at.with(list).ok()?;
     let mut known = lock(&KNOWN)?;
-    let place = leads_to(&mut known, key, Some(attr.inode), asked.when);
+    let place = leads_to(&mut known, key, Some(attr.identity()), asked.when);
     let place = place.unwrap_or_else(|| known.add(None, key));
     known.directories[place].listed.debt = entries.len() / USED;
     note(&mut known, place, asked, cookie, (&entries, end));
@@ -422,7 +422,7 @@ fn lead(at: &At, key: Key<'_>, name: &[u8]) -> Option<Answer> {
     let when = Instant::now();
     let attr = at.with(|base, _| base.stat_path(path_of(key), true));
     let mut known = lock(&KNOWN)?;
-    leads_to(&mut known, key, attr.ok().map(|attr| attr.inode), when);
+    leads_to(&mut known, key, attr.ok().map(|attr| attr.identity()), when);
     Some(look(&mut known, key, name))
 }
 

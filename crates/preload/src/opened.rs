@@ -105,7 +105,7 @@ pub(crate) fn keep(at: &At, new: Opened) {
     if new.attr.is_directory() {
         let (entries, complete) = new.listing.as_ref().map_or((&[][..], false), |l| (&l.0, l.1));
         let asked = Asked { when: new.when, changes: new.changes };
-        known::listed_at(at, (new.handle, new.attr.inode), asked, entries, complete);
+        known::listed_at(at, (new.handle, new.attr.identity()), asked, entries, complete);
     }
     ahead::forget(new.mount, new.handle);
     if new.data.is_some() {

@@ -49,7 +49,7 @@ impl Timestamp {
 )]
 #[repr(C)]
 pub struct Attr {
-    /// Inode number, unique within the export.
+    /// Inode number, unique within the file system; see [`Attr::identity`].
     pub inode: u64,
     /// Length in bytes.
     pub size: u64,
@@ -69,7 +69,7 @@ pub struct Attr {
     pub gid: u32,
     /// Preferred I/O size in bytes.
     pub block_bytes: u32,
-    /// Bits of [`attr_flag`].
+    /// Bits of [`attr_flag`]; above them, from bit [`FILE_SYSTEM_SHIFT`] on, [`Attr::file_system`].
     pub flags: u32,
     /// Last access.
     pub accessed: Timestamp,
@@ -86,6 +86,9 @@ pub mod attr_flag {
     /// The file has no extended attributes. Told in listings that ask for it; not set, it may or may not.
     pub const NO_XATTRS: u32 = 1;
 }
+
+/// Where [`Attr::file_system`] stands in [`Attr::flags`].
+pub const FILE_SYSTEM_SHIFT: u32 = 16;
 
 /// Bytes of an encoded [`Attr`].
 pub const ATTR_BYTES: usize = size_of::<Attr>();
@@ -109,6 +112,20 @@ pub const TYPE_CHARACTER: u32 = 0o020_000;
 pub const TYPE_FIFO: u32 = 0o010_000;
 
 impl Attr {
+    /// Which file system of the export it is on: zero for that of the root; others are mounted below, or subvolumes.
+    /// The server makes the number of the device's.
+    #[must_use]
+    pub fn file_system(&self) -> u16 {
+        (self.flags >> FILE_SYSTEM_SHIFT) as u16
+    }
+
+    /// What no two files of an export have in common: of the inode number and the file system.
+    #[must_use]
+    pub fn identity(&self) -> u64 {
+        // No file system numbers its files so far.
+        self.inode ^ u64::from(self.file_system()) << 48
+    }
+
     /// The file type bits of the mode.
     #[must_use]
     pub fn file_type(&self) -> u32 {

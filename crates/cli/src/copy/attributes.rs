@@ -161,6 +161,7 @@ pub(super) fn unchanged(source: &Status, target: &Status) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::end::FileSystem;
     use super::*;
     use towline_client::Timestamp;
 
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_known_by_size_and_time() {
-        let status = |attr| Status { attr, device: (false, 0) };
+        let status = |attr| Status { attr, file_system: FileSystem::Local(0) };
         let original = status(Attr { mode: 0o100_644, ..source() });
         let mut copy = original;
         assert!(unchanged(&original, &copy));

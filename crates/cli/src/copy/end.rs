@@ -27,19 +27,57 @@ pub(crate) enum End {
 pub(crate) struct Status {
     /// Attributes.
     pub(crate) attr: Attr,
-    /// Together with the inode number names the file, among files of this machine and of servers.
-    pub(crate) device: (bool, u64),
+    /// Together with the inode number names the file.
+    pub(crate) file_system: FileSystem,
+}
+
+/// A file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum FileSystem {
+    /// Of this machine: its device number.
+    Local(u64),
+    /// One in an export.
+    Remote {
+        /// [`Place::device`].
+        export: u64,
+        /// [`Attr::file_system`].
+        number: u16,
+    },
+}
+
+impl FileSystem {
+    /// That of a file in the export of this place.
+    fn remote(place: &Place, attr: &Attr) -> Self {
+        Self::Remote { export: place.device(), number: attr.file_system() }
+    }
+
+    /// True when both are seen from one side, so that they have different names if they are two.
+    fn is_seen_with(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Remote { export: one, .. }, Self::Remote { export: two, .. }) => one == two,
+            (one, two) => matches!((one, two), (Self::Local(_), Self::Local(_))),
+        }
+    }
 }
 
 impl Status {
     /// True when both are one file, also when it is reached in two ways (a local path and a URL, two exports):
     /// no other file has the same number and was changed in the same nanosecond.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let (one, two) = (&self.attr, &other.attr);
-        if self.device == other.device || one.changed == Timestamp::default() {
-            return (self.device, one.inode) == (other.device, two.inode);
+        if self.is_seen_with(other) || self.attr.changed == Timestamp::default() {
+            return self.identity() == other.identity();
         }
         self.seen() == other.seen()
+    }
+
+    /// True when the two have different [`Status::identity`], unless they are one file.
+    pub(super) fn is_seen_with(&self, other: &Self) -> bool {
+        self.file_system.is_seen_with(&other.file_system)
+    }
+
+    /// Names the file, among files of this machine and of servers.
+    pub(super) fn identity(&self) -> (FileSystem, u64) {
+        (self.file_system, self.attr.inode)
     }
 
     /// What is the same from both sides of one file, as long as nobody changes it.
@@ -108,10 +146,10 @@ impl End {
     pub(crate) fn status(&self, follow: bool) -> Outcome<Status> {
         match self {
             Self::Local(local) => local.status(follow),
-            Self::Remote(place) => Ok(Status {
-                attr: place.base.stat_path(place.path(), follow)?,
-                device: (true, place.device()),
-            }),
+            Self::Remote(place) => {
+                let attr = place.base.stat_path(place.path(), follow)?;
+                Ok(Status { attr, file_system: FileSystem::remote(place, &attr) })
+            }
         }
     }
 
@@ -331,7 +369,6 @@ impl End {
 
 fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
     let directory = place.base.open(place.path(), flag::DIRECTORY, 0)?;
-    let device = (true, place.device());
     let mut listed = Vec::new();
     for entry in directory.list_all(true)? {
         let attr = match entry.attr {
@@ -343,7 +380,8 @@ fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
                 Err(error) => return Err(Failure::from(error).about(place.child(&entry.name))),
             },
         };
-        listed.push(Listed { name: entry.name, status: Status { attr, device } });
+        let status = Status { attr, file_system: FileSystem::remote(place, &attr) };
+        listed.push(Listed { name: entry.name, status });
     }
     Ok(listed)
 }

@@ -465,6 +465,7 @@ impl Drop for Permit<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::end::FileSystem;
     use super::super::local::Local;
     use super::*;
     use towline_client::Timestamp;
@@ -473,14 +474,14 @@ mod tests {
     fn only_other_regular_files_and_links_are_replaced() {
         let status = |inode, mode| Status {
             attr: Attr { inode, mode, ..Attr::default() },
-            device: (true, 1),
+            file_system: FileSystem::Remote { export: 1, number: 0 },
         };
         let source = status(1, 0o100_644);
         assert!(check_replaceable(&source, &source).is_err(), "itself");
         assert!(check_replaceable(&source, &status(2, 0o040_755)).is_err(), "a directory");
         assert!(check_replaceable(&source, &status(2, 0o020_666)).is_err(), "a device");
         assert!(check_replaceable(&source, &status(2, 0o100_600)).is_ok());
-        let elsewhere = Status { device: (false, 1), ..source };
+        let elsewhere = Status { file_system: FileSystem::Local(1), ..source };
         assert!(check_replaceable(&source, &elsewhere).is_ok(), "same number, other side");
         let at = |seconds, status: Status| Status {
             attr: Attr { changed: Timestamp::new(seconds, 5), ..status.attr },

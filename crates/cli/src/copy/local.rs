@@ -1,7 +1,7 @@
 //! A file of this machine, with the operations that a copy needs.
 
 use super::closing::close;
-use super::end::{Listed, Status};
+use super::end::{FileSystem, Listed, Status};
 use super::handle::Handle;
 use crate::remote::{join, last_name, parent};
 use crate::report::{Failure, Outcome};
@@ -272,5 +272,5 @@ fn status_of(stat: &Statx) -> Status {
         ..Attr::default()
     };
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    Status { attr, device: (false, device) }
+    Status { attr, file_system: FileSystem::Local(device) }
 }

@@ -206,9 +206,7 @@ fn plan(args: &Args, remotes: &Remotes, report: &Report) -> Option<Vec<Vec<Job>>
 
 /// True for `/dev/stdout` and its kin where the stream is closed: a directory is in its place (`launch/system.rs`).
 fn is_closed_stream(target: &End, there: &Status) -> bool {
-    let same = |stream: Outcome<Status>| {
-        stream.is_ok_and(|s| (s.device, s.attr.inode) == (there.device, there.attr.inode))
-    };
+    let same = |stream: Outcome<Status>| stream.is_ok_and(|s| s.identity() == there.identity());
     target.is_local()
         && target.status(false).is_ok_and(|link| link.attr.is_symlink())
         && (same(local::status_of_file(stdout())) || same(local::status_of_file(stderr())))

@@ -1,7 +1,7 @@
 //! A copy of many files: workers take files and directories from one queue.
 
 use super::attributes;
-use super::end::{End, Listed, Status};
+use super::end::{End, FileSystem, Listed, Status};
 use super::file::{Existing, Files};
 use super::part;
 use crate::report::{Failure, Outcome, Report};
@@ -10,9 +10,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
 use towline_wire::attr::TYPE_SYMLINK;
-
-/// Identity of a file, over all file systems and exports.
-type Identity = ((bool, u64), u64);
 
 /// Something to copy.
 pub(super) struct Job {
@@ -69,11 +66,11 @@ pub(super) struct Tree<'a> {
     queue: Queue,
     directories: Mutex<Vec<Directory>>,
     /// First copy of each file that has several names.
-    first_names: Mutex<HashMap<(Identity, i64, u32), Arc<End>>>,
+    first_names: Mutex<HashMap<(FileSystem, u64), Arc<End>>>,
     /// Further names: first copy, new name.
     more_names: Mutex<Vec<(Arc<End>, End)>>,
     /// Directories that this copy writes to, so that it does not go on to copy its own work.
-    targets: Mutex<Vec<(Identity, End)>>,
+    targets: Mutex<Vec<(Status, End)>>,
 }
 
 impl<'a> Tree<'a> {
@@ -148,18 +145,15 @@ impl<'a> Tree<'a> {
     }
 
     fn known_by_another_name(&self, job: &Job, target: &End) -> bool {
-        // File systems that are mounted in one export have the same numbers; all names of a file have one time.
-        let changed = job.status.attr.changed;
-        let identity = (identity(&job.status), changed.seconds, changed.nanoseconds);
         let mut names = locked(&self.first_names);
-        match names.get(&identity) {
+        match names.get(&job.status.identity()) {
             Some(first) => {
                 locked(&self.more_names).push((first.clone(), target.clone()));
                 self.files.progress.bytes(bytes(&job.status));
                 true
             }
             None => {
-                names.insert(identity, Arc::new(target.clone()));
+                names.insert(job.status.identity(), Arc::new(target.clone()));
                 false
             }
         }
@@ -189,7 +183,7 @@ impl<'a> Tree<'a> {
                 return Err(failure.about(&target));
             }
             if job.name.is_none() {
-                locked(&self.targets).push((identity(&there), target.clone()));
+                locked(&self.targets).push((there, target.clone()));
             }
             let bits = there.attr.mode & 0o7777;
             // One that an interrupted copy has made, and closed.
@@ -251,10 +245,12 @@ impl<'a> Tree<'a> {
     /// True when a source directory is one that this copy writes to, also when it is reached in
     /// another way (a local path and a URL, two transports).
     fn is_target(&self, source: &End, status: &Status) -> Outcome<bool> {
-        let (device, inode) = identity(status);
-        let targets = locked(&self.targets);
-        for ((other, _), target) in targets.iter().filter(|((_, number), _)| *number == inode) {
-            if *other == device || is_one_directory(source, target)? {
+        for (there, target) in locked(&self.targets).iter() {
+            let is_one = match there.is_seen_with(status) {
+                true => there.identity() == status.identity(),
+                false => there.attr.inode == status.attr.inode && is_one_directory(source, target)?,
+            };
+            if is_one {
                 return Ok(true);
             }
         }
@@ -326,7 +322,7 @@ fn another_name(first: &End, new: &End) -> Outcome<()> {
     match first.link(new) {
         Err(failure) if failure.is(Errno::EEXIST) => {
             let (one, other) = (first.status(false)?, new.status(false)?);
-            if identity(&one) == identity(&other) {
+            if one.identity() == other.identity() {
                 return Ok(());
             }
             new.unlink()?;
@@ -353,10 +349,6 @@ fn is_one_directory(source: &End, target: &End) -> Outcome<bool> {
         }
         before = after;
     }
-}
-
-fn identity(status: &Status) -> Identity {
-    (status.device, status.attr.inode)
 }
 
 /// Bytes that a copy of it moves.
@@ -412,7 +404,10 @@ mod tests {
 
     #[test]
     fn a_worker_that_panics_leaves_no_other_waiting() {
-        let status = Status { attr: towline_client::Attr::default(), device: (true, 1) };
+        let status = Status {
+            attr: towline_client::Attr::default(),
+            file_system: FileSystem::Remote { export: 1, number: 0 },
+        };
         let end = || End::parse(&crate::remote::Remotes::default(), "/".as_ref()).unwrap();
         let queue = Queue::default();
         queue.push(vec![Job::top(end(), end(), status)]);

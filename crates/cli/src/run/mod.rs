@@ -266,7 +266,7 @@ impl Run {
         let keeper = Keeper::start(&self.directory, Arc::clone(state), servers);
         let roots = met.iter().map(|one| Root {
             handle: one.root.handle(),
-            inode: one.root.attr().inode,
+            inode: one.root.attr().identity(),
             epoch: one.client.boot_epoch(),
         });
         state.begin(&roots.collect::<Vec<_>>());

@@ -807,6 +807,14 @@ static void attributes_of_what_is_open(void) {
     SAY(syscall(FCHMODAT2, here, "f", 0604, AT_SYMLINK_NOFOLLOW));
     SAY(stat("f", &status));
     say("%o", status.st_mode);
+    /* The working directory. */
+    SAY(fstatat(AT_FDCWD, "", &status, AT_EMPTY_PATH));
+    say("%o", status.st_mode & S_IFMT);
+    SAY(fchownat(AT_FDCWD, "", 7, -1, AT_EMPTY_PATH));
+    SAY(stat(".", &status));
+    say("%d", status.st_uid);
+    SAY(faccessat(AT_FDCWD, "", R_OK, AT_EMPTY_PATH));
+    SAY(utimensat(AT_FDCWD, "", times, AT_EMPTY_PATH));
     /* Flags that there are none of. */
     SAY(unlinkat(here, "f", 0x40000));
     SAY(linkat(here, "f", here, "g", 0x40000));

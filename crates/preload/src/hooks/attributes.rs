@@ -1,6 +1,6 @@
 //! Changing attributes.
 
-use super::{by_path, itself};
+use super::{by_path, itself, or_working};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
@@ -110,6 +110,8 @@ pub(crate) unsafe fn fchmodat(at: c_int, path: *const c_char, mode: mode_t, flag
         return unsafe { real::fchmodat(at, path, mode, flags) };
     }
     // SAFETY: as the program says.
+    let path = unsafe { or_working(at, path, flags) };
+    // SAFETY: as the program says.
     if let Some(open) = unsafe { itself(at, path, flags) } {
         return set_itself(open, &mode_of(mode));
     }
@@ -146,6 +148,8 @@ pub(crate) unsafe fn fchownat(
         // SAFETY: as the program says. It is refused, whatever is named.
         return unsafe { real::fchownat(at, path, uid, gid, flags) };
     }
+    // SAFETY: as the program says.
+    let path = unsafe { or_working(at, path, flags) };
     // SAFETY: as the program says.
     if let Some(open) = unsafe { itself(at, path, flags) } {
         return set_itself(open, &owner_of(uid, gid));
@@ -209,6 +213,7 @@ pub(crate) unsafe fn utimensat(
         if path.is_null() {
             return futimens(at, times);
         }
+        let path = or_working(at, path, flags);
         if let Some(open) = itself(at, path, flags) {
             return set_itself(open, &times_of(pair(times)));
         }

@@ -41,7 +41,7 @@ fn behind(at: &At, flags: c_int) -> Result<Option<Path>, i32> {
         return Ok(None);
     }
     at.with(|base, path| base.access(path, wanted as u32))?;
-    let path = stand_in(at.mount, attr.inode)?;
+    let path = stand_in(at.mount, attr.identity())?;
     let mode = (libc::S_IFIFO | 0o666) as usize;
     let make = [libc::AT_FDCWD as usize, path.as_ptr() as usize, mode, 0, 0, 0];
     // SAFETY: the path ends with a zero byte.

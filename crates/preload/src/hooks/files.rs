@@ -68,8 +68,14 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     let mount = at.mount;
     opened::keep(at, Opened { mount, handle, when, changes, attr, data, listing, end: None });
     let path = place::tidy(&at.below());
-    let new =
-        New { mount: at.mount, handle, inode: attr.inode, mode: attr.mode, flags, path: &path };
+    let new = New {
+        mount: at.mount,
+        handle,
+        inode: attr.identity(),
+        mode: attr.mode,
+        flags,
+        path: &path,
+    };
     let made = descriptors::make(&new);
     if flags & libc::O_TRUNC != 0
         && let Some(open) = made.ok().and_then(descriptors::find)

@@ -37,6 +37,7 @@ pub(crate) mod xattr;
 use crate::descriptors::{self, Open};
 use crate::guard::{self, Failed, finish};
 use crate::place::{self, At, Last, Led};
+use crate::working;
 use libc::{c_char, c_int};
 use std::ffi::CStr;
 
@@ -190,6 +191,19 @@ pub(crate) unsafe fn itself(at: c_int, path: *const c_char, flags: c_int) -> Opt
     // SAFETY: not null, and then a string.
     let is_meant = flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0);
     if is_meant { descriptors::find(at) } else { None }
+}
+
+/// The name of what a call names: where the working directory is meant by no name (`AT_EMPTY_PATH`), and is a remote one, that has one.
+///
+/// # Safety
+/// `path` is null or ends with a zero byte.
+pub(crate) unsafe fn or_working(at: c_int, path: *const c_char, flags: c_int) -> *const c_char {
+    // SAFETY: not null, and then a string.
+    let is_meant = at == libc::AT_FDCWD
+        && flags & libc::AT_EMPTY_PATH != 0
+        && (path.is_null() || unsafe { *path } == 0)
+        && working::is_remote();
+    if is_meant { c".".as_ptr() } else { path }
 }
 
 /// `EINVAL` where there are flags that a call does not know.

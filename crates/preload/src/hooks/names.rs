@@ -59,7 +59,7 @@ unsafe fn mknodat_by(
         let mode = kind | start::with_umask(mode);
         let made = at.with(|base, path| base.make_node(path, mode, device))?;
         if kind == libc::S_IFIFO {
-            fifos::made(at.mount, made.inode);
+            fifos::made(at.mount, made.identity());
         }
         Ok(0)
     };

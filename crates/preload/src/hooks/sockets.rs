@@ -92,7 +92,7 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
             libc::EEXIST => libc::EADDRINUSE,
             other => other,
         })?;
-        let (address, length) = stand_in(at.mount, made.inode)?;
+        let (address, length) = stand_in(at.mount, made.identity())?;
         // Of a node of this number that was removed.
         let old = [libc::AT_FDCWD as usize, address.sun_path.as_ptr() as usize, 0, 0, 0, 0];
         // SAFETY: the path ends with a zero byte.
@@ -106,7 +106,7 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
         }
         note_name(&address, path.to_bytes());
         // Who may connect is said by the remote node.
-        common::open_to_all(&[&path_of_stand_in(at.mount, made.inode)[..], b"\0"].concat())?;
+        common::open_to_all(&[&path_of_stand_in(at.mount, made.identity())[..], b"\0"].concat())?;
         Ok(0)
     };
     // SAFETY: the path is a string.
@@ -170,7 +170,7 @@ fn behind(at: &At) -> Result<Address, i32> {
     if attr.mode & libc::S_IFMT != libc::S_IFSOCK {
         return Err(libc::ECONNREFUSED);
     }
-    stand_in(at.mount, attr.inode)
+    stand_in(at.mount, attr.identity())
 }
 
 /// Makes a call to somebody, with the address by which the kernel knows a remote name.

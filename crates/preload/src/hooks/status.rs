@@ -1,6 +1,6 @@
 //! Attributes of files and file systems.
 
-use super::{by_path, files::named_descriptor, itself, only};
+use super::{by_path, files::named_descriptor, itself, only, or_working};
 use crate::descriptors::{self, Open};
 use crate::guard::ours;
 use crate::table::real;
@@ -22,8 +22,11 @@ const STAT_FLAGS: c_int = libc::AT_SYMLINK_NOFOLLOW
     | libc::AT_STATX_FORCE_SYNC
     | libc::AT_STATX_DONT_SYNC;
 
-fn device(mount: usize) -> u64 {
-    start::mounts().get(mount).map_or(0, |target| target.mount.device)
+fn device(mount: usize, attr: &Attr) -> u64 {
+    let device = start::mounts().get(mount).map_or(0, |target| target.mount.device);
+    // The minor numbers of mounts take less than a byte.
+    let file_system = u32::from(attr.file_system()) << 8;
+    libc::makedev(libc::major(device), libc::minor(device) | file_system)
 }
 
 /// How much programs had better read and write of a file at once (`st_blksize`): each call may be a round trip. Python
@@ -39,7 +42,7 @@ fn fill(attr: &Attr, mount: usize, to: *mut stat64) -> Result<c_int, i32> {
     let Some(to) = (unsafe { to.as_mut() }) else { return Err(libc::EFAULT) };
     // SAFETY: all zero is a valid `stat`.
     *to = unsafe { std::mem::zeroed() };
-    to.st_dev = device(mount);
+    to.st_dev = device(mount, attr);
     to.st_ino = attr.inode;
     to.st_nlink = attr.links as _;
     to.st_mode = attr.mode;
@@ -112,6 +115,7 @@ unsafe fn fstatat_by(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
+        let path = or_working(at, path, flags);
         if let Some(open) = open_itself(at, path, flags) {
             return stat_open(open, to);
         }
@@ -188,7 +192,7 @@ fn fill_statx(attr: &Attr, mount: usize, to: *mut libc::statx) -> Result<c_int, 
     to.stx_atime = time(attr.accessed);
     to.stx_mtime = time(attr.modified);
     to.stx_ctime = time(attr.changed);
-    let device = device(mount);
+    let device = device(mount, attr);
     (to.stx_rdev_major, to.stx_rdev_minor) = (libc::major(attr.rdev), libc::minor(attr.rdev));
     (to.stx_dev_major, to.stx_dev_minor) = (libc::major(device), libc::minor(device));
     Ok(0)
@@ -203,6 +207,7 @@ pub(crate) unsafe fn statx(
 ) -> c_int {
     // SAFETY: as the program says.
     unsafe {
+        let path = or_working(at, path, flags);
         if let Some(open) = open_itself(at, path, flags) {
             let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
             return ours(|| fill_statx(&remote::stat(open)?, mount, to));
@@ -239,6 +244,7 @@ pub(crate) unsafe fn faccessat(at: c_int, path: *const c_char, mode: c_int, flag
             // It is refused, whatever is named.
             return real::faccessat(at, path, mode, flags);
         }
+        let path = or_working(at, path, flags);
         if let Some(open) = open_itself(at, path, flags) {
             return ours(|| remote::with(open, |f| f.access(b"", mode as u32)).map(|()| 0));
         }

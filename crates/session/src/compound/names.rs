@@ -132,7 +132,7 @@ fn look(store: &dyn FileStore, caller: &Caller, at: Source<'_>) -> Result<Option
 }
 
 fn inode(found: Option<&Attr>) -> u64 {
-    found.map_or(0, |attr| attr.inode)
+    found.map_or(0, |attr| attr.identity())
 }
 
 /// Whether a change was made, as its own client asks, with all its places in sight. `None`: what is
@@ -146,7 +146,7 @@ fn was_made(intent: &Intent, now: &[Option<Attr>]) -> Option<bool> {
         (Kind::Open | Kind::Create, Some(attr)) => {
             (u64::from(attr.file_type()) == other).then_some(true)
         }
-        (Kind::Link, Some(attr)) => (attr.inode == other).then_some(true),
+        (Kind::Link, Some(attr)) => (attr.identity() == other).then_some(true),
         (Kind::Unlink, found) => Some(inode(found) != before),
         // Two names of one file: nothing happens, however often.
         (Kind::Rename | Kind::Exchange, _) if before == other => Some(false),
@@ -224,7 +224,7 @@ impl Compound {
                 let reply = towline_wire::reply::parse_results(&record.results).ok();
                 match reply.as_ref().and_then(|replies| replies.get(self.index)) {
                     Some(Reply::Opened { attr, .. }) => {
-                        self.again(context, &change, &located, attr.inode)?;
+                        self.again(context, &change, &located, attr.identity())?;
                     }
                     Some(reply) => self.result(reply),
                     None => return Err(Errno::EIO),
@@ -238,7 +238,7 @@ impl Compound {
                     Some(true) => {
                         match (change.kind, &now[0]) {
                             (Kind::Open, Some(attr)) => {
-                                self.again(context, &change, &located, attr.inode)?;
+                                self.again(context, &change, &located, attr.identity())?;
                             }
                             (Kind::Create | Kind::Link, Some(attr)) => {
                                 self.result(&Reply::Attributes { attr: *attr });
@@ -262,12 +262,14 @@ impl Compound {
                 let source = change.source.as_ref().and_then(|((file, path), follow)| {
                     store.stat(caller, (&**file, path), *follow).ok()
                 });
-                source.map(|attr| [0, attr.inode])
+                source.map(|attr| [0, attr.identity()])
             }
             (Kind::Unlink | Kind::Rename, [Some(first), second]) => {
-                Some([first.inode, inode(second)])
+                Some([first.identity(), inode(second)])
             }
-            (Kind::Exchange, [Some(first), Some(second)]) => Some([first.inode, second.inode]),
+            (Kind::Exchange, [Some(first), Some(second)]) => {
+                Some([first.identity(), second.identity()])
+            }
             // It will fail, and changes nothing.
             _ => None,
         };

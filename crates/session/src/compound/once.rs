@@ -177,7 +177,7 @@ impl Compound {
             (_, Reply::Failed { errno }) => return Err(Errno(*errno)),
             (Request::Open { base, flags, path, .. }, Reply::Opened { attr, .. }) => {
                 let at = self.at(context, base)?.into_owned();
-                self.open_again(context, at, path, flags, attr.inode)?;
+                self.open_again(context, at, path, flags, attr.identity())?;
             }
             (Request::Close { handle }, _) if handle != CURRENT => {
                 if self.execute(request, context).is_err() && self.elsewhere.is_none() {
@@ -227,7 +227,7 @@ impl Compound {
             Err(Errno::ENOENT) => return Err(Errno::ESTALE),
             result => result?,
         };
-        if attr.inode != inode {
+        if attr.identity() != inode {
             return Err(Errno::ESTALE);
         }
         self.opened(context, Opened { store, file, terms, flags }, None, attr)

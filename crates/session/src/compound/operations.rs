@@ -70,7 +70,7 @@ impl Compound {
                         .open(caller, (&*root, path), OpenHow { flags, mode: 0 })
                         .map_err(|_| Errno::ESTALE)?
                 };
-                if attr.inode != inode {
+                if attr.identity() != inode {
                     return Err(Errno::ESTALE);
                 }
                 self.opened(context, Opened { store, file, terms, flags }, Some(handle), attr)?;

@@ -1,7 +1,9 @@
 //! Attributes as the kernel tells them, in the form of the protocol.
 
+use super::resolve::Tree;
 use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
 use std::os::fd::AsFd;
+use towline_wire::attr::FILE_SYSTEM_SHIFT;
 use towline_wire::{Attr, Errno, Timestamp};
 
 /// What is asked of `statx(2)`.
@@ -28,16 +30,6 @@ pub(super) fn stat_name(directory: impl AsFd, name: &[u8]) -> Result<Statx, Errn
     rustix::fs::statx(directory, name, flags, WANTED).map_err(errno)
 }
 
-/// The same in the form of the protocol.
-pub(super) fn attr_of_name(directory: impl AsFd, name: &[u8]) -> Result<Attr, Errno> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
-    // Not by `stat_name`, from where all that the kernel says would be copied twice.
-    match rustix::fs::statx(directory, name, flags, WANTED) {
-        Ok(stat) => Ok(attr_of(&stat)),
-        Err(error) => Err(errno(error)),
-    }
-}
-
 /// Attributes of a listed name, as good as this machine knows them without asking another.
 pub(super) fn stat_listed(directory: impl AsFd, name: &std::ffi::CStr) -> Option<Statx> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
@@ -49,8 +41,38 @@ pub(super) fn identity_of(stat: &Statx) -> (u64, u64) {
     (rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino)
 }
 
-/// In the form of the protocol.
-pub(super) fn attr_of(stat: &Statx) -> Attr {
+/// The number by which an export tells a file system in it from that of its root.
+fn file_system(device: u64, root: u64) -> u16 {
+    if device == root {
+        return 0;
+    }
+    // Subvolumes and what has no device of its own differ in the low bits of the minor number, disks also in the major one.
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    match (minor as u16) ^ (major as u16).rotate_left(8) {
+        0 => u16::MAX,
+        number => number,
+    }
+}
+
+impl Tree {
+    /// [`stat_name`] in the form of the protocol.
+    pub(super) fn attr_of_name(&self, directory: impl AsFd, name: &[u8]) -> Result<Attr, Errno> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+        // Not by `stat_name`, from where all that the kernel says would be copied twice.
+        match rustix::fs::statx(directory, name, flags, WANTED) {
+            Ok(stat) => Ok(self.attr_of(&stat)),
+            Err(error) => Err(errno(error)),
+        }
+    }
+
+    /// In the form of the protocol.
+    pub(super) fn attr_of(&self, stat: &Statx) -> Attr {
+        let file_system = file_system(identity_of(stat).0, self.device);
+        Attr { flags: u32::from(file_system) << FILE_SYSTEM_SHIFT, ..attr_of(stat) }
+    }
+}
+
+fn attr_of(stat: &Statx) -> Attr {
     let changed = timestamp(stat.stx_ctime);
     let created = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);
     Attr {

@@ -1,8 +1,8 @@
 //! Changing attributes and extended attributes of a file that was found.
 
-use super::attributes::{attr_of, errno, stat_file};
+use super::attributes::{errno, stat_file};
 use super::open_file::DirectoryFile;
-use super::resolve::{Found, proc_path};
+use super::resolve::{Found, Tree, proc_path};
 use crate::{SetAttr, XattrAction};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags};
@@ -18,7 +18,7 @@ const XATTR_GUESS_BYTES: usize = 1024;
 
 /// Changes attributes: length, owner, mode and times, in this order, since each may disturb those
 /// after it. What was changed before a failure stays changed.
-pub(super) fn set_attributes(found: &Found<'_>, set: &SetAttr) -> Result<Attr, Errno> {
+pub(super) fn set_attributes(tree: &Tree, found: &Found<'_>, set: &SetAttr) -> Result<Attr, Errno> {
     if let Some(size) = set.size {
         set_size(found, size)?;
     }
@@ -42,7 +42,7 @@ pub(super) fn set_attributes(found: &Found<'_>, set: &SetAttr) -> Result<Attr, E
             Timestamps { last_access: timespec(accessed), last_modification: timespec(modified) };
         rustix::fs::utimensat(found, c"", &times, AtFlags::EMPTY_PATH).map_err(errno)?;
     }
-    stat_file(found).map(|stat| attr_of(&stat))
+    stat_file(found).map(|stat| tree.attr_of(&stat))
 }
 
 fn set_size(found: &Found<'_>, size: u64) -> Result<(), Errno> {

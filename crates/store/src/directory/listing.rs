@@ -1,6 +1,6 @@
 //! Directory entries with attributes.
 
-use super::attributes::{attr_of, errno, stat_listed};
+use super::attributes::{errno, stat_listed};
 use super::open_file::DirectoryFile;
 use crate::Listing;
 use rustix::fs::{RawDir, SeekFrom};
@@ -80,7 +80,9 @@ impl DirectoryFile {
                 file_type = u32::from(stat.stx_mode) >> TYPE_SHIFT;
                 inode = stat.stx_ino;
                 let flags = xattrs.as_ref().map_or(0, |xattrs| xattrs.flags(name));
-                attr = Some(Attr { flags, ..attr_of(&stat) });
+                let mut known = self.tree.attr_of(&stat);
+                known.flags |= flags;
+                attr = Some(known);
             }
             // `DT_*` has four bits.
             let file_type = (file_type & 15) as u8;

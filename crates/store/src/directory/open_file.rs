@@ -1,6 +1,6 @@
 //! Open files: reading without copying, writing, appending, space.
 
-use super::attributes::{attr_of, errno, identity_of, stat_file};
+use super::attributes::{errno, identity_of, stat_file};
 use super::identity::Acting;
 use super::open_flags::Opening;
 use super::resolve::Tree;
@@ -278,7 +278,7 @@ impl OpenFile for DirectoryFile {
     }
 
     fn stat(&self) -> Result<Attr, Errno> {
-        stat_file(&self.fd).map(|stat| attr_of(&stat))
+        stat_file(&self.fd).map(|stat| self.tree.attr_of(&stat))
     }
 
     fn read(&self, offset: u64, length: usize, wait: bool) -> Result<ReadOutcome, Errno> {

@@ -26,6 +26,8 @@ pub(super) struct Tree {
     pub(super) root: Arc<OwnedFd>,
     /// Device and inode of the root.
     pub(super) root_identity: (u64, u64),
+    /// Device of the export, of which this may be a directory.
+    pub(super) device: u64,
     /// Who runs the server.
     pub(super) server: Arc<ServerIdentity>,
     /// Nothing may be changed.

@@ -1,6 +1,6 @@
 //! The store: names beneath the root.
 
-use super::attributes::{attr_of, attr_of_name, errno, identity_of, stat_file};
+use super::attributes::{errno, identity_of, stat_file};
 use super::changes;
 use super::copy::copy_between;
 use super::identity::{Acting, ServerIdentity};
@@ -72,7 +72,7 @@ impl DirectoryStore {
             let _ = foreign.set(kind);
         }
         let server = Arc::new(ServerIdentity::of_this_thread()?);
-        Ok(Self::of(root, server, read_only, foreign)?)
+        Ok(Self::of(root, server, read_only, foreign, None)?)
     }
 
     /// [`OpenFile::identity`] of the root of a store of this path, as the kernel remembers it: the file system
@@ -91,11 +91,14 @@ impl DirectoryStore {
         server: Arc<ServerIdentity>,
         read_only: bool,
         foreign: Arc<OnceLock<String>>,
+        device: Option<u64>,
     ) -> Result<Arc<Self>, Errno> {
         let stat = stat_file(&root)?;
+        let root_identity = identity_of(&stat);
         let tree = Arc::new(Tree {
             root: root.clone(),
-            root_identity: identity_of(&stat),
+            root_identity,
+            device: device.unwrap_or(root_identity.0),
             server,
             read_only,
             known: Known::default(),
@@ -189,8 +192,9 @@ impl FileStore for DirectoryStore {
         if let Some(part) = known.find(|part| part.tree.root_identity == identity) {
             return Ok(part);
         }
-        let Tree { server, read_only, foreign, .. } = &*self.tree;
-        let part = Self::of(Arc::new(root), server.clone(), *read_only, foreign.clone())?;
+        let Tree { server, read_only, foreign, device, .. } = &*self.tree;
+        let (server, foreign) = (server.clone(), foreign.clone());
+        let part = Self::of(Arc::new(root), server, *read_only, foreign, Some(*device))?;
         parts.push(Arc::downgrade(&part));
         Ok(part)
     }
@@ -215,7 +219,7 @@ impl FileStore for DirectoryStore {
             return Err(Errno::ENXIO);
         }
         let file = DirectoryFile::new(&self.tree, Arc::new(fd), &opening, &stat, Some(caller));
-        Ok((Arc::new(file), attr_of(&stat)))
+        Ok((Arc::new(file), self.tree.attr_of(&stat)))
     }
 
     fn stat(&self, caller: &Caller, (base, path): Source<'_>, follow: bool) -> Result<Attr, Errno> {
@@ -226,19 +230,19 @@ impl FileStore for DirectoryStore {
         let acting = self.tree.server.act_as(caller)?;
         let is_done = |attr: &Attr| !follow || !attr.is_symlink();
         if let Some((directory, name)) = self.tree.known(acting.as_ref(), base, path) {
-            match attr_of_name(&directory, name) {
+            match self.tree.attr_of_name(&directory, name) {
                 Err(Errno::ENOENT) => {}
                 Ok(attr) if !is_done(&attr) => {}
                 result => return result,
             }
         } else if is_name(path) {
-            let attr = attr_of_name(&base.fd, path)?;
+            let attr = self.tree.attr_of_name(&base.fd, path)?;
             if is_done(&attr) {
                 return Ok(attr);
             }
         }
         let found = self.tree.find(acting.as_ref(), base, path, follow)?;
-        stat_file(&found).map(|stat| attr_of(&stat))
+        stat_file(&found).map(|stat| self.tree.attr_of(&stat))
     }
 
     fn set_attr(
@@ -252,7 +256,7 @@ impl FileStore for DirectoryStore {
         let acting = self.tree.server.act_as(caller)?;
         let found = self.tree.find(acting.as_ref(), base, path, follow)?;
         self.tree.check_writable()?;
-        changes::set_attributes(&found, set)
+        changes::set_attributes(&self.tree, &found, set)
     }
 
     fn access(&self, caller: &Caller, (base, path): Source<'_>, mode: u32) -> Result<(), Errno> {
@@ -276,7 +280,7 @@ impl FileStore for DirectoryStore {
         let place = self.tree.place(acting.as_ref(), base, path)?;
         let mode = mode_for_new(mode);
         rustix::fs::mkdirat(&place.directory, place.name, mode).map_err(errno)?;
-        place.stat().map(|stat| attr_of(&stat))
+        place.stat().map(|stat| self.tree.attr_of(&stat))
     }
 
     fn make_node(
@@ -298,7 +302,7 @@ impl FileStore for DirectoryStore {
         let place = self.tree.place(acting.as_ref(), base, path)?;
         let mode = mode_for_new(mode);
         rustix::fs::mknodat(&place.directory, place.name, kind, mode, rdev).map_err(errno)?;
-        place.stat().map(|stat| attr_of(&stat))
+        place.stat().map(|stat| self.tree.attr_of(&stat))
     }
 
     fn symlink(
@@ -312,7 +316,7 @@ impl FileStore for DirectoryStore {
         self.tree.check_writable()?;
         let place = self.tree.place(acting.as_ref(), base, path)?;
         rustix::fs::symlinkat(target, &place.directory, place.name).map_err(errno)?;
-        place.stat().map(|stat| attr_of(&stat))
+        place.stat().map(|stat| self.tree.attr_of(&stat))
     }
 
     fn read_link(&self, caller: &Caller, (base, path): Source<'_>) -> Result<Vec<u8>, Errno> {
@@ -359,7 +363,7 @@ impl FileStore for DirectoryStore {
             let flags = AtFlags::SYMLINK_FOLLOW;
             rustix::fs::linkat(CWD, from, &place.directory, place.name, flags).map_err(errno)?;
         }
-        place.stat().map(|stat| attr_of(&stat))
+        place.stat().map(|stat| self.tree.attr_of(&stat))
     }
 
     fn unlink(

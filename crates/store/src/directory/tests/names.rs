@@ -202,3 +202,35 @@ fn listings_tell_of_extended_attributes_only_when_asked() {
         assert_eq!((none(b"plain"), none(b"tagged")), (xattrs, false));
     }
 }
+
+/// Roots of such file systems have the same number.
+#[test]
+fn files_of_several_file_systems_are_told_apart() {
+    let store = DirectoryStore::new("/dev".as_ref(), true).unwrap();
+    let (root, caller) = (store.root().unwrap(), Fixture::new().caller);
+    let stat = |path: &[u8]| store.stat(&caller, (&*root, path), true).unwrap();
+    assert_eq!(stat(b"").file_system(), 0, "that of the export itself");
+    let mut seen = BTreeSet::from([stat(b"").identity()]);
+    let mut devices = BTreeSet::from([fs::metadata("/dev").unwrap().dev()]);
+    for name in ["pts", "shm", "mqueue"] {
+        let Ok(local) = fs::metadata(format!("/dev/{name}")) else { continue };
+        if !devices.insert(local.dev()) {
+            continue;
+        }
+        let identity = stat(name.as_bytes()).identity();
+        assert!(seen.insert(identity), "{name} is {}", local.ino());
+        // Whichever way it is asked for.
+        let how = OpenHow { flags: DIRECTORY, mode: 0 };
+        let (open, attr) = store.open(&caller, (&*root, name.as_bytes()), how).unwrap();
+        let below = store.below(&caller, name.as_bytes()).unwrap().root().unwrap();
+        let mut names = Names { room: 100, ..Names::default() };
+        open.read_directory(0, true, &mut names).unwrap();
+        let listed = names.seen.iter().find(|entry| entry.3 == b".").unwrap().4.unwrap();
+        for attr in [attr, open.stat().unwrap(), below.stat().unwrap(), listed] {
+            assert_eq!((attr.inode, attr.identity()), (local.ino(), identity), "{name}");
+        }
+    }
+    if devices.len() == 1 {
+        eprintln!("SKIPPED: nothing is mounted below /dev");
+    }
+}
