@@ -357,9 +357,10 @@ fn escaped_url(place: &Place) -> String {
 
 fn argument(remotes: &Remotes, text: &str, directory: bool) -> Outcome<(Place, Attr)> {
     let place = remotes.place(text)?;
+    let leads_nowhere = [Errno::ENOENT, Errno::EXDEV, Errno::ELOOP];
     let attr = match place.base.stat_path(place.path(), !directory) {
-        // A link that leads nowhere is listed itself.
-        Err(error) if error.errno() == Errno::ENOENT => {
+        // A link that leads nowhere, or to where the export ends, is listed itself.
+        Err(error) if leads_nowhere.contains(&error.errno()) => {
             place.base.stat_path(place.path(), false).map_err(Failure::from)?
         }
         result => result?,

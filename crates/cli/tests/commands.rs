@@ -49,6 +49,21 @@ fn listings() {
 }
 
 #[test]
+fn links_that_lead_nowhere_are_listed_themselves() {
+    let world = World::new();
+    for target in ["/", "..", "../outside", "nowhere", "link"] {
+        let link = world.local("served/link");
+        symlink(target, &link).unwrap();
+        let url = world.url("dir/link");
+        assert_eq!(text(&["ls", &url]), format!("{url}\n"), "{target}");
+        assert!(text(&["ls", "-l", &url]).ends_with(&format!(" {url} -> {target}\n")));
+        // Not what is behind them.
+        assert!(bad(1, &["ls", &format!("{url}/")]).contains(&url), "{target}");
+        fs::remove_file(link).unwrap();
+    }
+}
+
+#[test]
 fn a_large_directory_is_listed_whole_and_removed() {
     let world = World::new();
     let directory = world.local("served/many");
