@@ -34,6 +34,8 @@ const PATH_BYTES_REBASE: usize = 2048;
 pub(crate) struct Remotes {
     /// Of all that it asks for.
     pub(crate) priority: Priority,
+    /// Listings tell which files have no extended attributes, and so no access control lists.
+    pub(crate) tell_xattrs: bool,
     clients: Mutex<HashMap<Transport, Client>>,
     exports: Mutex<HashMap<(Transport, Vec<u8>), Place>>,
 }
@@ -68,6 +70,7 @@ impl Remotes {
         }
         let mut options = Options::default();
         options.priority = self.priority;
+        options.tell_xattrs = self.tell_xattrs;
         let client = Client::connect(&url.transport, options)?;
         clients.insert(url.transport.clone(), client.clone());
         Ok(client)

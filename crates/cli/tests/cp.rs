@@ -369,11 +369,12 @@ fn what_is_replaced_keeps_its_mode_and_links_are_written_through() {
     assert_eq!(names(&served), ["link", "old"]);
 }
 
-/// The group's bits of the mode of a file with an access control list say what all that it names may have at most.
-#[test]
-fn what_is_replaced_keeps_its_access_control_list() {
-    const NAME: &str = "system.posix_acl_access";
-    let world = World::new();
+/// Names of the two access control lists.
+const ACCESS_LIST: &str = "system.posix_acl_access";
+const DEFAULT_LIST: &str = "system.posix_acl_default";
+
+/// An access control list by which a user named there may write, and the group may not.
+fn access_list() -> Vec<u8> {
     // Of version 2: tag, permissions and, for users by name, who: `acl(5)`, `linux/posix_acl_xattr.h`.
     let mut list = 2u32.to_le_bytes().to_vec();
     for (tag, permissions, id) in [
@@ -387,6 +388,61 @@ fn what_is_replaced_keeps_its_access_control_list() {
         list.extend_from_slice(&permissions.to_le_bytes());
         list.extend_from_slice(&id.to_le_bytes());
     }
+    list
+}
+
+/// A list of a file; empty where there is none.
+fn list_of(file: &Path, name: &str) -> Vec<u8> {
+    let mut value = [0; 100];
+    let length = rustix::fs::lgetxattr(file, name, &mut value).unwrap_or(0);
+    value[..length].to_vec()
+}
+
+#[test]
+fn access_control_lists_are_kept_with_the_mode() {
+    let world = World::new();
+    let tree = world.local("served/tree");
+    let list = access_list();
+    let set = |path: &Path, name| rustix::fs::lsetxattr(path, name, &list, XattrFlags::empty());
+    fs::create_dir_all(tree.join("below")).unwrap();
+    let files = ["small", "middle", "large", "fifo", "."];
+    for (file, size) in files.iter().zip([10, 100_000, 5 << 20]) {
+        fs::write(tree.join(file), noise(size, 3)).unwrap();
+    }
+    fs::write(tree.join("plain"), b"").unwrap();
+    rustix::fs::mknodat(CWD, tree.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+        .unwrap();
+    if files.iter().any(|file| set(&tree.join(file), ACCESS_LIST).is_err()) {
+        return eprintln!("SKIPPED: no access control lists here");
+    }
+    set(&tree.join("below"), DEFAULT_LIST).unwrap();
+    let (back, served) = (world.local("back"), world.local("served/again"));
+    for (source, target, copy) in [
+        (world.url("dir/tree"), back.display().to_string(), &back),
+        (back.display().to_string(), world.url("dir/again"), &served),
+    ] {
+        good(&["cp", "-r", "--preserve=mode", &source, &target]);
+        for file in files {
+            let path = copy.join(file);
+            assert_eq!(list_of(&path, ACCESS_LIST), list, "{target} {file}");
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o660, "{target} {file}");
+        }
+        assert!(list_of(&copy.join("plain"), ACCESS_LIST).is_empty());
+        assert_eq!(list_of(&copy.join("below"), DEFAULT_LIST), list);
+    }
+    // Where there are no such lists the group gets what it had, not what others had.
+    for what in ["-p", "-a"] {
+        let target = world.url(&format!("mem/small{what}"));
+        good(&["cp", what, &world.url("dir/tree/small"), &target]);
+        assert!(text(&["stat", &target]).contains("(0640/"), "{what}");
+    }
+}
+
+/// The group's bits of the mode of a file with an access control list say what all that it names may have at most.
+#[test]
+fn what_is_replaced_keeps_its_access_control_list() {
+    let world = World::new();
+    let list = access_list();
     let path = |name: &str| world.local(name).display().to_string();
     let ways = [
         (path("source"), world.url("dir/target"), world.local("served/target")),
@@ -399,15 +455,13 @@ fn what_is_replaced_keeps_its_access_control_list() {
         }
         for (source, target, file) in &ways {
             fs::write(file, b"old").unwrap();
-            if rustix::fs::lsetxattr(file, NAME, &list, XattrFlags::empty()).is_err() {
+            if rustix::fs::lsetxattr(file, ACCESS_LIST, &list, XattrFlags::empty()).is_err() {
                 return eprintln!("SKIPPED: no access control lists here");
             }
             good(&["cp", source, target]);
             assert!(fs::read(file).unwrap() == data);
             assert_eq!(fs::metadata(file).unwrap().mode() & 0o7777, 0o660, "{size} {target}");
-            let mut value = [0; 100];
-            let length = rustix::fs::lgetxattr(file, NAME, &mut value).unwrap_or(0);
-            assert_eq!(value[..length], list, "{size} {target}");
+            assert_eq!(list_of(file, ACCESS_LIST), list, "{size} {target}");
         }
     }
 }

@@ -5,6 +5,7 @@ use super::end::{End, Status};
 use super::part::STAMP;
 use crate::report::Outcome;
 use towline_client::{Attr, Errno, SetAttr};
+use towline_wire::attr::attr_flag::NO_XATTRS;
 
 /// What is to be preserved, and what new files get else.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,43 +60,80 @@ impl Wanted {
         }
     }
 
+    /// Access control list for a copy, with the mode that goes with it: of the source, or of what is replaced.
+    pub(super) fn access_list(
+        &self,
+        source: (&End, &Attr),
+        replaced: Option<(&End, &Attr)>,
+    ) -> Outcome<Option<AccessList>> {
+        match replaced {
+            _ if self.mode => AccessList::of(source.0, source.1),
+            Some((file, attr)) => AccessList::of(file, attr),
+            None => Ok(None),
+        }
+    }
+
     /// As [`Wanted::rest`], for a link itself, which has no mode.
     pub(super) fn rest_of_link(&self, source: &Attr) -> SetAttr {
         SetAttr { mode: None, ..self.rest(source, None) }
     }
 }
 
-/// What a file takes over from the one whose place it takes.
-pub(super) struct Replaced {
-    pub(super) attr: Attr,
-    /// Its access control list, see `acl(5)`: where there is one, the group's bits of the mode are the most that anybody named there may,
-    /// and not what the group may.
-    acl: Option<Vec<u8>>,
-}
+/// The access control list of a file that has one, see `acl(5)`: the group's bits of its mode are then the most that anybody named there may,
+/// and not what the group may.
+pub(super) struct AccessList(Vec<u8>);
 
-const ACL: &[u8] = b"system.posix_acl_access";
+const ACCESS_LIST: &str = "system.posix_acl_access";
+/// What a directory hands down to what is made in it.
+const DEFAULT_LIST: &str = "system.posix_acl_default";
 const GROUP_BITS: u32 = 0o070;
 
-impl Replaced {
-    pub(super) fn new(file: &End, attr: &Attr) -> Outcome<Self> {
-        // It may be gone meanwhile.
-        let none = [Errno::ENODATA, Errno::EOPNOTSUPP, Errno::ENOENT];
-        let ask = || match file.xattr(ACL) {
-            Err(failure) if none.iter().any(|errno| failure.is(*errno)) => Ok(None),
-            result => result.map(Some),
-        };
-        let acl = if attr.mode & GROUP_BITS == 0 { None } else { ask()? };
-        Ok(Self { attr: *attr, acl })
+impl AccessList {
+    fn of(file: &End, attr: &Attr) -> Outcome<Option<Self>> {
+        if attr.mode & GROUP_BITS == 0 {
+            return Ok(None);
+        }
+        let list = list_of(file, attr, ACCESS_LIST).map_err(|failure| failure.about(file))?;
+        Ok(list.map(Self))
     }
 
-    /// Gives its access control list to the file that takes its place, and what remains to be set; nothing to the group where it cannot have one.
+    /// Gives it to a copy, and what remains to be set; where it cannot be had, the group gets what the list has for it.
     pub(super) fn hand_down(&self, written: &End, set: SetAttr) -> SetAttr {
-        match &self.acl {
-            Some(acl) if written.set_xattr(ACL, acl).is_err() => {
-                SetAttr { mode: set.mode.map(|mode| mode & !GROUP_BITS), ..set }
-            }
-            _ => set,
+        match written.set_xattr(ACCESS_LIST.as_bytes(), &self.0) {
+            Ok(()) => set,
+            Err(_) => SetAttr { mode: set.mode.map(|mode| self.without_list(mode)), ..set },
         }
+    }
+
+    /// A mode that says of the group what the list says: its entries have a tag, rights and a number of somebody (`linux/posix_acl_xattr.h`).
+    fn without_list(&self, mode: u32) -> u32 {
+        const VERSION_BYTES: usize = 4;
+        const GROUP: [u8; 2] = [4, 0];
+        let entries = self.0.get(VERSION_BYTES..).unwrap_or(&[]).chunks_exact(8);
+        let group = entries.filter(|entry| entry[..2] == GROUP).map(|entry| entry[2]).next();
+        mode & (!GROUP_BITS | u32::from(group.unwrap_or(0) & 7) << 3)
+    }
+}
+
+/// An access control list; most files are known to have none without asking.
+fn list_of(file: &End, attr: &Attr, which: &str) -> Outcome<Option<Vec<u8>>> {
+    if attr.flags & NO_XATTRS != 0 {
+        return Ok(None);
+    }
+    // It may be gone meanwhile.
+    let none = [Errno::ENODATA, Errno::EOPNOTSUPP, Errno::ENOENT];
+    match file.xattr(which.as_bytes()) {
+        Err(failure) if none.iter().any(|errno| failure.is(*errno)) => Ok(None),
+        result => result.map(Some),
+    }
+}
+
+/// Copies what a directory hands down, to where that can be.
+pub(super) fn copy_default_list(source: &End, attr: &Attr, target: &End) -> Outcome<()> {
+    let list = list_of(source, attr, DEFAULT_LIST).map_err(|failure| failure.about(source))?;
+    match list.map(|list| target.set_xattr(DEFAULT_LIST.as_bytes(), &list)) {
+        Some(Err(failure)) if !failure.is_refusal() => Err(failure),
+        _ => Ok(()),
     }
 }
 
@@ -131,7 +169,10 @@ fn without_owner(set: &SetAttr) -> SetAttr {
 }
 
 /// Copies the extended attributes; those of the system that the target refuses are left out.
-pub(super) fn copy_xattrs(source: &End, target: &End) -> Outcome<()> {
+pub(super) fn copy_xattrs(source: &End, attr: &Attr, target: &End) -> Outcome<()> {
+    if attr.flags & NO_XATTRS != 0 {
+        return Ok(());
+    }
     let names = match source.xattrs() {
         Err(failure) if failure.is(Errno::EOPNOTSUPP) => return Ok(()),
         result => result.map_err(|failure| failure.about(source))?,

@@ -1,6 +1,6 @@
 //! The copy of one regular file: in one round trip where that is safe, else through a part.
 
-use super::attributes::{self, Replaced, Wanted};
+use super::attributes::{self, AccessList, Wanted};
 use super::end::{End, Status};
 use super::handle::Handle;
 use super::part;
@@ -37,6 +37,22 @@ pub(super) enum Existing {
 impl From<Option<Status>> for Existing {
     fn from(status: Option<Status>) -> Self {
         status.map_or(Self::Nothing, Self::There)
+    }
+}
+
+/// What a copy takes over besides its source's bytes and attributes.
+#[derive(Default)]
+struct Legacy {
+    /// Attributes of the file whose place it takes.
+    replaced: Option<Attr>,
+    /// With its mode.
+    list: Option<AccessList>,
+}
+
+impl Legacy {
+    /// The mode with which a copy is made: until it has all that it takes over it is for its owner only.
+    fn mode_before(&self, mode: u32) -> u32 {
+        if self.replaced.is_some() || self.list.is_some() { mode & 0o700 } else { mode }
     }
 }
 
@@ -113,10 +129,13 @@ impl Files {
         let attr = &status.attr;
         let inline = data.len() <= INLINE_BYTES_MAX && !target.is_local();
         if inline && !matches!(existing, Existing::There(_)) {
+            let list = self.wanted.access_list((source, attr), None)?;
+            let legacy = Legacy { replaced: None, list };
+            let mode = legacy.mode_before(self.wanted.mode(attr, None));
             // The data arrives with the request, so the server writes all of it or nothing.
-            match target.write_new(self.wanted.mode(attr, None), data) {
+            match target.write_new(mode, data) {
                 Ok(()) => {
-                    let finished = self.finish(source, target, attr, None, Some(data));
+                    let finished = self.finish(source, target, attr, &legacy, Some(data));
                     return finished.map_err(|f| f.about(target));
                 }
                 Err(failure) if failure.is(Errno::EEXIST) => existing = Existing::Unknown,
@@ -124,16 +143,12 @@ impl Files {
             }
         }
         let existing = looked_at(target, existing)?;
-        let replaced = replaced(status, target, &existing).map_err(|f| f.about(target))?;
+        let legacy = self.legacy(source, target, status, &existing)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
-        let mut mode = self.wanted.mode(attr, replaced.as_ref().map(|replaced| &replaced.attr));
-        if replaced.is_some() {
-            // Until it has all that the other one had it is for its owner only.
-            mode &= 0o700;
-        }
+        let mode = legacy.mode_before(self.wanted.mode(attr, legacy.replaced.as_ref()));
         let written = part
             .write_new(mode, data)
-            .and_then(|()| self.finish(source, &part, attr, replaced.as_ref(), Some(data)))
+            .and_then(|()| self.finish(source, &part, attr, &legacy, Some(data)))
             .and_then(|()| part.rename(target));
         written.map_err(|failure| {
             // What matters is why the copy failed, not whether the part could be removed.
@@ -142,13 +157,27 @@ impl Files {
         })
     }
 
+    /// What the copy of a file takes over.
+    fn legacy(
+        &self,
+        source: &End,
+        target: &End,
+        status: &Status,
+        existing: &Existing,
+    ) -> Outcome<Legacy> {
+        let replaced = replaced(status, existing).map_err(|f| f.about(target))?;
+        let there = replaced.as_ref().map(|attr| (target, attr));
+        let list = self.wanted.access_list((source, &status.attr), there)?;
+        Ok(Legacy { replaced, list })
+    }
+
     /// Compares, and sets attributes.
     fn finish(
         &self,
         source: &End,
         written: &End,
         attr: &Attr,
-        replaced: Option<&Replaced>,
+        legacy: &Legacy,
         data: Option<&[u8]>,
     ) -> Outcome<()> {
         if let (true, Some(data)) = (self.verify, data) {
@@ -158,19 +187,19 @@ impl Files {
                 return Err(Failure::new("differs from the source after the copy; removed"));
             }
         }
-        let attr_replaced = replaced.map(|replaced| &replaced.attr);
-        let mut set = self.wanted.rest(attr, attr_replaced);
+        let replaced = legacy.replaced.as_ref();
+        let mut set = self.wanted.rest(attr, replaced);
         if self.wanted.xattr {
             // Before them: with another owner, also the same one, capabilities of the file go (`chown(2)`).
             set = attributes::set_owner(written, &set)?;
-            attributes::copy_xattrs(source, written)?;
+            attributes::copy_xattrs(source, attr, written)?;
         }
         if data.is_none() {
             // A large part is for its owner only until it is complete.
-            set.mode = Some(self.wanted.mode(attr, attr_replaced));
+            set.mode = Some(self.wanted.mode(attr, replaced));
         }
-        if let Some(replaced) = replaced.filter(|_| !self.wanted.mode) {
-            set = replaced.hand_down(written, set);
+        if let Some(list) = &legacy.list {
+            set = list.hand_down(written, set);
         }
         attributes::set(written, &set)
     }
@@ -186,7 +215,7 @@ impl Files {
         let sparse = is_sparse(status);
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
-        let replaced = replaced(status, target, &existing).map_err(|f| f.about(target))?;
+        let legacy = self.legacy(source, target, status, &existing)?;
         let input = source.open().map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
         // As in `/sys`, where the size is that of a page; holes have all their bytes.
@@ -231,7 +260,7 @@ impl Files {
             // It is there only when the copy took long, or not at all.
             let _ = output.remove_xattr(part::STAMP);
             if is_named(&output, &part)? {
-                self.finish(source, &part, &attr, replaced.as_ref(), None)?;
+                self.finish(source, &part, &attr, &legacy, None)?;
             }
             put_in_place(&part, &output, target)
         });
@@ -315,13 +344,13 @@ impl Files {
         existing: &Existing,
         input: &mut Handle,
     ) -> Outcome<()> {
-        let replaced = replaced(status, target, existing).map_err(|f| f.about(target))?;
+        let legacy = self.legacy(source, target, status, existing)?;
         let part = target.sibling(&part::unique_name(target.name(), self.run))?;
         let mut output = part.create(0o600).map_err(|f| f.about(target))?;
         let copied = self
             .pump(source, target, input, &mut output)
             .and_then(|()| output.close())
-            .and_then(|()| self.finish(source, &part, &status.attr, replaced.as_ref(), None))
+            .and_then(|()| self.finish(source, &part, &status.attr, &legacy, None))
             .and_then(|()| part.rename(target));
         copied.map_err(|failure| {
             let _ = part.unlink();
@@ -373,14 +402,11 @@ fn check_replaceable(source: &Status, there: &Status) -> Outcome<()> {
     Ok(())
 }
 
-/// What a file takes over from the one whose place it takes.
-fn replaced(source: &Status, target: &End, existing: &Existing) -> Outcome<Option<Replaced>> {
+/// The file whose place a copy takes, if its attributes mean something.
+fn replaced(source: &Status, existing: &Existing) -> Outcome<Option<Attr>> {
     let Existing::There(there) = existing else { return Ok(None) };
     check_replaceable(source, there)?;
-    match there.attr.is_file() {
-        true => Replaced::new(target, &there.attr).map(Some),
-        false => Ok(None),
-    }
+    Ok(there.attr.is_file().then_some(there.attr))
 }
 
 /// Removes what a failed write of a new file may have left.
@@ -466,7 +492,6 @@ impl Drop for Permit<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::end::FileSystem;
-    use super::super::local::Local;
     use super::*;
     use towline_client::Timestamp;
 
@@ -490,7 +515,6 @@ mod tests {
         assert!(check_replaceable(&at(1, source), &at(2, elsewhere)).is_ok());
         assert!(check_replaceable(&at(1, source), &at(1, elsewhere)).is_err(), "from two sides");
         let link = Existing::There(status(2, 0o120_777));
-        let target = End::Local(Local::new("link".as_ref()));
-        assert!(replaced(&source, &target, &link).unwrap().is_none(), "a link has no mode to keep");
+        assert!(replaced(&source, &link).unwrap().is_none(), "a link has no mode to keep");
     }
 }

@@ -128,10 +128,13 @@ pub(crate) fn run(mut args: Args) -> ExitCode {
         Precedence::Low => Priority::Low,
         Precedence::Normal => Priority::Normal,
     };
+    let wanted = Wanted::new(&args.preserve, umask());
     let mut remotes = Remotes::default();
     remotes.priority = priority;
+    // One system call for each file there instead of a round trip here.
+    remotes.tell_xattrs = wanted.mode || wanted.xattr;
     let files = Files {
-        wanted: Wanted::new(&args.preserve, umask()),
+        wanted,
         resume: args.resume,
         verify: args.verify,
         run: run_number(),

@@ -258,13 +258,20 @@ impl<'a> Tree<'a> {
     }
 
     fn finish_directory(&self, directory: &Directory) -> Outcome<()> {
-        let wanted = &self.files.wanted;
+        let (wanted, attr) = (&self.files.wanted, &directory.status.attr);
+        let (source, target) = (&directory.source, &directory.target);
         if wanted.xattr {
-            attributes::copy_xattrs(&directory.source, &directory.target)?;
+            attributes::copy_xattrs(source, attr, target)?;
         }
-        let mut set = wanted.rest(&directory.status.attr, None);
+        let mut set = wanted.rest(attr, None);
         set.mode = set.mode.or(directory.mode);
-        attributes::set(&directory.target, &set)
+        if let Some(list) = wanted.access_list((source, attr), None)? {
+            set = list.hand_down(target, set);
+        }
+        if wanted.mode {
+            attributes::copy_default_list(source, attr, target)?;
+        }
+        attributes::set(target, &set)
     }
 
     fn symlink(&self, source: &End, target: &End, status: &Status) -> Outcome<()> {
@@ -313,7 +320,10 @@ impl<'a> Tree<'a> {
             }
             Err(failure) => return Err(failure.about(target)),
         }
-        let set: SetAttr = self.files.wanted.rest(attr, None);
+        let mut set: SetAttr = self.files.wanted.rest(attr, None);
+        if let Some(list) = self.files.wanted.access_list((source, attr), None)? {
+            set = list.hand_down(target, set);
+        }
         attributes::set(target, &set).map_err(|failure| failure.about(target))
     }
 }

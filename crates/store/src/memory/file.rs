@@ -11,6 +11,7 @@ use std::any::Any;
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_wire::attr::TYPE_FIFO;
+use towline_wire::attr::attr_flag::NO_XATTRS;
 use towline_wire::{Attr, Errno};
 
 /// No file is longer.
@@ -168,8 +169,12 @@ impl OpenFile for MemoryFile {
         }
         let directory = self.inode.directory()?;
         self.accessed();
+        let xattrs = listing.wants_xattrs();
         let mut list = |cookie, inode: &Inode, name: &[u8]| {
-            let attr = attributes.then(|| inode.attr());
+            let attr = attributes.then(|| {
+                let none = xattrs && inode.xattrs.lock().as_ref().is_none_or(|all| all.is_empty());
+                Attr { flags: if none { NO_XATTRS } else { 0 }, ..inode.attr() }
+            });
             listing.entry(cookie, inode.number, inode.entry_type(), name, attr)
         };
         let names = directory.names.read();
