@@ -467,6 +467,26 @@ fn what_is_replaced_keeps_its_access_control_list() {
 }
 
 #[test]
+fn a_link_that_cannot_be_made_replaces_nothing() {
+    let world = World::new();
+    let source = world.local("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("one"), b"new").unwrap();
+    fs::hard_link(source.join("one"), source.join("other")).unwrap();
+    // Which of the two is copied and which is linked to it is not said.
+    for (in_the_way, file) in [("one", "other"), ("other", "one")] {
+        let target = world.local(&format!("served/{in_the_way}"));
+        fs::create_dir_all(target.join(in_the_way)).unwrap();
+        fs::write(target.join(file), b"old").unwrap();
+        let from = format!("{}/.", source.display());
+        bad(1, &["cp", "-a", &from, &world.url(&format!("dir/{in_the_way}"))]);
+        let left = fs::read(target.join(file)).unwrap();
+        assert!(left == b"old" || left == b"new");
+        assert_eq!(fs::read_dir(&target).unwrap().count(), 2, "nothing is left beside them");
+    }
+}
+
+#[test]
 fn devices_and_pipes_are_read_and_written_in_place() {
     let world = World::new();
     let source = world.local("source");

@@ -98,7 +98,7 @@ impl<'a> Tree<'a> {
             together(workers, || self.work());
         }
         for (first, new) in locked(&self.more_names).drain(..) {
-            self.report.check(&new, another_name(&first, &new));
+            self.report.check(&new, another_name(&first, &new, self.files.run));
         }
         // Deepest first: setting the times of a directory comes after all changes in it.
         for directory in locked(&self.directories).drain(..).rev() {
@@ -288,7 +288,8 @@ impl<'a> Tree<'a> {
                 }
                 let same = there.attr.file_type() == TYPE_SYMLINK
                     && target.read_link().is_ok_and(|there| there == leads_to);
-                if same { Ok(()) } else { target.unlink().and_then(|()| target.symlink(&leads_to)) }
+                let make = |beside: &End| beside.symlink(&leads_to);
+                if same { Ok(()) } else { replace(target, self.files.run, make) }
             }
             result => result,
         };
@@ -328,18 +329,27 @@ impl<'a> Tree<'a> {
     }
 }
 
-fn another_name(first: &End, new: &End) -> Outcome<()> {
+fn another_name(first: &End, new: &End, run: u32) -> Outcome<()> {
     match first.link(new) {
         Err(failure) if failure.is(Errno::EEXIST) => {
             let (one, other) = (first.status(false)?, new.status(false)?);
             if one.identity() == other.identity() {
                 return Ok(());
             }
-            new.unlink()?;
-            first.link(new)
+            replace(new, run, |beside| first.link(beside))
         }
         result => result,
     }
+}
+
+/// Makes something beside a file, and puts it in the file's place: where it cannot be made, as on file systems without links, the file stays.
+fn replace(target: &End, run: u32, make: impl FnOnce(&End) -> Outcome<()>) -> Outcome<()> {
+    let beside = target.sibling(&part::unique_name(target.name(), run))?;
+    make(&beside)?;
+    beside.rename(target).inspect_err(|_| {
+        // What matters is why it failed.
+        let _ = beside.unlink();
+    })
 }
 
 /// True when a source and a target of the same inode number are one directory, seen from two sides: no other one was changed in the same
