@@ -2,7 +2,7 @@
 //! which disks had failed.
 
 use crate::failed_disks::FailedDisks;
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, FileType, FlockOperation, IFlags, Mode, OFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -99,7 +99,14 @@ fn open_file(path: &Path) -> Result<(OwnedFd, Length), String> {
         return Err(format!("{}: is no regular file; remove it", path.display()));
     }
     let length = match usize::try_from(stat.st_size) {
-        Ok(0) => Length::None,
+        Ok(0) => {
+            // What was allocated has to take what is stored there later, too, and not be copied to a new place (btrfs), for which a full
+            // disk has no room: that would end the server. Other file systems refuse.
+            if let Ok(flags) = rustix::fs::ioctl_getflags(&file) {
+                let _ = rustix::fs::ioctl_setflags(&file, flags | IFlags::NOCOW);
+            }
+            Length::None
+        }
         Ok(STATE_BYTES) => Length::Right,
         _ => Length::Wrong,
     };
@@ -197,6 +204,34 @@ mod tests {
             let aside = std::fs::metadata(directory.path().join(ASIDE)).unwrap().len();
             assert_eq!(aside, before, "{name}: what was there is not lost");
         }
+    }
+
+    fn ran(program: &str, arguments: &[&str]) -> bool {
+        std::process::Command::new(program)
+            .args(arguments)
+            .output()
+            .is_ok_and(|o| o.status.success())
+    }
+
+    #[test]
+    fn what_is_stored_again_needs_no_room() {
+        let parent = TempDir::new().unwrap();
+        let (image, place) = (parent.path().join("image"), parent.path().join("mounted"));
+        std::fs::create_dir(&place).unwrap();
+        std::fs::File::create(&image).unwrap().set_len(128 << 20).unwrap();
+        let (image, at) = (image.to_str().unwrap(), place.to_str().unwrap());
+        if !ran("mkfs.btrfs", &["-q", "-f", image]) || !ran("mount", &["-o", "loop", image, at]) {
+            return eprintln!(
+                "SKIPPED: btrfs cannot be mounted here, which needs root and btrfs-progs"
+            );
+        }
+        let flags = std::panic::catch_unwind(|| {
+            begin(&place.join("state"), 5);
+            let file = std::fs::File::open(place.join("state").join(STATE)).unwrap();
+            rustix::fs::ioctl_getflags(file).unwrap()
+        });
+        assert!(ran("umount", &[at]));
+        assert!(flags.unwrap().contains(IFlags::NOCOW), "it is written in place");
     }
 
     #[test]
