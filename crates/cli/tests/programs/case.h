@@ -150,7 +150,7 @@ static inline int job(char **arguments) {
 static inline int run(int count, char **arguments, const struct test *tests) {
     MUST(readlink("/proc/self/exe", self, sizeof self - 1));
     transcript = 200;
-    if (count == 6 && strcmp(arguments[1], "--job") == 0) return job(arguments + 2);
+    if (count == 5 && strcmp(arguments[1], "--job") == 0) return job(arguments + 2);
     MUST(dup2(1, transcript));
     char home[PATH_MAX];
     if (!getcwd(home, sizeof home)) return 95;
