@@ -276,6 +276,8 @@ pub(crate) extern "C" fn before_fork() {
     crate::table::look_up_for_children();
     descriptors::share();
     guard::before_fork();
+    // What other threads opened until all were outside, or one process would close files of the other.
+    descriptors::mark_shared();
     crate::hooks::touched::before_fork();
     crate::ALLOCATOR.lock();
 }
