@@ -131,6 +131,10 @@ impl Entry {
         self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
     }
 
+    fn take_over(&self, from: u32, me: u32) -> Result<u32, u32> {
+        self.lock.compare_exchange(from, me, Ordering::Acquire, Ordering::Relaxed)
+    }
+
     /// True while somebody holds the lock of the offset.
     #[must_use]
     pub fn is_locked(&self) -> bool {
@@ -141,16 +145,9 @@ impl Entry {
     pub fn lock(&self, me: u32) -> EntryLock<'_> {
         let mut tries = 0u32;
         loop {
-            let found = self.lock.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
-            let Err(holder) = found else { return EntryLock(self) };
+            let Err(holder) = self.take_over(0, me) else { return EntryLock(self) };
             tries += 1;
-            if tries.is_multiple_of(64)
-                && has_ended(holder)
-                && self
-                    .lock
-                    .compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed)
-                    .is_ok()
-            {
+            if tries.is_multiple_of(64) && has_ended(holder) && self.take_over(holder, me).is_ok() {
                 return EntryLock(self);
             }
             if tries > 32 {
@@ -172,11 +169,27 @@ impl Drop for EntryLock<'_> {
     }
 }
 
-/// Whether there is no such process any more. One of another user may not be sent signals, but is there.
+/// Whether there is no such process any more, or its parent has still to wait for it, and may wait for us first. One of
+/// another user may not be sent signals, but is there.
 fn has_ended(process: u32) -> bool {
     // SAFETY: signal 0 only asks.
     let told = unsafe { libc::syscall(libc::SYS_kill, process as usize, 0usize) };
-    told != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+    if told != 0 {
+        return io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+    }
+    // SAFETY: plain system calls; the structures outlive them, and nobody else knows of the descriptor.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, process as usize, 0usize);
+        if fd < 0 {
+            return false;
+        }
+        let mut asked = libc::pollfd { fd: fd as i32, events: libc::POLLIN, revents: 0 };
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let (all, limit) = (&raw mut asked, &raw const now);
+        let ended = libc::syscall(libc::SYS_ppoll, all, 1usize, limit, 0usize, 8usize);
+        libc::syscall(libc::SYS_close, fd as usize);
+        ended == 1
+    }
 }
 
 fn use_of(word: u32) -> Taken {
@@ -201,6 +214,16 @@ mod tests {
         let child = std::process::Command::new("true").spawn();
         let number = child.and_then(|mut child| child.wait().map(|_| child.id()));
         assert!(has_ended(number.unwrap()));
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        assert!(!has_ended(child.id()));
+        child.kill().unwrap();
+        // SAFETY: all zero is valid, and outlives the call, which leaves the child to be waited for.
+        let waited = unsafe {
+            let mut told: libc::siginfo_t = std::mem::zeroed();
+            libc::waitid(libc::P_PID, child.id(), &raw mut told, libc::WEXITED | libc::WNOWAIT)
+        };
+        assert!(waited == 0 && has_ended(child.id()), "nobody has waited for it yet");
+        child.wait().unwrap();
         let is_there = || {
             let nobody = 65534usize;
             // SAFETY: the user of this thread only; fails where it is not root's, which is as good.
