@@ -131,6 +131,13 @@ impl Entry {
         self.length.load(Ordering::Acquire) as usize == path.len() && self.is_below(path)
     }
 
+    /// Takes the lock if nobody who lives has it.
+    #[must_use]
+    pub fn try_lock(&self, me: u32) -> Option<EntryLock<'_>> {
+        let Err(holder) = self.take_over(0, me) else { return Some(EntryLock(self)) };
+        (has_ended(holder) && self.take_over(holder, me).is_ok()).then(|| EntryLock(self))
+    }
+
     fn take_over(&self, from: u32, me: u32) -> Result<u32, u32> {
         self.lock.compare_exchange(from, me, Ordering::Acquire, Ordering::Relaxed)
     }

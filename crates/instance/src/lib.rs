@@ -24,7 +24,7 @@ mod trap;
 pub mod userfault;
 
 pub use config::{Config, Mount, Root};
-pub use entry::{Entry, Taken};
+pub use entry::{Entry, EntryLock, Taken};
 pub use layout::{DEVICE_MAJOR, PLACEHOLDERS, STATE, VARIABLE};
 pub use state::{Prepared, State};
 pub use trap::{can_host, has_thread_registers, has_trap};

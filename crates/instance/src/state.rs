@@ -556,7 +556,11 @@ mod tests {
         used.sort_unstable();
         assert_eq!(used, all);
         drop(entry.lock(1));
-        let _held = second.entry(taken[3]).unwrap().lock(1);
+        let held = second.entry(taken[3]).unwrap().lock(1);
+        assert!((0..2).all(|_| entry.try_lock(2).is_none()), "it stays locked");
+        drop(held);
+        assert!(entry.try_lock(2).is_some());
+        let _held = entry.lock(1);
         entry.leave(7);
         assert_eq!(entry.taken(), Taken::Leaving);
         assert!(!entry.close_left(8), "somebody else's");

@@ -186,7 +186,7 @@ fn is_followed(open: Open) -> bool {
 /// Reads an open file at an offset.
 pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usize, i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    let handle = open.entry.handle.load(Ordering::Relaxed);
+    let handle = open.handle;
     let readers = is_followed(open).then(|| lock(&READERS)).flatten();
     let (done, rest) = readers.map_or((0, Rest::Itself), |mut readers| {
         let Readers { all, spare } = &mut *readers;

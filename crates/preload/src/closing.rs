@@ -30,7 +30,7 @@ struct Left {
 
 /// Leaves a file to the next request, or the keeper. False: it is to be closed at once.
 pub(crate) fn leave(open: Open, client: &Client) -> bool {
-    let handle = open.entry.handle.load(Ordering::Relaxed);
+    let handle = open.handle;
     if !start::state().is_some_and(towline_instance::State::is_kept) || client.has_locked(handle) {
         return false;
     }

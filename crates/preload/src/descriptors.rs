@@ -2,8 +2,8 @@
 //! former.
 
 use crate::guard::{checked, system_call};
-use crate::{guard, pool, remote, start};
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::{guard, own, pool, process, remote, start};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use towline_instance::notes::Note;
 use towline_instance::{ENTRIES, Entry, PLACEHOLDERS, State, Taken};
 
@@ -14,6 +14,8 @@ const DESCRIPTORS_MAX: usize = 65536;
 static TABLE: [AtomicU32; DESCRIPTORS_MAX] = [const { AtomicU32::new(0) }; DESCRIPTORS_MAX];
 /// Descriptors of this process for each entry.
 static COUNTS: [AtomicU32; ENTRIES] = [const { AtomicU32::new(0) }; ENTRIES];
+/// The handles of those that it has: another one in the entry says that it is another file's now.
+static HANDLES: [AtomicU64; ENTRIES] = [const { AtomicU64::new(0) }; ENTRIES];
 /// No descriptor from here on was ever one of them: what looks at all stops there.
 static BEYOND: AtomicU32 = AtomicU32::new(0);
 
@@ -69,11 +71,25 @@ pub(crate) fn own(from: u32, to: u32) -> impl Iterator<Item = (u32, Own)> {
 pub(crate) struct Open {
     pub(crate) number: usize,
     pub(crate) entry: &'static Entry,
+    /// In the protocol. The entry has it, too, until it is another file's: another thread may close this
+    /// one meanwhile.
+    pub(crate) handle: u64,
 }
 
 impl Open {
     fn of(number: usize) -> Option<Self> {
-        Some(Self { number, entry: start::state()?.entry(number)? })
+        let entry = start::state()?.entry(number)?;
+        Some(Self { number, entry, handle: HANDLES[number].load(Ordering::Acquire) })
+    }
+
+    /// What a word of the table says; `None` for zero, and for our own.
+    fn at(word: u32) -> Option<Self> {
+        if word == 0 { None } else { Self::of(word as usize - 1) }
+    }
+
+    /// False when the entry is another file's now.
+    pub(crate) fn is_there(&self) -> bool {
+        self.entry.handle.load(Ordering::Acquire) == self.handle
     }
 }
 
@@ -89,9 +105,7 @@ pub(crate) fn find(fd: i32) -> Option<Open> {
 
 #[inline]
 fn look(fd: i32) -> Option<Open> {
-    let number = TABLE.get(fd as usize)?.load(Ordering::Acquire);
-    // Of our own there is no such entry.
-    if number == 0 { None } else { Open::of(number as usize - 1) }
+    Open::at(TABLE.get(fd as usize)?.load(Ordering::Acquire)).filter(Open::is_there)
 }
 
 /// All remote descriptors in a range.
@@ -106,10 +120,14 @@ pub(crate) struct Kept {
     table: [u32; DESCRIPTORS_MAX],
 }
 
-/// Where the two large tables are.
-pub(crate) fn tables() -> [std::ops::Range<usize>; 2] {
-    let (table, counts) = (&raw const TABLE as usize, &raw const COUNTS as usize);
-    [table..table + size_of_val(&TABLE), counts..counts + size_of_val(&COUNTS)]
+/// Where the large tables are.
+pub(crate) fn tables() -> [std::ops::Range<usize>; 3] {
+    let part = |at: usize, bytes: usize| at..at + bytes;
+    [
+        part(&raw const TABLE as usize, size_of_val(&TABLE)),
+        part(&raw const COUNTS as usize, size_of_val(&COUNTS)),
+        part(&raw const HANDLES as usize, size_of_val(&HANDLES)),
+    ]
 }
 
 /// Keeps them.
@@ -149,57 +167,90 @@ pub(crate) struct New<'a> {
     pub(crate) path: &'a [u8],
 }
 
-/// Makes a descriptor for a file that was just opened.
-pub(crate) fn make(new: &New<'_>) -> Result<i32, i32> {
+/// A descriptor, and the entry that it stands for, for a file that is about to be opened.
+pub(crate) struct Reserved {
+    number: usize,
+    entry: &'static Entry,
+    fd: i32,
+    is_pooled: bool,
+}
+
+/// Takes them.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`.
+pub(crate) fn reserve(flags: i32) -> Result<Reserved, i32> {
     let state = start::state().ok_or(libc::ENOENT)?;
-    let cloexec = new.flags & libc::O_CLOEXEC;
+    let cloexec = flags & libc::O_CLOEXEC;
     let pooled = pool::take(cloexec != 0)?;
-    let number = match pooled {
-        Some((number, _)) => number,
-        None => state.take().ok_or(libc::ENFILE)?,
+    let (number, fd) = match pooled {
+        Some(pooled) => pooled,
+        None => {
+            let number = take_entry(state)?;
+            let fd = placeholder(number, cloexec).inspect_err(|_| state.give_back(number))?;
+            (number, fd)
+        }
     };
-    let open = Open::of(number).ok_or(libc::ENFILE)?;
-    let entry = open.entry;
+    let entry = state.entry(number).ok_or(libc::ENFILE)?;
+    let reserved = Reserved { number, entry, fd, is_pooled: pooled.is_some() };
+    if fd as usize >= DESCRIPTORS_MAX { Err(libc::EMFILE) } else { Ok(reserved) }
+}
+
+/// A free entry that nobody is still about to change, who found its last file before that was closed.
+fn take_entry(state: &State) -> Result<usize, i32> {
+    let mut changing = Vec::new();
+    let taken = loop {
+        let Some(number) = state.take() else { break Err(libc::ENFILE) };
+        if state.entry(number).is_some_and(|entry| entry.try_lock(process::id()).is_some()) {
+            break Ok(number);
+        }
+        changing.push(number);
+    };
+    changing.into_iter().for_each(|number| state.give_back(number));
+    taken
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: it was just opened, and nobody knows of it.
+        unsafe { system_call(libc::SYS_close, [self.fd as usize, 0, 0, 0, 0, 0]) };
+        if self.is_pooled {
+            if let Some(open) = Open::of(self.number) {
+                pool::closed(open);
+            }
+        } else if let Some(state) = start::state().filter(|state| !state.is_kept()) {
+            // Else the keeper does it when it has seen the placeholder close: it would take that for the
+            // end of the next file.
+            state.give_back(self.number);
+        }
+    }
+}
+
+/// Makes it the descriptor of a file that was opened.
+pub(crate) fn make(new: &New<'_>, reserved: Reserved) -> i32 {
+    let Reserved { number, entry, fd, .. } = reserved;
+    std::mem::forget(reserved);
+    let filling = entry.lock(process::id());
     entry.flags.store((new.flags & !libc::O_CLOEXEC) as u32, Ordering::Relaxed);
     entry.mount.store(new.mount as u32, Ordering::Relaxed);
     entry.shared.store(0, Ordering::Relaxed);
     entry.unanswered.store(0, Ordering::Relaxed);
-    entry.handle.store(new.handle, Ordering::Relaxed);
+    entry.handle.store(new.handle, Ordering::Release);
     entry.inode.store(new.inode, Ordering::Relaxed);
     entry.mode.store(new.mode, Ordering::Relaxed);
     entry.offset.store(0, Ordering::Relaxed);
     entry.set_path(new.path);
-    let opened = pooled.map_or_else(|| placeholder(number, cloexec), |(_, fd)| Ok(fd));
-    let fd = opened.and_then(|fd| {
-        if (fd as usize) < DESCRIPTORS_MAX {
-            return Ok(fd);
-        }
-        // SAFETY: it was just opened.
-        unsafe { system_call(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
-        Err(libc::EMFILE)
+    drop(filling);
+    // Only when open may the run's keeper take its closing for the end of it.
+    let _ = entry.change(Taken::Free, Taken::Open) || entry.change(Taken::Closed, Taken::Open);
+    COUNTS[number].store(1, Ordering::Relaxed);
+    HANDLES[number].store(new.handle, Ordering::Release);
+    enter(fd, number as u32 + 1);
+    crate::report::record_with(|| Note::Opened {
+        flags: new.flags as u32,
+        path: crate::place::absolute(new.mount, new.path),
     });
-    match fd {
-        Ok(fd) => {
-            // Only when open may the run's keeper take its closing for the end of it.
-            let _ =
-                entry.change(Taken::Free, Taken::Open) || entry.change(Taken::Closed, Taken::Open);
-            COUNTS[number].store(1, Ordering::Relaxed);
-            enter(fd, number as u32 + 1);
-            crate::report::record_with(|| Note::Opened {
-                flags: new.flags as u32,
-                path: crate::place::absolute(new.mount, new.path),
-            });
-            Ok(fd)
-        }
-        Err(error) => {
-            if pooled.is_some() {
-                pool::closed(open);
-            } else {
-                state.give_back(number);
-            }
-            Err(error)
-        }
-    }
+    fd
 }
 
 fn placeholder(number: usize, cloexec: i32) -> Result<i32, i32> {
@@ -233,12 +284,67 @@ pub(crate) fn last_of(fd: i32) -> Option<Open> {
     look(fd).filter(|open| COUNTS[open.number].load(Ordering::Acquire) == 1)
 }
 
-/// A descriptor came from another one.
-pub(crate) fn duplicated(from: i32, to: i32) {
-    forget(to);
-    let Some(open) = find(from).filter(|_| (to as usize) < DESCRIPTORS_MAX) else { return };
-    COUNTS[open.number].fetch_add(1, Ordering::Relaxed);
-    enter(to, open.number as u32 + 1);
+/// Counts one descriptor more of a remote file, so that no other thread closes it with its last.
+fn pin(fd: i32) -> Option<Open> {
+    let open = look(fd)?;
+    COUNTS[open.number].fetch_add(1, Ordering::AcqRel);
+    let is_same = look(fd).is_some_and(|now| now.handle == open.handle);
+    if !is_same {
+        release(open);
+    }
+    is_same.then_some(open)
+}
+
+/// Runs what gives another descriptor for the same file, and notes that.
+pub(crate) fn duplicate(from: i32, call: impl FnOnce() -> i32) -> i32 {
+    let pinned = pin(from);
+    let new = call();
+    if new >= 0 {
+        forget(new);
+    }
+    if let Some(open) = pinned
+        && (new < 0 || !enter(new, open.number as u32 + 1))
+    {
+        release(open);
+    }
+    new
+}
+
+/// Runs what puts one descriptor in the place of another. Other threads, which may use that one
+/// meanwhile, find the one or the other at each moment.
+pub(crate) fn replace(from: i32, to: i32, call: impl FnOnce() -> i32) -> i32 {
+    let _held = own::hold(to);
+    let pinned = pin(from);
+    let word = pinned.map_or(0, |open| open.number as u32 + 1);
+    // Before the kernel does it: what stands there until then is no placeholder.
+    let before = pinned.and_then(|_| exchange(to, word));
+    let new = call();
+    let gone = match before {
+        Some(before) if new >= 0 => before,
+        Some(before) if put_back_at(to, word, before) => word,
+        Some(before) => before,
+        None => {
+            if new >= 0 {
+                forget(to);
+            }
+            word
+        }
+    };
+    if let Some(open) = Open::at(gone) {
+        release(open);
+    }
+    new
+}
+
+/// Notes what a descriptor is, and gives what it was; `None` where there is no place for it.
+fn exchange(fd: i32, word: u32) -> Option<u32> {
+    let place = TABLE.get(fd as usize)?;
+    BEYOND.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+    Some(place.swap(word, Ordering::AcqRel))
+}
+
+fn put_back_at(fd: i32, word: u32, before: u32) -> bool {
+    TABLE[fd as usize].compare_exchange(word, before, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 /// The kernel gave this number to something else, or closes it: it is no remote file any more, nor ours.
@@ -247,14 +353,18 @@ pub(crate) fn forget(fd: i32) {
     if place.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let was_remote = find(fd);
-    place.store(0, Ordering::Release);
-    let Some(open) = was_remote else { return };
+    if let Some(open) = Open::at(place.swap(0, Ordering::AcqRel)) {
+        release(open);
+    }
+}
+
+/// This process has one descriptor less of a file.
+fn release(open: Open) {
     let was = COUNTS[open.number].fetch_sub(1, Ordering::AcqRel);
     let _ = guard::inside(|| {
         remote::drop_process_locks(open);
         if was == 1 {
-            if open.entry.shared.load(Ordering::Relaxed) == 0 {
+            if open.is_there() && open.entry.shared.load(Ordering::Relaxed) == 0 {
                 remote::close(open);
             }
             pool::closed(open);
@@ -318,12 +428,14 @@ pub(crate) fn removed((mount, path): (usize, &[u8])) {
 /// Looks whether a descriptor that came from elsewhere is a remote file.
 pub(crate) fn adopt(fd: i32) {
     let Some(number) = number_of(fd) else { return };
-    let Some(open) = Open::of(number) else { return };
-    if open.entry.taken() != Taken::Open || fd as usize >= DESCRIPTORS_MAX {
+    let Some(entry) = start::state().and_then(|state| state.entry(number)) else { return };
+    if entry.taken() != Taken::Open || fd as usize >= DESCRIPTORS_MAX {
         return;
     }
     forget(fd);
-    open.entry.shared.store(1, Ordering::Relaxed);
+    entry.shared.store(1, Ordering::Relaxed);
+    HANDLES[number].store(entry.handle.load(Ordering::Acquire), Ordering::Release);
+    let Some(open) = Open::of(number) else { return };
     COUNTS[number].fetch_add(1, Ordering::Relaxed);
     enter(fd, number as u32 + 1);
     remote::adopted(open);

@@ -71,7 +71,7 @@ pub(crate) fn created(open: Open, attr: &Attr) {
     if let Some(mut fresh) = list()
         && fresh.len() < FILES_MAX
     {
-        let handle = open.entry.handle.load(Ordering::Relaxed);
+        let handle = open.handle;
         let Open { entry, .. } = open;
         let (uid, gid) = (attr.uid, attr.gid);
         fresh.push(Fresh { handle, entry, uid, gid, unanswered: Vec::new(), failed: None });
@@ -86,7 +86,7 @@ fn is_any() -> bool {
 
 /// A rename may move an open file to another mount, but not to another entry.
 fn find(fresh: &[Fresh], open: Open) -> Option<usize> {
-    let handle = open.entry.handle.load(Ordering::Relaxed);
+    let handle = open.handle;
     fresh.iter().position(|one| one.handle == handle && std::ptr::eq(one.entry, open.entry))
 }
 

@@ -198,7 +198,7 @@ pub(crate) fn closed(mount: usize, handle: u64) {
 /// Reads an open file at an offset: first what came with opening it.
 pub(crate) fn read_at(open: Open, target: &mut [u8], offset: u64) -> Result<usize, i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    let handle = open.entry.handle.load(Ordering::Relaxed);
+    let handle = open.handle;
     let (done, ends) = read(mount, handle, target, offset).unwrap_or((0, false));
     if ends || done == target.len() {
         return Ok(done);

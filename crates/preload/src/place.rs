@@ -34,7 +34,7 @@ impl At {
             return Err(libc::ENOENT);
         }
         Ok(match self.directory {
-            Some(open) => open.entry.handle.load(Ordering::Relaxed),
+            Some(open) => open.handle,
             None => start::mounts().get(self.mount).ok_or(libc::EIO)?.root()?.handle,
         })
     }

@@ -121,7 +121,7 @@ pub(crate) fn closing(open: Open, fd: i32) {
 pub(crate) fn closed(open: Open) {
     let Some((place, anchor)) = find(open.number) else { return };
     // Of what was shared the kernel has to tell the keeper, and so where it does not look.
-    if open.entry.shared.load(Ordering::Relaxed) == 0 && is_watched() {
+    if open.is_there() && open.entry.shared.load(Ordering::Relaxed) == 0 && is_watched() {
         place.store(Anchor { busy: false, ..anchor }.word(), Ordering::Release);
     } else {
         place.store(NONE, Ordering::Release);

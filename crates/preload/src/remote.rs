@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
 use towline_client::{Client, Error, File, Lock, Options, Transport};
-use towline_instance::{MOUNTS_MAX, Root, Taken};
+use towline_instance::{EntryLock, MOUNTS_MAX, Root, Taken};
 use towline_wire::Attr;
 use towline_wire::request::{lock, open_flag};
 
@@ -186,8 +186,7 @@ fn remember(client: &Client, open: Open, target: &Target) {
     let Open { entry, .. } = open;
     let Some(url) = target.url() else { return };
     let flags = open_flag::of_this_machine(flags(open));
-    let (handle, inode) =
-        (entry.handle.load(Ordering::Relaxed), entry.inode.load(Ordering::Relaxed));
+    let (handle, inode) = (open.handle, entry.inode.load(Ordering::Relaxed));
     let file = File::from_handle(client, handle, &url.root(), &entry.path(), flags, inode);
     let _ = file.into_handle();
 }
@@ -236,7 +235,7 @@ pub(crate) fn goodbye() {
     if HAS_PROCESS_LOCKS.load(Ordering::Relaxed) {
         for (_, open) in descriptors::all(0, u32::MAX) {
             let client = met(open.entry.mount.load(Ordering::Relaxed) as usize);
-            let handle = open.entry.handle.load(Ordering::Relaxed);
+            let handle = open.handle;
             if client.is_some_and(|client| client.has_locked(handle)) {
                 drop_process_locks(open);
             }
@@ -293,15 +292,13 @@ fn work_with<T>(
 pub(crate) fn with<T>(open: Open, work: impl FnOnce(&File) -> Result<T, Error>) -> Result<T, i32> {
     let entry = open.entry;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
-    let handle = entry.handle.load(Ordering::Relaxed);
-    work_with(mount, handle, open_flag::of_this_machine(flags(open)), work)
+    work_with(mount, open.handle, open_flag::of_this_machine(flags(open)), work)
 }
 
 /// Closes a file of which this process alone had descriptors; nobody waits for the answer.
 pub(crate) fn close(open: Open) {
-    let entry = open.entry;
+    let Open { entry, handle, .. } = open;
     let mount = entry.mount.load(Ordering::Relaxed) as usize;
-    let handle = entry.handle.load(Ordering::Relaxed);
     opened::closed(mount, handle);
     // `close` has told already how that went; other ways to lose a descriptor tell nothing.
     let _ = fresh::closing(open);
@@ -324,15 +321,24 @@ fn flags(open: Open) -> i32 {
 /// What `fstat` says.
 pub(crate) fn stat(open: Open) -> Result<Attr, i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    match opened::attr(mount, open.entry.handle.load(Ordering::Relaxed)) {
+    match opened::attr(mount, open.handle) {
         Some(attr) => Ok(attr),
         None => with(open, File::stat),
     }
 }
 
+/// Takes the lock of a file's offset.
+///
+/// # Errors
+/// `EBADF` where another thread has closed the file, and the offset is another one's now.
+pub(crate) fn lock_offset(open: Open) -> Result<EntryLock<'static>, i32> {
+    let lock = open.entry.lock(process::id());
+    if open.is_there() { Ok(lock) } else { Err(libc::EBADF) }
+}
+
 /// `read`: at the shared offset, which moves on.
 pub(crate) fn read(open: Open, target: &mut [u8]) -> Result<usize, i32> {
-    let _lock = open.entry.lock(process::id());
+    let _lock = lock_offset(open)?;
     let offset = open.entry.offset.load(Ordering::Relaxed);
     let count = read_at(open, target, offset)?;
     open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
@@ -358,7 +364,7 @@ pub(crate) fn read_at(open: Open, target: &mut [u8], offset: i64) -> Result<usiz
 
 /// `write`: at the shared offset, which moves on, or at the end with `O_APPEND`.
 pub(crate) fn write(open: Open, data: &[u8]) -> Result<usize, i32> {
-    let _lock = open.entry.lock(process::id());
+    let _lock = lock_offset(open)?;
     let offset = open.entry.offset.load(Ordering::Relaxed);
     let (count, offset) = write_at(open, data, offset)?;
     open.entry.offset.store(offset + count as i64, Ordering::Relaxed);
@@ -373,7 +379,7 @@ pub(crate) fn write_at(open: Open, data: &[u8], offset: i64) -> Result<(usize, i
 
 /// Writes at the end of a file that need not have been opened with `O_APPEND`; its offset is behind that then if it `moves`.
 pub(crate) fn append(open: Open, data: &[u8], moves: bool) -> Result<usize, i32> {
-    let _lock = moves.then(|| open.entry.lock(process::id()));
+    let _lock = moves.then(|| lock_offset(open)).transpose()?;
     let offset = open.entry.offset.load(Ordering::Relaxed);
     let (count, at) = put(open, data, offset as u64, true)?;
     if moves {
@@ -426,7 +432,7 @@ pub(crate) fn seek(open: Open, offset: i64, whence: i32) -> Result<i64, i32> {
         return Err(libc::EBADF);
     }
     let entry = open.entry;
-    let _lock = entry.lock(process::id());
+    let _lock = lock_offset(open)?;
     let at = match whence {
         libc::SEEK_SET => Some(offset),
         libc::SEEK_CUR => entry.offset.load(Ordering::Relaxed).checked_add(offset),

@@ -30,7 +30,7 @@ const OF_THREAD_MAX: usize = 1024;
 /// Children that meet a server in this memory. What they map for that, at most a few MiB, nobody takes back.
 const MET_MAX: u32 = 16;
 /// Most pieces that they are in.
-const PARTS_MAX: usize = 4;
+const PARTS_MAX: usize = 5;
 
 /// What the parent puts back. Some memory that is all zero when it is made.
 struct Kept {

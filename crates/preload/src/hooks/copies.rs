@@ -221,7 +221,7 @@ pub(crate) unsafe fn copy_file_range(
             None => count,
             Some(limit) => limits::room(limit, w, count as usize)? as u64,
         };
-        let handle = target.entry.handle.load(Ordering::Relaxed);
+        let handle = target.handle;
         let client = remote::client(mount(source) as usize)?;
         super::maps::write_back_file(source);
         let copied = super::maps::changing(target, || {
@@ -231,8 +231,9 @@ pub(crate) unsafe fn copy_file_range(
         })? as usize;
         for (open, own, pointer) in [(source, a.is_none(), from_at), (target, b.is_none(), to_at)] {
             if own {
-                let offset = &open.entry.offset;
-                offset.fetch_add(copied as i64, Ordering::Relaxed);
+                if let Ok(_lock) = remote::lock_offset(open) {
+                    open.entry.offset.fetch_add(copied as i64, Ordering::Relaxed);
+                }
             } else {
                 // SAFETY: as the program says.
                 unsafe { advance(pointer, copied) };

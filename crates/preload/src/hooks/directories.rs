@@ -124,7 +124,7 @@ pub(crate) unsafe fn getwd(to: *mut c_char) -> *mut c_char {
 /// for, with attributes if the program seems to want them.
 fn list(open: Open, cookie: u64) -> Result<(Vec<DirEntry>, bool), i32> {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
-    let handle = open.entry.handle.load(Ordering::Relaxed);
+    let handle = open.handle;
     if cookie == 0
         && let Some(first) = opened::listing(mount, handle)
     {

@@ -41,6 +41,8 @@ impl Comes {
 /// Opens a remote path.
 pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, i32> {
     let sent = open_flag::of_this_machine(flags & !libc::O_CLOEXEC);
+    // What makes or empties a file must not fail behind that for want of a descriptor.
+    let early = open_flag::alters(sent).then(|| descriptors::reserve(flags)).transpose()?;
     let (when, changes) = (Instant::now(), known::changes());
     let what = Comes::with(flags);
     let (mut data, mut listing) = (None, None);
@@ -66,6 +68,13 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
     // What the opening itself changed is no change of what it told.
     let changes = changes + if open_flag::alters(sent) { 2 } else { 0 };
     let mount = at.mount;
+    let reserved = match early.map_or_else(|| descriptors::reserve(flags), Ok) {
+        Ok(reserved) => reserved,
+        Err(error) => {
+            crate::remote::client(mount)?.close_handle(handle);
+            return Err(error);
+        }
+    };
     opened::keep(at, Opened { mount, handle, when, changes, attr, data, listing, end: None });
     let path = place::tidy(&at.below());
     let new = New {
@@ -76,25 +85,18 @@ pub(crate) fn open_remote(at: &At, flags: c_int, mode: mode_t) -> Result<c_int, 
         flags,
         path: &path,
     };
-    let made = descriptors::make(&new);
-    if flags & libc::O_TRUNC != 0
-        && let Some(open) = made.ok().and_then(descriptors::find)
-    {
-        super::maps::resized(open, 0, 0);
-    }
-    match made {
-        Ok(fd) => {
-            if open_flag::creates_exclusively(sent)
-                && let Some(open) = descriptors::find(fd)
-            {
-                fresh::created(open, &attr);
-            }
-            crate::stdio::take_over();
-            crate::trap::arm();
+    let fd = descriptors::make(&new, reserved);
+    if let Some(open) = descriptors::find(fd) {
+        if flags & libc::O_TRUNC != 0 {
+            super::maps::resized(open, 0, 0);
         }
-        Err(_) => crate::remote::client(at.mount)?.close_handle(handle),
+        if open_flag::creates_exclusively(sent) {
+            fresh::created(open, &attr);
+        }
     }
-    made
+    crate::stdio::take_over();
+    crate::trap::arm();
+    Ok(fd)
 }
 
 /// A remote descriptor named as `/dev/fd/N`, `/proc/self/fd/N`, `/dev/stdin` and the like.
@@ -174,6 +176,8 @@ pub(crate) unsafe fn close(fd: c_int) -> c_int {
             unsafe { real::close(fd) };
             return finish(settled.map(|()| 0));
         }
+    } else {
+        descriptors::forget(fd);
     }
     // SAFETY: as the program says.
     unsafe { real::close(fd) }
@@ -208,41 +212,58 @@ pub(crate) unsafe fn closefrom(first: c_int) {
 
 pub(crate) unsafe fn dup(fd: c_int) -> c_int {
     // SAFETY: as the program says.
-    let new = unsafe { real::dup(fd) };
-    if new >= 0 {
-        descriptors::duplicated(fd, new);
+    unsafe { duplicate(fd, || real::dup(fd)) }
+}
+
+/// Runs what gives another descriptor for what `fd` is.
+fn duplicate(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if descriptors::find(fd).is_none() {
+        let new = call();
+        if new >= 0 {
+            descriptors::forget(new);
+        }
+        return new;
     }
-    new
+    // Neither a fork of another thread nor a handler of a signal comes between the two.
+    ours(|| done(descriptors::duplicate(fd, call)))
+}
+
+/// Runs what puts the descriptor `from` in the place of `to`.
+fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    own::make_way(to);
+    if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
+        let new = call();
+        if new >= 0 {
+            descriptors::forget(to);
+        }
+        return new;
+    }
+    ours(|| done(descriptors::replace(from, to, call)))
+}
+
+/// What a function of libc gave.
+fn done(result: c_int) -> Result<c_int, i32> {
+    if result < 0 { Err(guard::errno()) } else { Ok(result) }
 }
 
 pub(crate) unsafe fn dup2(from: c_int, to: c_int) -> c_int {
-    if from == to {
-        // SAFETY: as the program says.
-        return unsafe { real::dup2(from, to) };
-    }
-    own::make_way(to);
-    let _held = own::hold(to);
     // SAFETY: as the program says.
-    let new = unsafe { real::dup2(from, to) };
-    if new >= 0 {
-        descriptors::duplicated(from, to);
+    unsafe {
+        if from == to {
+            return real::dup2(from, to);
+        }
+        replace(from, to, || real::dup2(from, to))
     }
-    new
 }
 
 pub(crate) unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
-    if from == to {
-        // SAFETY: as the program says.
-        return unsafe { real::dup3(from, to, flags) };
-    }
-    own::make_way(to);
-    let _held = own::hold(to);
     // SAFETY: as the program says.
-    let new = unsafe { real::dup3(from, to, flags) };
-    if new >= 0 {
-        descriptors::duplicated(from, to);
+    unsafe {
+        if from == to {
+            return real::dup3(from, to, flags);
+        }
+        replace(from, to, || real::dup3(from, to, flags))
     }
-    new
 }
 
 pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
@@ -265,11 +286,7 @@ pub(crate) unsafe fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_in
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
             // SAFETY: as the program says.
-            let new = unsafe { real::fcntl(fd, command, argument) };
-            if new >= 0 {
-                descriptors::duplicated(fd, new);
-            }
-            new
+            unsafe { duplicate(fd, || real::fcntl(fd, command, argument)) }
         }
         libc::F_GETFL => {
             let flags = open.entry.flags.load(Ordering::Relaxed) as c_int;

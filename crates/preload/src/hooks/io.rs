@@ -2,7 +2,7 @@
 
 use super::maps;
 use crate::descriptors::{self, Open};
-use crate::guard::{inside, ours};
+use crate::guard::{self, Failed, inside, ours};
 use crate::table::real;
 use crate::{fresh, limits, place, remote};
 use libc::{c_int, c_uint, c_void, iovec, off64_t, size_t, ssize_t};
@@ -34,15 +34,41 @@ pub(crate) unsafe fn source<'a>(at: *const c_void, count: size_t) -> Result<&'a 
     unsafe { target(at.cast_mut(), count) }.map(|bytes| &*bytes)
 }
 
+/// Does something with a descriptor, and once more where another thread has put something else in its place
+/// meanwhile (`dup2`): for the kernel, too, it is always the one or the other.
+fn on<T: Failed + PartialEq>(
+    fd: c_int,
+    local: impl Fn() -> T,
+    remote: impl Fn(Open) -> Result<T, i32>,
+) -> T {
+    let errno = guard::errno();
+    let mut found = descriptors::find(fd);
+    loop {
+        let result = match found {
+            None => local(),
+            Some(open) => ours(|| remote(open)),
+        };
+        if result != T::FAILED || guard::errno() != libc::EBADF {
+            return result;
+        }
+        let before = std::mem::replace(&mut found, descriptors::find(fd));
+        if before.map(|open| open.handle) == found.map(|open| open.handle) {
+            return result;
+        }
+        guard::set_errno(errno);
+    }
+}
+
 pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, count: size_t) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::read(fd, to, count) },
-        Some(open) => ours(|| {
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::read(fd, to, count) },
+        |open| {
             // SAFETY: as the program says.
             Ok(remote::read(open, unsafe { target(to, count) }?)? as isize)
-        }),
-    }
+        },
+    )
 }
 
 pub(crate) unsafe fn read_chk(fd: c_int, to: *mut c_void, count: size_t, room: size_t) -> ssize_t {
@@ -55,25 +81,27 @@ pub(crate) unsafe fn read_chk(fd: c_int, to: *mut c_void, count: size_t, room: s
 }
 
 pub(crate) unsafe fn write(fd: c_int, data: *const c_void, count: size_t) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::write(fd, data, count) },
-        Some(open) => ours(|| {
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::write(fd, data, count) },
+        |open| {
             // SAFETY: as the program says.
             Ok(remote::write(open, unsafe { source(data, count) }?)? as isize)
-        }),
-    }
+        },
+    )
 }
 
 pub(crate) unsafe fn pread(fd: c_int, to: *mut c_void, count: size_t, at: off64_t) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::pread(fd, to, count, at) },
-        Some(open) => ours(|| {
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::pread(fd, to, count, at) },
+        |open| {
             // SAFETY: as the program says.
             Ok(remote::read_at(open, unsafe { target(to, count) }?, at)? as isize)
-        }),
-    }
+        },
+    )
 }
 
 pub(crate) unsafe fn pread_chk(
@@ -88,14 +116,15 @@ pub(crate) unsafe fn pread_chk(
 }
 
 pub(crate) unsafe fn pwrite(fd: c_int, data: *const c_void, count: size_t, at: off64_t) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::pwrite(fd, data, count, at) },
-        Some(open) => ours(|| {
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::pwrite(fd, data, count, at) },
+        |open| {
             // SAFETY: as the program says.
             Ok(remote::write_at(open, unsafe { source(data, count) }?, at)?.0 as isize)
-        }),
-    }
+        },
+    )
 }
 
 /// The parts of a vector.
@@ -181,30 +210,30 @@ unsafe fn gather(
 }
 
 pub(crate) unsafe fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::readv(fd, vector, count) },
-        // SAFETY: as the program says.
-        Some(open) => ours(|| unsafe { scatter(open, vector, count, None) }),
-    }
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::readv(fd, vector, count) },
+        |open| unsafe { scatter(open, vector, count, None) },
+    )
 }
 
 pub(crate) unsafe fn writev(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::writev(fd, vector, count) },
-        // SAFETY: as the program says.
-        Some(open) => ours(|| unsafe { gather(vector, count, at_offset(open, None)) }),
-    }
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::writev(fd, vector, count) },
+        |open| unsafe { gather(vector, count, at_offset(open, None)) },
+    )
 }
 
 pub(crate) unsafe fn preadv(fd: c_int, vector: *const iovec, count: c_int, at: off64_t) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::preadv(fd, vector, count, at) },
-        // SAFETY: as the program says.
-        Some(open) => ours(|| unsafe { scatter(open, vector, count, Some(at)) }),
-    }
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::preadv(fd, vector, count, at) },
+        |open| unsafe { scatter(open, vector, count, Some(at)) },
+    )
 }
 
 pub(crate) unsafe fn pwritev(
@@ -213,12 +242,12 @@ pub(crate) unsafe fn pwritev(
     count: c_int,
     at: off64_t,
 ) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::pwritev(fd, vector, count, at) },
-        // SAFETY: as the program says.
-        Some(open) => ours(|| unsafe { gather(vector, count, at_offset(open, Some(at))) }),
-    }
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::pwritev(fd, vector, count, at) },
+        |open| unsafe { gather(vector, count, at_offset(open, Some(at))) },
+    )
 }
 
 pub(crate) unsafe fn preadv2(
@@ -228,11 +257,11 @@ pub(crate) unsafe fn preadv2(
     at: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::preadv2(fd, vector, count, at, flags) },
-        // SAFETY: as the program says.
-        Some(open) => ours(|| {
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::preadv2(fd, vector, count, at, flags) },
+        |open| {
             // What bears on reading, or does nothing.
             const KNOWN: c_int = libc::RWF_HIPRI
                 | libc::RWF_DSYNC
@@ -244,8 +273,8 @@ pub(crate) unsafe fn preadv2(
             }
             // SAFETY: as the program says.
             unsafe { scatter(open, vector, count, (at != -1).then_some(at)) }
-        }),
-    }
+        },
+    )
 }
 
 pub(crate) unsafe fn pwritev2(
@@ -255,10 +284,11 @@ pub(crate) unsafe fn pwritev2(
     at: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::pwritev2(fd, vector, count, at, flags) },
-        Some(open) => ours(|| {
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::pwritev2(fd, vector, count, at, flags) },
+        |open| {
             remote::check_writable(open)?;
             let at = (at != -1).then_some(at);
             // RWF_NOWAIT is a promise that could not be kept.
@@ -278,23 +308,21 @@ pub(crate) unsafe fn pwritev2(
                 remote::with(open, |file| file.sync(sync_kind::DATA))?;
             }
             Ok(count)
-        }),
-    }
+        },
+    )
 }
 
 pub(crate) unsafe fn lseek(fd: c_int, offset: off64_t, whence: c_int) -> off64_t {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::lseek(fd, offset, whence) },
-        Some(open) => ours(|| remote::seek(open, offset, whence)),
-    }
+    // SAFETY: as the program says.
+    on(fd, || unsafe { real::lseek(fd, offset, whence) }, |open| remote::seek(open, offset, whence))
 }
 
 pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::ftruncate(fd, length) },
-        Some(open) => ours(|| {
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::ftruncate(fd, length) },
+        |open| {
             let size = u64::try_from(length).map_err(|_| libc::EINVAL)?;
             let flags = open.entry.flags.load(std::sync::atomic::Ordering::Relaxed) as c_int;
             if flags & libc::O_PATH != 0 {
@@ -309,40 +337,29 @@ pub(crate) unsafe fn ftruncate(fd: c_int, length: off64_t) -> c_int {
             remote::with(open, |file| file.set_attr(b"", true, &set))?;
             maps::resized(open, before, size);
             Ok(0)
-        }),
-    }
+        },
+    )
 }
 
-fn sync(open: Open, kind: u32) -> c_int {
-    ours(|| {
-        maps::write_back_file(open);
-        let synced = remote::with(open, |file| file.sync(kind)).map(|()| 0);
-        fresh::settle(open).and(synced)
-    })
+fn sync(open: Open, kind: u32) -> Result<c_int, i32> {
+    maps::write_back_file(open);
+    let synced = remote::with(open, |file| file.sync(kind)).map(|()| 0);
+    fresh::settle(open).and(synced)
 }
 
 pub(crate) unsafe fn fsync(fd: c_int) -> c_int {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::fsync(fd) },
-        Some(open) => sync(open, sync_kind::FULL),
-    }
+    // SAFETY: as the program says.
+    on(fd, || unsafe { real::fsync(fd) }, |open| sync(open, sync_kind::FULL))
 }
 
 pub(crate) unsafe fn fdatasync(fd: c_int) -> c_int {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::fdatasync(fd) },
-        Some(open) => sync(open, sync_kind::DATA),
-    }
+    // SAFETY: as the program says.
+    on(fd, || unsafe { real::fdatasync(fd) }, |open| sync(open, sync_kind::DATA))
 }
 
 pub(crate) unsafe fn syncfs(fd: c_int) -> c_int {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::syncfs(fd) },
-        Some(open) => sync(open, sync_kind::FILE_SYSTEM),
-    }
+    // SAFETY: as the program says.
+    on(fd, || unsafe { real::syncfs(fd) }, |open| sync(open, sync_kind::FILE_SYSTEM))
 }
 
 pub(crate) unsafe fn sync_file_range(
@@ -351,11 +368,12 @@ pub(crate) unsafe fn sync_file_range(
     count: off64_t,
     how: c_uint,
 ) -> c_int {
-    match descriptors::find(fd) {
-        // SAFETY: as the program says.
-        None => unsafe { real::sync_file_range(fd, from, count, how) },
-        Some(open) => sync(open, sync_kind::DATA),
-    }
+    // SAFETY: as the program says.
+    on(
+        fd,
+        || unsafe { real::sync_file_range(fd, from, count, how) },
+        |open| sync(open, sync_kind::DATA),
+    )
 }
 
 fn allocate(open: Open, mode: c_int, from: off64_t, length: off64_t) -> Result<(), i32> {

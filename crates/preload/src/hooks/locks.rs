@@ -64,8 +64,7 @@ fn settle_closed(open: Open) {
 fn may_have_locked(open: Open) -> bool {
     let mount = open.entry.mount.load(Ordering::Relaxed) as usize;
     open.entry.shared.load(Ordering::Relaxed) != 0
-        || remote::client(mount)
-            .is_ok_and(|client| client.has_locked(open.entry.handle.load(Ordering::Relaxed)))
+        || remote::client(mount).is_ok_and(|client| client.has_locked(open.handle))
 }
 
 fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
@@ -107,7 +106,7 @@ fn take(open: Open, wanted: &Lock, wait: bool) -> c_int {
 fn wait_for(open: Open, wanted: &Lock, wait: &mut Wait) -> Result<(), i32> {
     let (client, operation) = inside(|| {
         let client = remote::waiter(open.entry.mount.load(Ordering::Relaxed) as usize)?;
-        let handle = open.entry.handle.load(Ordering::Relaxed);
+        let handle = open.handle;
         let operation = client.with_handle(handle, 0, |file| file.start_lock(wanted));
         Ok((client, operation.map_err(remote::number)?))
     })?;

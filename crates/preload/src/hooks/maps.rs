@@ -168,7 +168,7 @@ unsafe fn map(
         protection,
         is_touched,
         handle,
-        lent: open.entry.handle.load(Ordering::Relaxed),
+        lent: open.handle,
         parent: None,
         is_written: false,
         shared: shared.map(|(shared, _)| shared),
