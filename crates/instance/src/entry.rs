@@ -38,6 +38,8 @@ pub struct Entry {
     /// Set while changes of it were asked for and not answered: should who asked be killed, the server
     /// has to find it open still.
     pub unanswered: AtomicU32,
+    /// Set while the process that has it may keep a descriptor of it that the program does not know of.
+    pub anchored: AtomicU32,
     /// Handle in the protocol.
     pub handle: AtomicU64,
     /// Inode number.

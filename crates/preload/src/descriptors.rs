@@ -228,12 +228,13 @@ impl Drop for Reserved {
 
 /// Makes it the descriptor of a file that was opened.
 pub(crate) fn make(new: &New<'_>, reserved: Reserved) -> i32 {
-    let Reserved { number, entry, fd, .. } = reserved;
+    let Reserved { number, entry, fd, is_pooled } = reserved;
     std::mem::forget(reserved);
     let filling = entry.lock(process::id());
     entry.flags.store((new.flags & !libc::O_CLOEXEC) as u32, Ordering::Relaxed);
     entry.mount.store(new.mount as u32, Ordering::Relaxed);
     entry.shared.store(0, Ordering::Relaxed);
+    entry.anchored.store(u32::from(is_pooled), Ordering::Relaxed);
     entry.unanswered.store(0, Ordering::Relaxed);
     entry.handle.store(new.handle, Ordering::Release);
     entry.inode.store(new.inode, Ordering::Relaxed);
@@ -480,10 +481,24 @@ pub(crate) fn adopt_all() {
 
 /// The entry that a placeholder stands for.
 fn number_of(fd: i32) -> Option<usize> {
+    number_at(&format!("/proc/self/fd/{fd}\0"))
+}
+
+/// What a descriptor of another process is, by its name in `/proc`.
+pub(crate) fn of_others(name: &[u8]) -> Option<Open> {
+    let number = number_at(std::str::from_utf8(&[name, b"\0"].concat()).ok()?)?;
+    let entry = start::state()?.entry(number)?;
+    let handle = entry.handle.load(Ordering::Acquire);
+    (entry.taken() == Taken::Open).then_some(Open { number, entry, handle })
+}
+
+fn number_at(path: &str) -> Option<usize> {
     let mut link = [0u8; 512];
-    let target = read_link(&format!("/proc/self/fd/{fd}\0"), &mut link)?;
+    let target = read_link(path, &mut link)?;
     let rest = target.strip_prefix(start::directory())?.strip_prefix(b"/")?;
     let name = rest.strip_prefix(PLACEHOLDERS.as_bytes())?.strip_prefix(b"/")?;
+    // Somebody else has opened it, too, and the keeper has taken its name away to learn who closes it last.
+    let name = name.strip_suffix(DELETED).unwrap_or(name);
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 

@@ -155,8 +155,10 @@ pub(crate) unsafe fn through_descriptor(path: *const c_char, follow: bool) -> Op
     if let Some(rest) = of_own_process(path).and_then(|rest| rest.strip_prefix(b"cwd")) {
         return working_directory(rest, follow);
     }
-    let (fd, rest) = numbered(path)?;
-    let open = descriptors::find(fd)?;
+    let (open, rest) = match numbered(path) {
+        Some((fd, rest)) => (descriptors::find(fd)?, rest),
+        None => of_other_process(path)?,
+    };
     // Without following, the name itself is meant.
     if rest.is_none() && !follow {
         return None;
@@ -200,6 +202,20 @@ fn of_own_process(path: &[u8]) -> Option<&[u8]> {
         return None;
     }
     Some(&rest[cut + 1..])
+}
+
+/// The remote file of which another process has this descriptor, by its name, and what follows that.
+fn of_other_process(path: &[u8]) -> Option<(Open, Option<&[u8]>)> {
+    let rest = path.strip_prefix(b"/proc/")?;
+    let cut = rest.iter().position(|b| *b == b'/')?;
+    let below = rest[cut..].strip_prefix(b"/fd/")?;
+    let end = below.iter().position(|b| *b == b'/').unwrap_or(below.len());
+    let is_number = |text| digits(text).is_some_and(|text| text.parse::<u32>().is_ok());
+    if !is_number(&rest[..cut]) || !is_number(&below[..end]) {
+        return None;
+    }
+    let open = descriptors::of_others(&path[..path.len() - below.len() + end])?;
+    Some((open, (end < below.len()).then(|| &below[end + 1..])))
 }
 
 fn digits(text: &[u8]) -> Option<&str> {

@@ -111,8 +111,10 @@ pub(crate) fn closing(open: Open, fd: i32) {
     };
     let Ok(fd) = own::duplicate_if_room(fd, Own::Connection) else { return };
     let anchor = Anchor { number: open.number, fd, busy: true };
+    open.entry.anchored.store(1, Ordering::Release);
     let put = place.compare_exchange(NONE, anchor.word(), Ordering::AcqRel, Ordering::Relaxed);
     if put.is_err() {
+        open.entry.anchored.store(0, Ordering::Release);
         own::close(fd);
     }
 }
@@ -125,6 +127,9 @@ pub(crate) fn closed(open: Open) {
         place.store(Anchor { busy: false, ..anchor }.word(), Ordering::Release);
     } else {
         place.store(NONE, Ordering::Release);
+        if open.is_there() {
+            open.entry.anchored.store(0, Ordering::Release);
+        }
         own::close(anchor.fd);
     }
 }

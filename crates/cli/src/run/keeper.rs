@@ -10,6 +10,7 @@ use super::pager::Pager;
 use super::reach::Notices;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
+use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
 use std::mem::MaybeUninit;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use towline_client::{Client, Url};
-use towline_instance::{Entry, State};
+use towline_instance::{Entry, State, Taken};
 
 /// How often, and how many times after the last event, the answers of servers are looked for.
 const SETTLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -59,6 +60,8 @@ pub(super) struct Keeper {
     /// The last such number that was seen.
     asked: u64,
     lingering: Vec<(Instant, usize)>,
+    /// Entries that somebody may still have open, by the watches that tell when nobody has.
+    doubted: HashMap<i32, usize>,
     /// Entries that were left when it looked last, and the tags they were left under.
     left: Vec<(usize, u32)>,
     looked: Instant,
@@ -99,6 +102,7 @@ impl Keeper {
             awaited: None,
             asked: 0,
             lingering: Vec::new(),
+            doubted: HashMap::new(),
             left: Vec::new(),
             looked: Instant::now(),
         }
@@ -155,7 +159,21 @@ impl Keeper {
         }
         while let Some(Ok(event)) = reader.as_mut().map(inotify::Reader::next) {
             has_worked = true;
-            if let Some(number) = event.file_name().and_then(number) {
+            let gone = match event.file_name() {
+                None if event.events().contains(inotify::ReadFlags::DELETE_SELF) => {
+                    self.doubted.remove(&event.wd())
+                }
+                Some(name) => number(name).filter(|number| {
+                    let doubt = || doubt(self.events.as_ref()?, &self.placeholders, *number);
+                    let is_doubted = self.doubted.values().any(|other| other == number);
+                    let is_new = !is_doubted && self.state.entry(*number).is_some_and(is_doubtful);
+                    let watch = if is_new { doubt() } else { None };
+                    self.doubted.extend(watch.map(|watch| (watch, *number)));
+                    !is_doubted && watch.is_none()
+                }),
+                None => None,
+            };
+            if let Some(number) = gone {
                 self.settling = SETTLING;
                 self.state.watch(true);
                 if self.state.entry(number).is_some_and(is_changing) {
@@ -163,7 +181,7 @@ impl Keeper {
                 } else {
                     close(&self.state, &self.clients, number);
                 }
-            } else if event.file_name().is_some() {
+            } else if event.file_name().is_some_and(|name| number(name).is_none()) {
                 self.notices.print();
             } else if event.events().contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
                 log::warn!(
@@ -253,6 +271,26 @@ fn number(name: &CStr) -> Option<usize> {
 
 fn is_changing(entry: &Entry) -> bool {
     entry.unanswered.load(Ordering::Acquire) != 0
+}
+
+/// True when a closed placeholder does not say that nobody has it any more: others than the processes of the run
+/// may have opened and closed it by its name, or by that of a descriptor (`/proc/PID/fd`). Whoever leaves a file, or has
+/// closed it, and keeps no descriptor of it, has said so.
+fn is_doubtful(entry: &Entry) -> bool {
+    let is_left = matches!(entry.taken(), Taken::Closed | Taken::Leaving);
+    !is_left || entry.anchored.load(Ordering::Acquire) != 0
+}
+
+/// Takes the name of a placeholder away, so that the kernel tells when nobody has it open any more, which may be at
+/// once: by this watch. The next file in its place makes a new one.
+fn doubt(events: &OwnedFd, placeholders: &Path, number: usize) -> Option<i32> {
+    let path = placeholders.join(number.to_string());
+    let watch = inotify::add_watch(events, &path, inotify::WatchFlags::DELETE_SELF).ok()?;
+    if rustix::fs::unlink(&path).is_err() {
+        let _ = inotify::remove_watch(events, watch);
+        return None;
+    }
+    Some(watch)
 }
 
 /// The last descriptor of this entry is closed.
