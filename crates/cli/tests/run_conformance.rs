@@ -38,6 +38,11 @@ fn descriptors_that_are_used_again_behave() {
     same(Libc::Shared, "reused.c", &[]);
 }
 
+#[test]
+fn what_others_do_in_the_midst_of_a_call_behaves() {
+    same(Libc::Shared, "between.c", &[]);
+}
+
 /// How often a process has a file of this machine open.
 fn opened(process: u32, file: &Path) -> usize {
     let all = fs::read_dir(format!("/proc/{process}/fd")).unwrap();

@@ -210,9 +210,15 @@ fn enter() {
 
 /// Waits until no other thread is inside: the child would find its locks taken for ever.
 pub(crate) fn before_fork() {
-    FORKING_MASK.store(mask(libc::SIG_BLOCK, handled_signals().all), Ordering::Relaxed);
-    GATE.fetch_or(FORKING, Ordering::AcqRel);
+    let before = mask(libc::SIG_BLOCK, handled_signals().all);
     let own = u32::from(is_inside());
+    // One at a time; another one does not wait for this thread meanwhile.
+    GATE.fetch_sub(own, Ordering::Release);
+    while GATE.fetch_or(FORKING, Ordering::AcqRel) & FORKING != 0 {
+        pause();
+    }
+    GATE.fetch_add(own, Ordering::Acquire);
+    FORKING_MASK.store(before, Ordering::Relaxed);
     for _ in 0..FORK_PAUSES {
         if GATE.load(Ordering::Acquire) & !FORKING <= own {
             break;
@@ -230,6 +236,14 @@ pub(crate) fn after_fork(is_child: bool) {
     }
     let before = FORKING_MASK.load(Ordering::Relaxed);
     mask(libc::SIG_SETMASK, crate::trap::masks::without(before));
+}
+
+/// Runs `work`, from inside, while no other thread is.
+pub(crate) fn alone<T>(work: impl FnOnce() -> T) -> T {
+    before_fork();
+    let result = work();
+    after_fork(false);
+    result
 }
 
 /// Runs our own code: signals with handlers wait, panics become `EIO`, errno stays as it was.

@@ -7,7 +7,7 @@
 //! gets the numbers between them. Which they are is noted with the remote ones (`descriptors.rs`).
 
 use crate::descriptors::Own;
-use crate::guard::{checked, inside, is_inside, system_call};
+use crate::guard::{checked, system_call};
 use crate::runs::runs;
 use crate::{demand, descriptors, hooks, remote};
 use std::ops::Range;
@@ -128,10 +128,16 @@ pub(crate) fn around(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)> 
     })
 }
 
-/// The program wants a number that may be ours: what has it goes elsewhere.
+/// True for a number that is ours, or that we take next.
+pub(crate) fn may_have(fd: i32) -> bool {
+    fd >= LEAST[0] || descriptors::own_at(fd).is_some()
+}
+
+/// The program wants a number that may be ours: what has it goes elsewhere. No other thread may be inside.
 pub(crate) fn make_way(fd: i32) {
-    let Some(what) = descriptors::own_at(fd).filter(|_| !is_inside()) else { return };
-    let _ = inside(|| match what {
+    let Some(what) = descriptors::own_at(fd) else { return };
+    // What cannot is lost.
+    let _ = match what {
         // They begin anew when they are needed.
         Own::Connection => {
             remote::goodbye();
@@ -139,9 +145,6 @@ pub(crate) fn make_way(fd: i32) {
             close_connections();
             Ok(())
         }
-        Own::Memory => {
-            demand::move_from(fd)?;
-            hooks::maps::move_from(fd)
-        }
-    });
+        Own::Memory => demand::move_from(fd).and_then(|()| hooks::maps::move_from(fd)),
+    };
 }

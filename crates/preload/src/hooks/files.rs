@@ -230,7 +230,15 @@ fn duplicate(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
 
 /// Runs what puts the descriptor `from` in the place of `to`.
 fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    own::make_way(to);
+    if !is_inside() && start::state().is_some() && own::may_have(to) {
+        // No thread uses what is ours there, nor takes the number, before it is the program's.
+        return ours(|| {
+            guard::alone(|| {
+                own::make_way(to);
+                done(descriptors::replace(from, to, call))
+            })
+        });
+    }
     if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
         let new = call();
         if new >= 0 {
