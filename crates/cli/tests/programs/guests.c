@@ -55,6 +55,31 @@ static void *work(void *argument) {
     return (void *)(number * 2);
 }
 
+static int may_end;
+static pthread_cond_t ends = PTHREAD_COND_INITIALIZER;
+
+static void *stays(void *argument) {
+    pthread_mutex_lock(&lock);
+    while (!may_end) pthread_cond_wait(&ends, &lock);
+    pthread_mutex_unlock(&lock);
+    return argument;
+}
+
+/* Each of them is sent a signal of libc's own. */
+static void user_of_all_threads(void) {
+    pthread_t all[4];
+    may_end = 0;
+    for (long i = 0; i < 4; i++) pthread_create(&all[i], NULL, stays, NULL);
+    int result = setgid(getgid());
+    printf("setgid %d, setuid %d\n", result, setuid(getuid()));
+    fflush(stdout);
+    pthread_mutex_lock(&lock);
+    may_end = 1;
+    pthread_cond_broadcast(&ends);
+    pthread_mutex_unlock(&lock);
+    for (long i = 0; i < 4; i++) pthread_join(all[i], NULL);
+}
+
 static void threads(void) {
     pthread_t all[8];
     long sum = 0;
@@ -365,6 +390,7 @@ int main(int count, char **arguments) {
         return 7;
     }
     threads();
+    user_of_all_threads();
     signals();
     waits();
     memory();

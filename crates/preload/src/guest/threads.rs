@@ -6,12 +6,14 @@ use crate::descriptors;
 use crate::guard::{mask, system_call};
 use crate::hooks::numbers::Arguments;
 use crate::table::real;
+use crate::trap::chained::KernelAction;
+use crate::trap::masks::SET_BYTES;
 use crate::trap::{stack, threads};
 use libc::{c_int, c_long, c_void, ucontext_t};
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 /// Our own part of a thread's stack: its guest brings another.
 const STACK_BYTES: usize = 256 * 1024;
@@ -127,8 +129,9 @@ fn create(begin: Box<Begin>) -> c_int {
         libc::pthread_attr_setdetachstate(&raw mut attributes, libc::PTHREAD_CREATE_DETACHED);
         libc::pthread_attr_setstacksize(&raw mut attributes, STACK_BYTES);
         let mut thread = 0;
-        let failed =
-            real::pthread_create(&raw mut thread, &raw const attributes, run, begin.cast());
+        let failed = keeping_handler(|| {
+            real::pthread_create(&raw mut thread, &raw const attributes, run, begin.cast())
+        });
         libc::pthread_attr_destroy(&raw mut attributes);
         if failed != 0 {
             drop(Box::from_raw(begin));
@@ -137,7 +140,33 @@ fn create(begin: Box<Begin>) -> c_int {
     }
 }
 
+/// The signal by which a C library changes the user of all threads. Ours takes it when it makes its first thread; but it
+/// knows no thread of the guest's library, or of Go, which use it for the same.
+const SIGSETXID: usize = 33;
+
+/// Makes a thread, and gives the guest's handler of [`SIGSETXID`] back, if ours took its place.
+fn keeping_handler(make: impl FnOnce() -> c_int) -> c_int {
+    static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+    if IS_TAKEN.swap(true, Ordering::Relaxed) {
+        return make();
+    }
+    let mut action = KernelAction::default();
+    let at = &raw mut action as usize;
+    let call = |new, old| [SIGSETXID, new, old, SET_BYTES, 0, 0];
+    // SAFETY: the disposition outlives both calls.
+    unsafe {
+        system_call(libc::SYS_rt_sigaction, call(0, at));
+        let result = make();
+        system_call(libc::SYS_rt_sigaction, call(at, 0));
+        // It was let in, too.
+        mask(libc::SIG_SETMASK, u64::MAX);
+        result
+    }
+}
+
 unsafe extern "C-unwind" fn run(begin: *mut c_void) -> *mut c_void {
+    // Our libc lets its own in.
+    mask(libc::SIG_SETMASK, u64::MAX);
     // SAFETY: a leaked box that nobody else takes.
     let Begin { asked, mut context, fs, known } = *unsafe { Box::from_raw(begin.cast::<Begin>()) };
     let its = if asked.flags & libc::CLONE_SETTLS as usize != 0 { asked.fs } else { fs };
