@@ -101,6 +101,41 @@ static long clone_raw(unsigned long flags)
     return result;
 }
 
+/* A child that shares memory and stack until it ends, which it does at once. */
+static long clone_waited_for(long number, unsigned long first, unsigned long second, int *told)
+{
+    long result;
+    asm volatile("syscall\n test %%rax, %%rax\n jnz 1f\n mov $231, %%eax\n mov $7, %%edi\n syscall\n 1:"
+                 : "=a"(result), "+D"(first), "+S"(second)
+                 : "a"(number), "d"(told)
+                 : "rcx", "r11", "memory");
+    return result;
+}
+
+/* Such a child is what the flags say: how its end is told, and a descriptor for it. */
+static void waited_for(void)
+{
+    struct { uint64_t flags, pid_fd, child_tid, parent_tid, exit_signal, stack, stack_bytes, tls; } how = {0};
+    int pid_fd = -1, wait_status = 0;
+    long child = clone_waited_for(SYS_clone, CLONE_VM | CLONE_VFORK | CLONE_PIDFD, 0, &pid_fd);
+    expect("clone tells a descriptor of the child", pid_fd >= 0, 1);
+    expect("whose end no signal tells", waitpid((pid_t)child, &wait_status, 0), -1);
+    expect("and is waited for as such", waitpid((pid_t)child, &wait_status, __WCLONE) == child, 1);
+    expect("with its status", WEXITSTATUS(wait_status), 7);
+    close(pid_fd);
+    pid_fd = -1;
+    how.flags = CLONE_VM | CLONE_VFORK | CLONE_PIDFD;
+    how.pid_fd = (uintptr_t)&pid_fd;
+    how.exit_signal = SIGCHLD;
+    child = clone_waited_for(SYS_clone3, (uintptr_t)&how, sizeof how, 0);
+    if (child == -ENOSYS) /* a guest has none */
+        return;
+    expect("clone3, too", pid_fd >= 0, 1);
+    expect("of a child", waitpid((pid_t)child, &wait_status, 0) == child, 1);
+    expect("that ends", WEXITSTATUS(wait_status), 7);
+    close(pid_fd);
+}
+
 int main(int argc, char **argv)
 {
     struct stat status;
@@ -209,6 +244,7 @@ int main(int argc, char **argv)
     }
     waitpid((pid_t)child, &wait_status, 0);
     expect("a child of vfork executes", WEXITSTATUS(wait_status), 11);
+    waited_for();
     pthread_t other;
     pthread_create(&other, 0, thread, 0);
     pthread_join(other, 0);

@@ -491,16 +491,22 @@ pub(crate) unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut 
 /// `fork`, after which the parent waits until the child has executed a program or ended: `vfork` where the
 /// child cannot use this memory (see `vfork.rs`).
 pub(crate) unsafe extern "C" fn fork_and_wait() -> pid_t {
-    // SAFETY: plain calls; the child returns as from `fork`.
+    // SAFETY: a plain call; the child returns as from `fork`.
+    and_wait(|| unsafe { libc::fork() } as isize) as pid_t
+}
+
+/// Lets the parent wait after `fork`, which is less than zero when it fails, as [`fork_and_wait`] does.
+pub(crate) fn and_wait(fork: impl FnOnce() -> isize) -> isize {
+    if start::state().is_none() {
+        return fork();
+    }
+    let mut ends = [0i32; 2];
+    let flags = libc::O_CLOEXEC as usize;
+    // SAFETY: plain calls; what they write to outlives them.
     unsafe {
-        if start::state().is_none() {
-            return libc::fork();
-        }
-        let mut ends = [0i32; 2];
-        let flags = libc::O_CLOEXEC as usize;
         let has_pipe =
             system_call(libc::SYS_pipe2, [ends.as_mut_ptr() as usize, flags, 0, 0, 0, 0]) == 0;
-        let child = libc::fork();
+        let child = fork();
         if !has_pipe {
             return child;
         }

@@ -3,6 +3,7 @@
 use super::chained::{self, KernelAction};
 use super::{masks, stack, threads};
 use crate::guard::{checked, errno, set_errno, system_call};
+use crate::hooks::exec;
 use crate::hooks::numbers::{self, Arguments, Whose};
 use crate::table::real;
 use crate::{descriptors, report, waits};
@@ -260,14 +261,63 @@ unsafe fn new_task(context: &mut ucontext_t, number: c_long, arguments: Argument
             return on_new_stack(context, number, arguments);
         }
         if flags & SHARED != 0 {
-            // The child would come back through our frames on the parent's stack: as `vfork`.
-            return match crate::hooks::exec::fork_and_wait() {
-                -1 => -(errno() as isize),
-                child => child as isize,
-            };
+            return new_waited_for(number, arguments);
         }
         threads::forked(|| system_call(number, arguments))
     }
+}
+
+/// A new process that shares memory and stack with its parent, as by `vfork`. It would come back through our frames on
+/// the parent's stack: so it has memory of its own, and the parent waits. All else is as the program says: what signal
+/// tells of its end, its namespaces, a descriptor for it.
+unsafe fn new_waited_for(number: c_long, mut arguments: Arguments) -> isize {
+    const NOT_ASKED: u64 =
+        (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_SIGHAND | libc::CLONE_SETTLS) as u64;
+    let mut how = [0u8; CLONE_BYTES_MAX];
+    let number = match number {
+        libc::SYS_clone3 => {
+            // SAFETY: as long as the program says.
+            let Some(asked) = (unsafe { copied(&mut how, arguments) }) else {
+                return -(libc::E2BIG as isize);
+            };
+            let flags = asked.flags & !NOT_ASKED;
+            put_back(&mut how, CloneArguments { flags, ..asked });
+            arguments[0] = how.as_ptr() as usize;
+            number
+        }
+        _ => {
+            if number == libc::SYS_vfork {
+                arguments = [libc::SIGCHLD as usize, 0, 0, 0, 0, 0];
+            }
+            arguments[0] &= !(NOT_ASKED as usize);
+            libc::SYS_clone
+        }
+    };
+    // While the kernel waits, other threads would wait for what is held around a fork.
+    // SAFETY: as the program says.
+    exec::and_wait(|| threads::forked(|| unsafe { system_call(number, arguments) }))
+}
+
+/// Longest that any kernel may have the structure of `clone3`.
+const CLONE_BYTES_MAX: usize = 256;
+
+/// A copy of what `clone3` is told; `None` when that is too long.
+unsafe fn copied(
+    how: &mut [u8; CLONE_BYTES_MAX],
+    [from, bytes, ..]: Arguments,
+) -> Option<CloneArguments> {
+    // SAFETY: as long as the program says, and at least such a structure, as our caller has seen.
+    unsafe {
+        let copy = how.get_mut(..bytes)?;
+        copy.copy_from_slice(std::slice::from_raw_parts(from as *const u8, bytes));
+        Some(how.as_ptr().cast::<CloneArguments>().read_unaligned())
+    }
+}
+
+/// Puts what is to be asked instead in the place of the beginning of the copy.
+fn put_back(how: &mut [u8; CLONE_BYTES_MAX], asked: CloneArguments) {
+    // SAFETY: the structure is shorter than the copy.
+    unsafe { how.as_mut_ptr().cast::<CloneArguments>().write_unaligned(asked) }
 }
 
 /// Registers that a new thread begins with, in the order in which it takes them.
@@ -292,8 +342,7 @@ const TAKEN: [c_int; 13] = [
 unsafe fn on_new_stack(context: &ucontext_t, number: c_long, mut arguments: Arguments) -> isize {
     const BYTES: usize = size_of::<[i64; TAKEN.len()]>();
     let registers = TAKEN.map(|register| context.uc_mcontext.gregs[register as usize]);
-    // Longest that any kernel may have them.
-    let mut how = [0u8; 256];
+    let mut how = [0u8; CLONE_BYTES_MAX];
     // SAFETY: the new stack has room below its top, as the new task will use it; the structure of
     // `clone3` is as long as the program says.
     unsafe {
@@ -301,17 +350,11 @@ unsafe fn on_new_stack(context: &ucontext_t, number: c_long, mut arguments: Argu
             arguments[1] -= BYTES;
             (arguments[1] as *mut [i64; TAKEN.len()]).write_unaligned(registers);
         } else {
-            let Some(copy) = how.get_mut(..arguments[1]) else {
+            let Some(mut asked) = copied(&mut how, arguments) else {
                 return -(libc::E2BIG as isize);
             };
-            copy.copy_from_slice(std::slice::from_raw_parts(
-                arguments[0] as *const u8,
-                arguments[1],
-            ));
-            let head = how.as_mut_ptr().cast::<CloneArguments>();
-            let mut asked = head.read_unaligned();
             asked.stack_bytes = asked.stack_bytes.saturating_sub(BYTES as u64);
-            head.write_unaligned(asked);
+            put_back(&mut how, asked);
             let top = (asked.stack + asked.stack_bytes) as *mut [i64; TAKEN.len()];
             top.write_unaligned(registers);
             arguments[0] = how.as_ptr() as usize;
