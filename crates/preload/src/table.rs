@@ -351,6 +351,11 @@ hooks! {
     [bind] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::bind;
     [sendto __sendto] (fd: c_int, data: *const c_void, count: size_t, flags: c_int, address: *const c_void, length: libc::socklen_t) -> ssize_t => sockets::sendto;
     [getsockname] (fd: c_int, address: *mut c_void, length: *mut libc::socklen_t) -> c_int => sockets::getsockname;
+    [getpeername] (fd: c_int, address: *mut c_void, length: *mut libc::socklen_t) -> c_int => sockets::getpeername;
+    [accept] (fd: c_int, address: *mut c_void, length: *mut libc::socklen_t) -> c_int => sockets::accept;
+    [accept4] (fd: c_int, address: *mut c_void, length: *mut libc::socklen_t, flags: c_int) -> c_int => sockets::accept4;
+    [recvfrom] (fd: c_int, data: *mut c_void, count: size_t, flags: c_int, address: *mut c_void, length: *mut libc::socklen_t) -> ssize_t => sockets::recvfrom;
+    [__recvfrom_chk] (fd: c_int, data: *mut c_void, count: size_t, room: size_t, flags: c_int, address: *mut c_void, length: *mut libc::socklen_t) -> ssize_t => sockets::recvfrom_chk;
     [connect __connect] (fd: c_int, address: *const c_void, length: libc::socklen_t) -> c_int => sockets::connect;
 
     // Messages

@@ -98,6 +98,45 @@ static struct sockaddr_un address(const char *name) {
     return address;
 }
 
+/* The last part of a name that was told. */
+static const char *last(const struct sockaddr_un *told, socklen_t length) {
+    const char *slash = length > 2 ? strrchr(told->sun_path, '/') : NULL;
+    return slash ? slash : "none";
+}
+
+/* Who is at the other end, by each of the calls that tell. */
+static void peers(int listens, int gets) {
+    struct sockaddr_un name = address("s"), caller = address("c"), told;
+    int fd = MUST(socket(AF_UNIX, SOCK_STREAM, 0)), from = MUST(socket(AF_UNIX, SOCK_DGRAM, 0));
+    socklen_t length = sizeof told;
+    SAY(bind(fd, (struct sockaddr *)&caller, sizeof caller));
+    SAY(connect(fd, (struct sockaddr *)&name, sizeof name));
+    SAY(getpeername(fd, (struct sockaddr *)&told, &length));
+    say("%s", last(&told, length));
+    int accepted = MUST(accept(listens, (struct sockaddr *)&told, (length = sizeof told, &length)));
+    say("%s", last(&told, length));
+    MUST(close(accepted));
+    MUST(unlink(in("c")));
+    struct sockaddr_un to = address("g");
+    caller = address("e");
+    SAY(bind(from, (struct sockaddr *)&caller, sizeof caller));
+    char text[16];
+    for (int i = 0; i < 3; i++) SAY(sendto(from, "m", 1, 0, (struct sockaddr *)&to, sizeof to));
+    length = sizeof told;
+    SAY(recvfrom(gets, text, sizeof text, 0, (struct sockaddr *)&told, &length));
+    say("%s", last(&told, length));
+    struct iovec part = {text, sizeof text};
+    struct mmsghdr message = {.msg_hdr = {.msg_name = &told, .msg_namelen = sizeof told, .msg_iov = &part, .msg_iovlen = 1}};
+    SAY(recvmsg(gets, &message.msg_hdr, 0));
+    say("%s", last(&told, message.msg_hdr.msg_namelen));
+    message.msg_hdr.msg_namelen = sizeof told;
+    SAY(recvmmsg(gets, &message, 1, 0, NULL));
+    say("%s", last(&told, message.msg_hdr.msg_namelen));
+    SAY(sendto(gets, "a", 1, 0, (struct sockaddr *)&told, message.msg_hdr.msg_namelen));
+    SAY(recv(from, text, sizeof text, MSG_DONTWAIT));
+    MUST(unlink(in("e")));
+}
+
 static void sockets(void) {
     struct sockaddr_un name = address("s"), datagrams = address("g"), none = address("none"), file = address("a");
     int listens = MUST(socket(AF_UNIX, SOCK_STREAM, 0)), fd = MUST(socket(AF_UNIX, SOCK_STREAM, 0));
@@ -119,6 +158,7 @@ static void sockets(void) {
     SAY(recv(gets, text, 15, MSG_DONTWAIT));
     SAY(recv(gets, text + 3, 12, MSG_DONTWAIT));
     say("%s", text);
+    peers(listens, gets);
     SAY(sendto(fd, "x", 1, 0, (struct sockaddr *)&none, sizeof none));
     SAY(sendto(fd, "x", 1, 0, (struct sockaddr *)&file, sizeof file));
     SAY(sendto(fd, "x", 1, 0, NULL, 0));

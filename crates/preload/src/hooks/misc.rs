@@ -119,10 +119,17 @@ unsafe fn sending(message: *const msghdr) {
     }
 }
 
-/// Descriptors in a message have come to this process.
-unsafe fn received(message: *const msghdr) {
+/// The room for the name of who sends a message.
+unsafe fn room_of(message: *const msghdr) -> libc::socklen_t {
+    // SAFETY: null or a message, as the program says.
+    unsafe { message.as_ref() }.map_or(0, |message| message.msg_namelen)
+}
+
+/// Descriptors in a message have come to this process. There was `room` for a name.
+unsafe fn received(message: *mut msghdr, room: libc::socklen_t) {
     // SAFETY: as the program says.
     unsafe {
+        (*message).msg_namelen = sockets::told((*message).msg_name, room, (*message).msg_namelen);
         each_descriptor(message, |fd| {
             let _ = inside(|| {
                 descriptors::forget(fd);
@@ -153,9 +160,10 @@ pub(crate) unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
 pub(crate) unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     // SAFETY: as the program says.
     unsafe {
+        let room = room_of(message);
         let result = real::recvmsg(fd, message, flags);
         if result >= 0 && looks_at_messages() {
-            received(message);
+            received(message, room);
         }
         result
     }
@@ -187,11 +195,14 @@ pub(crate) unsafe fn recvmmsg(
 ) -> c_int {
     // SAFETY: as the program says; as many messages as came are filled.
     unsafe {
+        if !looks_at_messages() || messages.is_null() {
+            return real::recvmmsg(fd, messages, count, flags, time);
+        }
+        let heads = (0..count as usize).map(|index| &raw mut (*messages.add(index)).msg_hdr);
+        let rooms: Vec<_> = heads.clone().map(|message| room_of(message)).collect();
         let result = real::recvmmsg(fd, messages, count, flags, time);
-        if result > 0 && looks_at_messages() {
-            for index in 0..result as usize {
-                received(&raw const (*messages.add(index)).msg_hdr);
-            }
+        for (message, room) in heads.zip(rooms).take(result.max(0) as usize) {
+            received(message, room);
         }
         result
     }

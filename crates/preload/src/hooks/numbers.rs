@@ -233,6 +233,7 @@ calls! {
     SYS_bind => addressed(b, c), sockets::bind(a as _, b as _, c as _);
     SYS_connect => addressed(b, c), sockets::connect(a as _, b as _, c as _);
     SYS_getsockname => Subject::Always, sockets::getsockname(a as _, b as _, c as _);
+    SYS_getpeername => Subject::Always, sockets::getpeername(a as _, b as _, c as _);
     SYS_sendto => addressed(e, f), sockets::sendto(a as _, b as _, c, d as _, e as _, f as _);
 
     // Users and groups: of this thread alone, which are told to the server as those of all

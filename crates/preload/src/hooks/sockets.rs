@@ -132,32 +132,135 @@ fn note_name(address: &libc::sockaddr_un, name: &[u8]) {
     }
 }
 
-/// Some remove the node by the name that they are told here.
-pub(crate) unsafe fn getsockname(fd: c_int, address: *mut c_void, length: *mut socklen_t) -> c_int {
+/// What the program called the stand-in that has this address; `None` for all others.
+fn name_of(address: &libc::sockaddr_un) -> Option<Address> {
+    let path = address.sun_path.map(|letter| letter as u8);
+    let folder = [start::directory(), b"/", SOCKETS.as_bytes(), b"/"].concat();
+    let is_stand_in = address.sun_family == libc::AF_UNIX as u16 && path.starts_with(&folder);
+    let name = is_stand_in.then(|| crate::descriptors::link_of(&note_of(address))).flatten()?;
+    address_of(&name).ok()
+}
+
+/// Puts the name of a stand-in where the program wants it, as far as there is room; its length.
+unsafe fn put((told, count): Address, address: *mut c_void, room: socklen_t) -> socklen_t {
+    let room = room.min(count) as usize;
+    // SAFETY: the address is longer than its length says; the rest as the caller says.
+    unsafe {
+        let bytes = std::slice::from_raw_parts((&raw const told).cast(), room);
+        super::copy_out(bytes, address.cast(), room);
+    }
+    count
+}
+
+/// A name of a socket itself, by one of the two calls that tell them.
+unsafe fn named(
+    address: *mut c_void,
+    length: *mut socklen_t,
+    call: impl Fn(*mut c_void, *mut socklen_t) -> c_int,
+) -> c_int {
     // SAFETY: as the program says; the structure is ours, and all zero is valid.
     unsafe {
         if start::mounts().is_empty() || address.is_null() || length.is_null() {
-            return real::getsockname(fd, address, length);
+            return call(address, length);
         }
         let mut own: libc::sockaddr_un = std::mem::zeroed();
         let mut count = size_of_val(&own) as socklen_t;
-        let known = real::getsockname(fd, (&raw mut own).cast(), &raw mut count);
-        let folder = [start::directory(), b"/", SOCKETS.as_bytes(), b"/"].concat();
-        let path = own.sun_path.map(|letter| letter as u8);
-        let is_stand_in =
-            known == 0 && own.sun_family == libc::AF_UNIX as u16 && path.starts_with(&folder);
-        let name = is_stand_in.then(|| crate::descriptors::link_of(&note_of(&own))).flatten();
-        let Some((told, count)) = name.and_then(|name| address_of(&name).ok()) else {
-            return real::getsockname(fd, address, length);
+        let known = call((&raw mut own).cast(), &raw mut count);
+        let Some(name) = (known == 0).then(|| name_of(&own)).flatten() else {
+            return call(address, length);
         };
-        let room = (*length).min(count) as usize;
-        super::copy_out(
-            std::slice::from_raw_parts((&raw const told).cast(), room),
-            address.cast(),
-            room,
-        );
-        *length = count;
+        *length = put(name, address, *length);
         0
+    }
+}
+
+/// Some remove the node by the name that they are told here.
+pub(crate) unsafe fn getsockname(fd: c_int, address: *mut c_void, length: *mut socklen_t) -> c_int {
+    // SAFETY: as the program says, or places of ours.
+    unsafe { named(address, length, |address, length| real::getsockname(fd, address, length)) }
+}
+
+pub(crate) unsafe fn getpeername(fd: c_int, address: *mut c_void, length: *mut socklen_t) -> c_int {
+    // SAFETY: as the program says, or places of ours.
+    unsafe { named(address, length, |address, length| real::getpeername(fd, address, length)) }
+}
+
+/// The program's own name in the place of that of a stand-in, which a call told as `count` bytes where there was room
+/// for `room`; what the length is then. A name that was cut short stays.
+pub(super) unsafe fn told(address: *mut c_void, room: socklen_t, count: socklen_t) -> socklen_t {
+    // SAFETY: all zero is a valid address; the call has written as much.
+    unsafe {
+        let mut own: libc::sockaddr_un = std::mem::zeroed();
+        if address.is_null() || count > room || count as usize > size_of_val(&own) {
+            return count;
+        }
+        std::ptr::copy_nonoverlapping(address.cast(), (&raw mut own).cast::<u8>(), count as usize);
+        name_of(&own).map_or(count, |name| put(name, address, room))
+    }
+}
+
+/// A call that tells with what it gives whom that is from.
+unsafe fn telling<T: Failed + PartialEq>(
+    address: *mut c_void,
+    length: *mut socklen_t,
+    call: impl FnOnce() -> T,
+) -> T {
+    if start::mounts().is_empty() || address.is_null() || length.is_null() {
+        return call();
+    }
+    // SAFETY: as the program says.
+    unsafe {
+        let room = length.read();
+        let result = call();
+        if result != T::FAILED {
+            *length = told(address, room, *length);
+        }
+        result
+    }
+}
+
+pub(crate) unsafe fn accept(fd: c_int, address: *mut c_void, length: *mut socklen_t) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { telling(address, length, || real::accept(fd, address, length)) }
+}
+
+pub(crate) unsafe fn accept4(
+    fd: c_int,
+    address: *mut c_void,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: as the program says.
+    unsafe { telling(address, length, || real::accept4(fd, address, length, flags)) }
+}
+
+pub(crate) unsafe fn recvfrom(
+    fd: c_int,
+    data: *mut c_void,
+    count: size_t,
+    flags: c_int,
+    address: *mut c_void,
+    length: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: as the program says.
+    unsafe { telling(address, length, || real::recvfrom(fd, data, count, flags, address, length)) }
+}
+
+/// `recvfrom` of programs that libc checks: it ends them where less `room` is known to be there.
+pub(crate) unsafe fn recvfrom_chk(
+    fd: c_int,
+    data: *mut c_void,
+    count: size_t,
+    room: size_t,
+    flags: c_int,
+    address: *mut c_void,
+    length: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: as the program says.
+    unsafe {
+        telling(address, length, || {
+            real::__recvfrom_chk(fd, data, count, room, flags, address, length)
+        })
     }
 }
 
