@@ -85,6 +85,25 @@ static void beyond_the_end(void) {
     }
 }
 
+/* Much more than there is, with pages at once, as databases do that are to grow. */
+static void populated(void) {
+    long pages = 256, length = 512 << 20;
+    unsigned char resident[256];
+    pattern("f", 3 * PAGE);
+    for (int kind = 0; kind < 2; kind++) {
+        unsigned char *at = map("f", length, PROT_READ, kinds[kind] | MAP_POPULATE, 0);
+        compare(names[kind], at, 0, 3 * PAGE);
+        MUST(mincore(at + length - pages * PAGE, pages * PAGE, resident));
+        long count = 0;
+        for (long i = 0; i < pages; i++) count += resident[i] & 1;
+        say("%ld pages beyond the end take memory", count);
+        MUST(munmap(at, length));
+        at = map("f", 3 * PAGE, PROT_READ, kinds[kind] | MAP_POPULATE, 0);
+        compare("all that there is", at, 0, 3 * PAGE);
+        MUST(munmap(at, 3 * PAGE));
+    }
+}
+
 static void ends_that_move(void) {
     for (int kind = 0; kind < 2; kind++) {
         say("%s", names[kind]);
@@ -395,6 +414,7 @@ int main(int count, char **arguments) {
         {"pages-in-any-order", pages_in_any_order},
         {"names-do-not-matter", names_do_not_matter},
         {"beyond-the-end", beyond_the_end},
+        {"populated", populated},
         {"ends-that-move", ends_that_move},
         {"other-calls-change-the-file", other_calls_change_the_file},
         {"children", children},

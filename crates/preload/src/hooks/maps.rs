@@ -128,6 +128,10 @@ unsafe fn map(
         return Err(libc::ENODEV);
     }
     let length = whole_pages(length);
+    // What is read at once has its pages by that. The kernel would make those beyond the end of the file, too, of which
+    // programs map much more than there is.
+    let populates = flags & libc::MAP_POPULATE != 0;
+    let flags = flags & !libc::MAP_POPULATE;
     let shared = is_shared.then(|| shared_of(open)).transpose()?;
     let handle = (is_shared && access == libc::O_RDWR)
         .then(|| Handle::of(open).map(Arc::new))
@@ -141,7 +145,8 @@ unsafe fn map(
         offset,
         shared: shared.as_ref().map(|(shared, _)| &**shared),
     };
-    let is_wanted = touched::is_wanted(length, flags);
+    let is_wanted = touched::is_wanted(length, flags)
+        && !(populates && remote::stat(open)?.size >= offset as u64 + length as u64);
     if is_wanted {
         write_back_file(open);
     }

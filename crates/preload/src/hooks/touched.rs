@@ -15,8 +15,7 @@ const LENGTH_MIN: usize = 256 << 10;
 
 /// True where a mapping may be left unread.
 pub(super) fn is_wanted(length: usize, flags: c_int) -> bool {
-    let at_once = libc::MAP_POPULATE | libc::MAP_LOCKED;
-    length >= LENGTH_MIN && flags & at_once == 0 && demand::may_be()
+    length >= LENGTH_MIN && flags & libc::MAP_LOCKED == 0 && demand::may_be()
 }
 
 pub(super) fn whole_pages(bytes: usize) -> usize {
