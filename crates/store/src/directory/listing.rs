@@ -3,7 +3,7 @@
 use super::attributes::{errno, stat_listed};
 use super::open_file::DirectoryFile;
 use crate::Listing;
-use rustix::fs::{RawDir, SeekFrom};
+use rustix::fs::{FileType, RawDir, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use towline_wire::attr::{TYPE_DIRECTORY, attr_flag};
 use towline_wire::{Attr, Errno};
@@ -33,6 +33,11 @@ impl Xattrs {
             _ => 0,
         }
     }
+}
+
+/// `DT_*` of an entry: zero where the file system does not tell it, as some of FUSE, so that whoever lists it asks for the attributes.
+fn type_of(kind: FileType) -> u32 {
+    if kind == FileType::Unknown { 0 } else { kind.as_raw_mode() >> TYPE_SHIFT }
 }
 
 impl DirectoryFile {
@@ -69,7 +74,7 @@ impl DirectoryFile {
             };
             let name = entry.file_name();
             let mut inode = entry.ino();
-            let mut file_type = entry.file_type().as_raw_mode() >> TYPE_SHIFT;
+            let mut file_type = type_of(entry.file_type());
             let mut attr: Option<Attr> = None;
             if name.to_bytes() == b".." {
                 // The parent of the root is outside; the root shows itself there.
@@ -92,5 +97,21 @@ impl DirectoryFile {
             }
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_told_is_of_no_type() {
+        for (kind, wanted) in [
+            (FileType::Unknown, libc::DT_UNKNOWN),
+            (FileType::Directory, libc::DT_DIR),
+            (FileType::Symlink, libc::DT_LNK),
+        ] {
+            assert_eq!(type_of(kind), wanted.into());
+        }
     }
 }
