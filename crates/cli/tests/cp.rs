@@ -182,6 +182,23 @@ fn a_full_disk_is_told_and_leaves_no_file() {
 }
 
 #[test]
+fn what_is_too_large_for_its_place_leaves_no_part() {
+    let world = World::new();
+    fs::write(world.local("served/large"), noise(LARGE, 9)).unwrap();
+    fs::create_dir(world.local("target")).unwrap();
+    let target = world.local("target/large").display().to_string();
+    // In units of 512 or 1024 bytes, as the shell wants it.
+    let limited = Command::new("sh")
+        .args(["-c", "ulimit -f 8192 && exec \"$@\"", "sh", TOWLINE, "cp", "--resume"])
+        .args([&world.url("dir/large"), &target])
+        .output()
+        .unwrap();
+    let complaint = String::from_utf8(limited.stderr).unwrap();
+    assert!(complaint.contains("file too large; the incomplete copy was removed"), "{complaint}");
+    assert_eq!(fs::read_dir(world.local("target")).unwrap().count(), 0);
+}
+
+#[test]
 fn what_only_closing_tells_is_told() {
     let world = World::new();
     let (library, target) = (world.local("late.so"), world.local("target"));

@@ -445,7 +445,8 @@ fn remove_own(part: &End, output: &Handle) -> bool {
 /// After a failure: keeps what can be continued, removes the rest, and says which.
 fn keep_or_remove(failure: Failure, part: &End, output: &Handle, stamp: &Stamp) -> Failure {
     match part::done(stamp, output) {
-        Some(done) if done > 0 => {
+        // What is too large for the file system stays so.
+        Some(done) if done > 0 && !failure.is(Errno::EFBIG) => {
             let full = failure.is(Errno::ENOSPC) || failure.is(Errno::EDQUOT);
             let first = if full { "free space and " } else { "" };
             failure.with(format_args!(
