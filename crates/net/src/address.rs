@@ -125,6 +125,9 @@ impl Listener {
     /// # Errors
     /// It is no listening TCP or Unix socket.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        if !rustix::net::sockopt::socket_acceptconn(&fd)? {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it does not listen"));
+        }
         let listener = match rustix::net::sockopt::socket_domain(&fd)? {
             rustix::net::AddressFamily::UNIX => Self::Unix(UnixListener::from(fd), None),
             rustix::net::AddressFamily::INET | rustix::net::AddressFamily::INET6 => {
@@ -384,6 +387,18 @@ fn ends_within_machine(socket: impl AsFd) -> Option<(SocketAddr, SocketAddr)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_sockets_that_listen_are_taken() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (one, _other) = UnixStream::pair().unwrap();
+        for fd in [OwnedFd::from(connected), OwnedFd::from(one)] {
+            let Err(error) = Listener::from_fd(fd) else { panic!("nobody can connect to it") };
+            assert!(error.to_string().contains("does not listen"), "{error}");
+        }
+        assert!(Listener::from_fd(listener.into()).is_ok());
+    }
 
     #[test]
     fn a_silent_peer_is_asked_in_time() {
