@@ -280,12 +280,13 @@ fn is_remote(fd: usize) -> bool {
 /// `path` is the address of a path, or null.
 unsafe fn is_remote_path(at: usize, path: usize) -> bool {
     let name = path as *const c_char;
+    let is_itself = || is_remote(at) || at as c_int == libc::AT_FDCWD && working::is_remote();
     if path == 0 {
-        return is_remote(at);
+        return is_itself();
     }
     // SAFETY: as the caller says.
     unsafe {
-        (*name == 0 && is_remote(at))
+        (*name == 0 && is_itself())
             || place::through_descriptor(name, true).is_some()
             || names::is_working_directory(name)
             || place::find(at as c_int, name).is_some()
