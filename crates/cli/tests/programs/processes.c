@@ -1,5 +1,6 @@
 /* New programs and processes: every way to start one, what it inherits, locks, working directory. */
 #include "case.h"
+#include <pthread.h>
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/time.h>
@@ -539,7 +540,29 @@ static void turned_locks(void) {
     for (int i = 0; i < 2; i++) reap(children[i]);
 }
 
+static void *nothing(void *argument) { return argument; }
+
+static void *comes_and_goes(void *argument) {
+    for (int i = 0; i < 500; i++) {
+        pthread_t one;
+        if (pthread_create(&one, NULL, nothing, NULL) == 0) pthread_join(one, NULL);
+    }
+    return argument;
+}
+
+/* The user of all threads is changed while others make new ones. */
+static void users_of_threads(void) {
+    pthread_t all[4];
+    long failed = 0;
+    MUST(close(MUST(open("f", O_RDWR | O_CREAT, 0644))));
+    for (int i = 0; i < 4; i++) pthread_create(&all[i], NULL, comes_and_goes, NULL);
+    for (int i = 0; i < 500; i++) failed += setgid(getgid()) != 0;
+    for (int i = 0; i < 4; i++) pthread_join(all[i], NULL);
+    say("%ld failed", failed);
+}
+
 static const struct test tests[] = {
+    {"users-of-threads", users_of_threads},
     {"exec", every_exec},
     {"environments", environments},
     {"forks", forks},

@@ -17,8 +17,9 @@ struct Begin<F> {
     blocked: u64,
 }
 
-/// All signals wait until a new thread is armed: a handler of the program would run before.
-const ALL: u64 = u64::MAX;
+/// All signals wait until a new thread is armed: a handler of the program would run before. But not those that libc keeps
+/// for itself: who changes the user of all threads waits until each has taken one, with a lock that making a thread needs.
+const WAITING: u64 = !(1 << 31 | 1 << 32);
 
 /// Arms the thread and tells what to run in it.
 ///
@@ -30,7 +31,7 @@ unsafe fn begun<F>(begin: *mut c_void) -> Begin<F> {
     super::arm();
     // Unless it was made with a mask of its own.
     let given = mask(libc::SIG_BLOCK, 0);
-    if given | super::masks::BITS_FREE == ALL {
+    if given | super::masks::BITS_FREE == u64::MAX {
         mask(libc::SIG_SETMASK, super::masks::without(begin.blocked));
     }
     *begin
@@ -59,7 +60,7 @@ fn with_begin<F>(
     argument: *mut c_void,
     make: impl FnOnce(*mut c_void) -> c_int,
 ) -> c_int {
-    let blocked = mask(libc::SIG_BLOCK, super::masks::without(ALL));
+    let blocked = mask(libc::SIG_BLOCK, super::masks::without(WAITING));
     let begin = Box::into_raw(Box::new(Begin { start, argument, blocked }));
     let result = make(begin.cast());
     mask(libc::SIG_SETMASK, super::masks::without(blocked));
