@@ -41,7 +41,6 @@ fn on<T: Failed + PartialEq>(
     local: impl Fn() -> T,
     remote: impl Fn(Open) -> Result<T, i32>,
 ) -> T {
-    let errno = guard::errno();
     let mut found = descriptors::find(fd);
     loop {
         let result = match found {
@@ -55,7 +54,6 @@ fn on<T: Failed + PartialEq>(
         if before.map(|open| open.handle) == found.map(|open| open.handle) {
             return result;
         }
-        guard::set_errno(errno);
     }
 }
 
