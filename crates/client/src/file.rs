@@ -53,7 +53,7 @@ impl File {
     }
 
     /// A file that another session of the family opened, at `path` from the root of `export` (named
-    /// as by [`Client::attach`]), with these `flags` and this inode. Nothing is sent; using it fails with `EBADF` when it is not open.
+    /// as by [`Client::attach`]), with these `flags`; `inode` is its [`Attr::identity`]. Nothing is sent; using it fails with `EBADF` when it is not open.
     #[must_use]
     pub fn from_handle(
         client: &Client,

@@ -16,7 +16,7 @@ pub struct Mount {
 pub struct Root {
     /// Handle, open for the whole family of sessions.
     pub handle: u64,
-    /// Inode number.
+    /// `Attr::identity` of that directory.
     pub inode: u64,
     /// The start of the server that gave the handle.
     pub epoch: u32,

@@ -42,7 +42,7 @@ pub struct Entry {
     pub anchored: AtomicU32,
     /// Handle in the protocol.
     pub handle: AtomicU64,
-    /// Inode number.
+    /// `Attr::identity` of the file.
     pub inode: AtomicU64,
     /// File offset; use it under the lock.
     pub offset: AtomicI64,

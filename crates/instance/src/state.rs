@@ -36,7 +36,7 @@ struct Head {
     between: AtomicU32,
     /// See [`State::moves`].
     moves: AtomicU64,
-    /// Handle, inode number and start of the server of each mount's directory, once the run has begun.
+    /// Handle, `Attr::identity` and start of the server of each mount's directory, once the run has begun.
     roots: [[AtomicU64; 3]; MOUNTS_MAX],
     /// Bit set: taken.
     used: [AtomicU64; WORDS],

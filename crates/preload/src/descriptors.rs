@@ -161,6 +161,7 @@ pub(crate) fn put_back(kept: &Kept) {
 pub(crate) struct New<'a> {
     pub(crate) mount: usize,
     pub(crate) handle: u64,
+    /// [`towline_wire::Attr::identity`].
     pub(crate) inode: u64,
     pub(crate) mode: u32,
     pub(crate) flags: i32,
@@ -376,14 +377,19 @@ fn release(open: Open) {
 
 /// Another process is about to get our descriptors.
 pub(crate) fn share() {
+    settle();
+    mark_shared();
+}
+
+/// The first half of [`share`]: what was changed and not answered is waited for.
+pub(crate) fn settle() {
     let _ = guard::inside(|| {
         crate::fresh::settle_all();
         Ok(())
     });
-    mark_shared();
 }
 
-/// [`share`] where no answers can be waited for.
+/// The other half.
 pub(crate) fn mark_shared() {
     for (_, open) in all(0, u32::MAX) {
         open.entry.shared.store(1, Ordering::Relaxed);

@@ -274,9 +274,9 @@ extern "C" fn finish() {
 /// What has to be done before a fork, and after it in the parent and in the child.
 pub(crate) extern "C" fn before_fork() {
     crate::table::look_up_for_children();
-    descriptors::share();
+    descriptors::settle();
     guard::before_fork();
-    // What other threads opened until all were outside, or one process would close files of the other.
+    // With what other threads opened until all were outside, or one process would close files of the other.
     descriptors::mark_shared();
     crate::hooks::touched::before_fork();
     crate::ALLOCATOR.lock();

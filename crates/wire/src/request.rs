@@ -324,13 +324,13 @@ messages! {
             what: u32,
         }
         /// Opens again, after a restart of the server, the file that was open before, under the
-        /// same handle. No creation or truncation; `ESTALE` unless the inode is the same.
+        /// same handle. No creation or truncation; `ESTALE` unless it is the same file.
         29 Reclaim {
             /// Handle it had.
             handle: u64,
             /// `O_*` it was opened with.
             flags: u32,
-            /// Inode number it had.
+            /// [`crate::Attr::identity`] it had.
             inode: u64,
             /// Export it is in, as [`Request::Attach`] named it.
             export: &'a [u8],

@@ -60,8 +60,7 @@ pub(super) struct Keeper {
     /// The last such number that was seen.
     asked: u64,
     lingering: Vec<(Instant, usize)>,
-    /// Entries that somebody may still have open, by the watches that tell when nobody has.
-    doubted: HashMap<i32, usize>,
+    doubts: Doubts,
     /// Entries that were left when it looked last, and the tags they were left under.
     left: Vec<(usize, u32)>,
     looked: Instant,
@@ -102,7 +101,7 @@ impl Keeper {
             awaited: None,
             asked: 0,
             lingering: Vec::new(),
-            doubted: HashMap::new(),
+            doubts: Doubts::default(),
             left: Vec::new(),
             looked: Instant::now(),
         }
@@ -143,7 +142,8 @@ impl Keeper {
             self.state.keep(true);
         }
         let mut buffer = [const { MaybeUninit::uninit() }; 16 * 1024];
-        let mut reader = self.events.as_ref().map(|queue| inotify::Reader::new(queue, &mut buffer));
+        let queue = self.events.as_ref();
+        let mut reader = queue.map(|queue| inotify::Reader::new(queue, &mut buffer));
         let mut has_worked = false;
         // What was closed, and who has ended, before that is among the events that are there now.
         let asked = self.state.asked_to_close();
@@ -161,16 +161,16 @@ impl Keeper {
             has_worked = true;
             let gone = match event.file_name() {
                 None if event.events().contains(inotify::ReadFlags::DELETE_SELF) => {
-                    self.doubted.remove(&event.wd())
+                    self.doubts.ended(event.wd())
                 }
-                Some(name) => number(name).filter(|number| {
-                    let doubt = || doubt(self.events.as_ref()?, &self.placeholders, *number);
-                    let is_doubted = self.doubted.values().any(|other| other == number);
-                    let is_new = !is_doubted && self.state.entry(*number).is_some_and(is_doubtful);
-                    let watch = if is_new { doubt() } else { None };
-                    self.doubted.extend(watch.map(|watch| (watch, *number)));
-                    !is_doubted && watch.is_none()
-                }),
+                Some(name) => match number(name) {
+                    Some(number)
+                        if self.doubts.holds(queue, &self.placeholders, &self.state, number) =>
+                    {
+                        None
+                    }
+                    number => number,
+                },
                 None => None,
             };
             if let Some(number) = gone {
@@ -281,9 +281,37 @@ fn is_doubtful(entry: &Entry) -> bool {
     !is_left || entry.anchored.load(Ordering::Acquire) != 0
 }
 
+/// Entries that somebody may still have open although their placeholder was closed, by the watches that tell when nobody has.
+#[derive(Default)]
+struct Doubts(HashMap<i32, usize>);
+
+impl Doubts {
+    /// True when that is so for this entry, whose placeholder was closed.
+    fn holds(
+        &mut self,
+        events: Option<&OwnedFd>,
+        placeholders: &Path,
+        state: &State,
+        number: usize,
+    ) -> bool {
+        if self.0.values().any(|doubted| *doubted == number) {
+            return true;
+        }
+        let is_doubtful = state.entry(number).is_some_and(is_doubtful);
+        let watch = events.filter(|_| is_doubtful).and_then(|e| unname(e, placeholders, number));
+        self.0.extend(watch.map(|watch| (watch, number)));
+        watch.is_some()
+    }
+
+    /// The entry that nobody has any more when this watch tells.
+    fn ended(&mut self, watch: i32) -> Option<usize> {
+        self.0.remove(&watch)
+    }
+}
+
 /// Takes the name of a placeholder away, so that the kernel tells when nobody has it open any more, which may be at
 /// once: by this watch. The next file in its place makes a new one.
-fn doubt(events: &OwnedFd, placeholders: &Path, number: usize) -> Option<i32> {
+fn unname(events: &OwnedFd, placeholders: &Path, number: usize) -> Option<i32> {
     let path = placeholders.join(number.to_string());
     let watch = inotify::add_watch(events, &path, inotify::WatchFlags::DELETE_SELF).ok()?;
     if rustix::fs::unlink(&path).is_err() {

@@ -155,6 +155,48 @@ static void replaced(void) {
     MUST(unlink("second"));
 }
 
+static int is_dup2(long number) {
+#ifdef SYS_dup2
+    if (number == SYS_dup2) return 1;
+#endif
+    return number == SYS_dup3;
+}
+
+/* A process that puts something else in a file's place is stopped as soon as it is there, and others open
+ * files before it goes on. */
+static void gone(void) {
+    enum { OTHERS = 40 };
+    begin();
+    pid_t child = MUST(fork());
+    if (child == 0) {
+        int saved = MUST(open("/dev/null", O_RDONLY)), fd = MUST(open("first", O_RDONLY));
+        tell(0, 0);
+        hear(1);
+        MUST(dup2(saved, fd));
+        settle();
+        _exit(0);
+    }
+    int fds[OTHERS];
+    struct place place = {0};
+    hear(0);
+    hold(child);
+    tell(1, 0);
+    int is_there = 0;
+    while (!is_there && step(child, &place)) is_there = !place.is_entry && is_dup2(place.number);
+    if (!is_there) {
+        say("the child ended before");
+        return;
+    }
+    settle();
+    for (int i = 0; i < OTHERS; i++) fds[i] = MUST(open(i % 2 ? "new" : "other", O_CREAT | O_RDWR, 0644));
+    let_go(child);
+    reap(child);
+    settle();
+    for (int i = 0; i < OTHERS; i++) MUST(write(fds[i], "text", 4));
+    show("new");
+    show("other");
+}
+
 static void *writes(void *unused) {
     (void)unused;
     tell(0, gettid());
@@ -360,8 +402,8 @@ static void looked_at(void) {
 }
 
 static const struct test tests[] = {
-    {"forked", forked}, {"replaced", replaced}, {"late", late},           {"killed", killed}, {"wanted", wanted},
-    {"full", full},     {"looked at", looked_at}, {NULL, NULL},
+    {"forked", forked}, {"replaced", replaced}, {"gone", gone}, {"late", late},           {"killed", killed},
+    {"wanted", wanted}, {"full", full},         {"looked at", looked_at}, {NULL, NULL},
 };
 
 int main(int count, char **arguments) { return run(count, arguments, tests); }

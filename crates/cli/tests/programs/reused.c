@@ -3,8 +3,6 @@
  * of its input. */
 #include "case.h"
 #include <pthread.h>
-#include <sys/ptrace.h>
-#include <sys/syscall.h>
 
 enum { FILES = 6 };
 
@@ -184,61 +182,9 @@ static void threads(void) {
     say("%ld wrong", wrong);
 }
 
-/* Whether a stopped child is at the end of `dup2`. */
-static int at_end_of_dup2(pid_t child) {
-    static int is_dup2;
-    struct __ptrace_syscall_info call;
-    MUST(ptrace(PTRACE_GET_SYSCALL_INFO, child, sizeof call, &call));
-    if (call.op == PTRACE_SYSCALL_INFO_ENTRY) {
-        is_dup2 = call.entry.nr == SYS_dup3;
-#ifdef SYS_dup2
-        is_dup2 |= call.entry.nr == SYS_dup2;
-#endif
-        return 0;
-    }
-    return is_dup2 && call.op == PTRACE_SYSCALL_INFO_EXIT;
-}
-
-/* A process that puts something else in a file's place is stopped as soon as it is there, and others open
- * files before it goes on. */
-static void replaced(void) {
-    enum { OTHERS = 40 };
-    begin();
-    pid_t child = MUST(fork());
-    if (child == 0) {
-        int saved = MUST(open("/dev/null", O_RDONLY)), fd = MUST(open("f1", O_RDONLY));
-        MUST(ptrace(PTRACE_TRACEME, 0, NULL, NULL));
-        MUST(raise(SIGSTOP));
-        MUST(dup2(saved, fd));
-        usleep(100000);
-        _exit(0);
-    }
-    int status, fds[OTHERS];
-    MUST(waitpid(child, &status, 0));
-    MUST(ptrace(PTRACE_SETOPTIONS, child, NULL, PTRACE_O_TRACESYSGOOD | PTRACE_O_EXITKILL));
-    do {
-        int signal = WSTOPSIG(status);
-        long passed = signal == SIGSTOP || signal == (SIGTRAP | 0x80) ? 0 : signal;
-        MUST(ptrace(PTRACE_SYSCALL, child, NULL, passed));
-        MUST(waitpid(child, &status, 0));
-        if (!WIFSTOPPED(status)) {
-            say("the child ended before");
-            return;
-        }
-    } while (WSTOPSIG(status) != (SIGTRAP | 0x80) || !at_end_of_dup2(child));
-    usleep(100000);
-    for (int i = 0; i < OTHERS; i++) fds[i] = MUST(open(i % 2 ? "new" : "other", O_CREAT | O_RDWR, 0644));
-    MUST(ptrace(PTRACE_DETACH, child, NULL, NULL));
-    reap(child);
-    usleep(100000);
-    for (int i = 0; i < OTHERS; i++) MUST(write(fds[i], "text", 4));
-    show("new");
-    show("other");
-}
-
 static const struct test tests[] = {
-    {"fresh", fresh},   {"duplicates", duplicates}, {"children", children}, {"passed", passed},
-    {"names", names},   {"threads", threads},       {"replaced", replaced}, {NULL, NULL},
+    {"fresh", fresh}, {"duplicates", duplicates}, {"children", children}, {"passed", passed},
+    {"names", names}, {"threads", threads},       {NULL, NULL},
 };
 
 int main(int count, char **arguments) {

@@ -217,15 +217,8 @@ pub(crate) unsafe fn dup(fd: c_int) -> c_int {
 
 /// Runs what gives another descriptor for what `fd` is.
 fn duplicate(fd: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    if descriptors::find(fd).is_none() {
-        let new = call();
-        if new >= 0 {
-            descriptors::forget(new);
-        }
-        return new;
-    }
-    // Neither a fork of another thread nor a handler of a signal comes between the two.
-    ours(|| done(descriptors::duplicate(fd, call)))
+    let is_remote = descriptors::find(fd).is_some();
+    undisturbed(is_remote, || descriptors::duplicate(fd, call))
 }
 
 /// Runs what puts the descriptor `from` in the place of `to`.
@@ -239,14 +232,13 @@ fn replace(from: c_int, to: c_int, call: impl FnOnce() -> c_int) -> c_int {
             })
         });
     }
-    if descriptors::find(from).is_none() && descriptors::find(to).is_none() {
-        let new = call();
-        if new >= 0 {
-            descriptors::forget(to);
-        }
-        return new;
-    }
-    ours(|| done(descriptors::replace(from, to, call)))
+    let is_remote = descriptors::find(from).is_some() || descriptors::find(to).is_some();
+    undisturbed(is_remote, || descriptors::replace(from, to, call))
+}
+
+/// With something remote, neither a fork of another thread nor a handler of a signal comes between the kernel's work and ours.
+fn undisturbed(is_remote: bool, work: impl FnOnce() -> c_int) -> c_int {
+    if is_remote { ours(|| done(work())) } else { work() }
 }
 
 /// What a function of libc gave.

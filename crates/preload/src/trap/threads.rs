@@ -1,8 +1,8 @@
 //! New threads and children of an armed process are armed before they run the program's code.
 
 use crate::guard::mask;
+use crate::start;
 use crate::table::real;
-use crate::{descriptors, start};
 use libc::{c_int, c_void, pid_t, pthread_attr_t, pthread_t};
 
 /// What a thread of POSIX runs.
@@ -111,7 +111,6 @@ pub(crate) fn forked<T: Default + PartialEq>(fork: impl FnOnce() -> T) -> T {
     if start::state().is_none() {
         return fork();
     }
-    descriptors::share();
     start::before_fork();
     let result = fork();
     if result == T::default() {

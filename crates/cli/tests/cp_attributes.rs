@@ -1,0 +1,160 @@
+//! Modes, attributes and access control lists, as `cp` keeps them.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use rustix::fs::{CWD, FileType, Mode, XattrFlags};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use support::{World, good, names, noise, set_mode, text};
+
+const LARGE: usize = 20 << 20;
+
+#[test]
+fn attributes_of_the_system_and_of_what_links_lead_to_are_kept() {
+    let world = World::new();
+    let (served, target) = (world.local("served"), world.local("target"));
+    // `cap_net_raw=ep`, as `capabilities(7)` describes it.
+    let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    for (name, value) in [("security.capability", &capability[..]), ("user.note", b"kept")] {
+        for length in [7, LARGE] {
+            let source = served.join("source");
+            fs::write(&source, noise(length, 5)).unwrap();
+            if rustix::fs::lsetxattr(&source, name, value, XattrFlags::empty()).is_err() {
+                println!("SKIPPED {name}: it cannot be set here");
+                continue;
+            }
+            let _ = symlink("source", served.join("link"));
+            for link in ["source", "link"] {
+                good(&[
+                    "cp",
+                    "--preserve=all",
+                    &world.url(&format!("dir/{link}")),
+                    target.to_str().unwrap(),
+                ]);
+                let mut found = vec![0; 64];
+                let length = rustix::fs::lgetxattr(&target, name, &mut found).unwrap_or(0);
+                assert_eq!(found[..length], *value, "{name} of {link}");
+                fs::remove_file(&target).unwrap();
+            }
+            fs::remove_file(&source).unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_is_replaced_keeps_its_mode_and_links_are_written_through() {
+    let world = World::new();
+    let (source, served) = (world.local("source"), world.local("served"));
+    for size in [10, 100_000, LARGE] {
+        fs::write(&source, noise(size, 5)).unwrap();
+        fs::write(served.join("old"), b"old").unwrap();
+        set_mode(&served.join("old"), 0o620);
+        if !served.join("link").exists() {
+            symlink("old", served.join("link")).unwrap();
+        }
+        good(&["cp", source.to_str().unwrap(), &world.url("dir/link")]);
+        assert!(fs::symlink_metadata(served.join("link")).unwrap().is_symlink());
+        assert_eq!(fs::metadata(served.join("old")).unwrap().mode() & 0o777, 0o620, "{size}");
+        assert!(fs::read(served.join("old")).unwrap() == noise(size, 5));
+    }
+    assert_eq!(names(&served), ["link", "old"]);
+}
+
+/// Names of the two access control lists.
+const ACCESS_LIST: &str = "system.posix_acl_access";
+const DEFAULT_LIST: &str = "system.posix_acl_default";
+
+/// An access control list by which a user named there may write, and the group may not.
+fn access_list() -> Vec<u8> {
+    // Of version 2: tag, permissions and, for users by name, who: `acl(5)`, `linux/posix_acl_xattr.h`.
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, id) in [
+        (1u16, 6u16, u32::MAX),
+        (2, 6, 1234),
+        (4, 4, u32::MAX),
+        (16, 6, u32::MAX),
+        (32, 0, u32::MAX),
+    ] {
+        list.extend_from_slice(&tag.to_le_bytes());
+        list.extend_from_slice(&permissions.to_le_bytes());
+        list.extend_from_slice(&id.to_le_bytes());
+    }
+    list
+}
+
+/// A list of a file; empty where there is none.
+fn list_of(file: &Path, name: &str) -> Vec<u8> {
+    let mut value = [0; 100];
+    let length = rustix::fs::lgetxattr(file, name, &mut value).unwrap_or(0);
+    value[..length].to_vec()
+}
+
+#[test]
+fn access_control_lists_are_kept_with_the_mode() {
+    let world = World::new();
+    let tree = world.local("served/tree");
+    let list = access_list();
+    let set = |path: &Path, name| rustix::fs::lsetxattr(path, name, &list, XattrFlags::empty());
+    fs::create_dir_all(tree.join("below")).unwrap();
+    let files = ["small", "middle", "large", "fifo", "."];
+    for (file, size) in files.iter().zip([10, 100_000, 5 << 20]) {
+        fs::write(tree.join(file), noise(size, 3)).unwrap();
+    }
+    fs::write(tree.join("plain"), b"").unwrap();
+    rustix::fs::mknodat(CWD, tree.join("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+        .unwrap();
+    if files.iter().any(|file| set(&tree.join(file), ACCESS_LIST).is_err()) {
+        return eprintln!("SKIPPED: no access control lists here");
+    }
+    set(&tree.join("below"), DEFAULT_LIST).unwrap();
+    let (back, served) = (world.local("back"), world.local("served/again"));
+    for (source, target, copy) in [
+        (world.url("dir/tree"), back.display().to_string(), &back),
+        (back.display().to_string(), world.url("dir/again"), &served),
+    ] {
+        good(&["cp", "-r", "--preserve=mode", &source, &target]);
+        for file in files {
+            let path = copy.join(file);
+            assert_eq!(list_of(&path, ACCESS_LIST), list, "{target} {file}");
+            assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o660, "{target} {file}");
+        }
+        assert!(list_of(&copy.join("plain"), ACCESS_LIST).is_empty());
+        assert_eq!(list_of(&copy.join("below"), DEFAULT_LIST), list);
+    }
+    // Where there are no such lists the group gets what it had, not what others had.
+    for what in ["-p", "-a"] {
+        let target = world.url(&format!("mem/small{what}"));
+        good(&["cp", what, &world.url("dir/tree/small"), &target]);
+        assert!(text(&["stat", &target]).contains("(0640/"), "{what}");
+    }
+}
+
+/// The group's bits of the mode of a file with an access control list say what all that it names may have at most.
+#[test]
+fn what_is_replaced_keeps_its_access_control_list() {
+    let world = World::new();
+    let list = access_list();
+    let path = |name: &str| world.local(name).display().to_string();
+    let ways = [
+        (path("source"), world.url("dir/target"), world.local("served/target")),
+        (world.url("dir/source"), path("target"), world.local("target")),
+    ];
+    for size in [10, 100_000, 5 << 20] {
+        let data = noise(size, 3);
+        for source in ["source", "served/source"] {
+            fs::write(world.local(source), &data).unwrap();
+        }
+        for (source, target, file) in &ways {
+            fs::write(file, b"old").unwrap();
+            if rustix::fs::lsetxattr(file, ACCESS_LIST, &list, XattrFlags::empty()).is_err() {
+                return eprintln!("SKIPPED: no access control lists here");
+            }
+            good(&["cp", source, target]);
+            assert!(fs::read(file).unwrap() == data);
+            assert_eq!(fs::metadata(file).unwrap().mode() & 0o7777, 0o660, "{size} {target}");
+            assert_eq!(list_of(file, ACCESS_LIST), list, "{size} {target}");
+        }
+    }
+}
