@@ -70,7 +70,7 @@ impl Remotes {
         }
         let mut options = Options::default();
         options.priority = self.priority;
-        options.tell_xattrs = self.tell_xattrs;
+        options.tell_xattrs = if self.tell_xattrs { || true } else { || false };
         let client = Client::connect(&url.transport, options)?;
         clients.insert(url.transport.clone(), client.clone());
         Ok(client)

@@ -56,7 +56,8 @@ pub struct Options {
     pub changes: Option<&'static AtomicU64>,
     /// Listings with attributes also say which files have no extended attributes
     /// ([`towline_wire::attr::attr_flag::NO_XATTRS`]). It costs the server a system call for each.
-    pub tell_xattrs: bool,
+    /// Asked before each.
+    pub tell_xattrs: fn() -> bool,
 }
 
 impl Default for Options {
@@ -71,7 +72,7 @@ impl Default for Options {
             hide: Ok,
             coalesce: 0,
             changes: None,
-            tell_xattrs: false,
+            tell_xattrs: || false,
         }
     }
 }

@@ -431,7 +431,7 @@ impl Core {
 
     /// Whether listings with attributes say which files have no extended ones.
     pub(crate) fn tells_xattrs(&self) -> bool {
-        self.options.tell_xattrs
+        (self.options.tell_xattrs)()
     }
 
     /// The descriptor that becomes readable when there is something to receive.

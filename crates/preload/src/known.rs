@@ -15,7 +15,7 @@ use crate::place::{self, At};
 use crate::start;
 use listed::Listed;
 use order::Order;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use towline_client::{DirEntry, File};
@@ -40,6 +40,8 @@ const EARNED: std::ops::RangeInclusive<i32> = -5..=3;
 /// What reading ahead has earned: each listing costs one, the second use of one pays two.
 static SCORE: AtomicI32 = AtomicI32::new(0);
 static KNOWN: Mutex<Known> = Mutex::new(Known::new());
+/// The program has asked for extended attributes.
+static XATTRS: AtomicBool = AtomicBool::new(false);
 
 /// Names a directory: an open one and the path from there, which may be empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -473,8 +475,15 @@ pub(crate) fn stat(at: &At, follow: bool) -> Result<Attr, i32> {
     Ok(attr)
 }
 
-/// True when a path is known to have no extended attributes.
+/// True when listings had better say which files have no extended attributes, which costs a local file system as much as
+/// all other attributes: programs that ask for those do so for one file after another.
+pub(crate) fn wants_xattrs() -> bool {
+    XATTRS.load(Ordering::Relaxed)
+}
+
+/// True when a path is known to have no extended attributes. The program has asked for them.
 pub(crate) fn has_no_xattrs(at: &At, follow: bool) -> bool {
+    XATTRS.store(true, Ordering::Relaxed);
     let Some((directory, name)) = split(&at.path) else { return false };
     let (Some(key), Some(mut known)) = (key_of(at, directory), lock(&KNOWN)) else { return false };
     let found = listed_of(&mut known, key).and_then(|listed| listed.find(name, Asked::now()));

@@ -5,7 +5,7 @@
 
 use crate::descriptors::{self, Open, Own};
 use crate::start::{self, Target};
-use crate::{closing, fresh, guard, limits, opened, own, process};
+use crate::{closing, fresh, guard, known, limits, opened, own, process};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::{Duration, Instant};
@@ -161,7 +161,7 @@ fn connected(transport: &Transport) -> Result<Client, i32> {
 fn options() -> Options {
     let mut options = Options::default();
     options.nearer_after = REQUESTS_FAR;
-    options.tell_xattrs = true; // programs that list ask for them next, one by one
+    options.tell_xattrs = known::wants_xattrs;
     options.family = start::config().map_or(0, |config| config.family);
     options.hide = |fd| own::hide(fd, Own::Connection).map_err(std::io::Error::from_raw_os_error);
     options.changes = start::state().map(towline_instance::State::changes);
