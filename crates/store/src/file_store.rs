@@ -1,5 +1,6 @@
 //! The traits of a tree of files.
 
+use crate::{Watch, Witness};
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_wire::{Attr, Errno, StatFs, Timestamp};
@@ -255,6 +256,16 @@ pub trait OpenFile: Send + Sync + std::any::Any {
     /// removed, as in `/proc/self/fd`; where a store does not know it `ENOTDIR`. `ENOENT` for a directory that was removed, `EXDEV`
     /// for what has left the store.
     fn path(&self) -> Result<Vec<u8>, Errno>;
+
+    /// Has `witness` told what happens to this file, or to the entries of this directory, from now on: `mask` has bits of
+    /// [`towline_wire::event`] that it wants to hear of; `DELETE_SELF` and `IGNORED` are told in any case. Works for what was opened with `O_PATH`, too.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the store cannot tell, `ENOSPC` where the user may watch no more.
+    fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
+        let _ = (mask, witness);
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Names this inode: two open files of a store are the same file when these are equal.
     fn identity(&self) -> (u64, u64);

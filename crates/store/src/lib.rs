@@ -15,6 +15,7 @@ mod block_store;
 pub mod directory;
 mod file_store;
 pub mod memory;
+mod watching;
 
 pub use block_store::{
     BlockStore, Continuity, Direction, Extent, Geometry, Layout, Now, Place, ZeroHow,
@@ -22,3 +23,4 @@ pub use block_store::{
 pub use file_store::{
     Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
 };
+pub use watching::{Watch, Witness};

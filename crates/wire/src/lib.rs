@@ -13,6 +13,7 @@ pub mod codec;
 pub mod disk;
 pub mod entry;
 pub mod errno;
+pub mod event;
 pub mod extents;
 pub mod header;
 pub mod hello;

@@ -101,6 +101,15 @@ messages! {
             /// As in `Disk`. What was not flushed under another number may be lost.
             epoch: u64,
         }
+        /// `Events`: they are the payload.
+        14 Events {
+            /// Number of the event behind the last one told.
+            next: u64,
+            /// One: others that are not told have happened since `seen`, or the server does not know of the watches any more.
+            lost: u8,
+            /// Bytes of events.
+            length: u32,
+        }
     }
 }
 

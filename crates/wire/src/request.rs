@@ -453,5 +453,19 @@ messages! {
             /// As in `Lock`.
             owner: u64,
         }
+        /// Watches an open file as `inotify_add_watch(2)` does with `IN_MASK_ADD`, until it is closed. What happens is told to whoever of the
+        /// session, or of its family, asks for `Events`.
+        45 Watch {
+            /// Open file or directory, also of `O_PATH`.
+            handle: u64,
+            /// Bits of [`crate::event`] up to `ALL`.
+            mask: u32,
+        }
+        /// What has happened to watched files; the payload holds it as [`crate::event`] says. Answered when something has. Only one such
+        /// request of a session or a family waits: the one before is answered with nothing.
+        46 Events {
+            /// `next` of the last answer, zero in the first request: what was told up to there is forgotten.
+            seen: u64,
+        }
     }
 }

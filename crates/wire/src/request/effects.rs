@@ -35,6 +35,7 @@ impl Request<'_> {
             | Self::DiskClose { .. }
             | Self::DiskInfo { .. } => false,
             Self::DiskRead { .. } | Self::DiskStatus { .. } | Self::DiskCache { .. } => false,
+            Self::Watch { .. } | Self::Events { .. } => false,
         }
     }
 

@@ -1,0 +1,16 @@
+//! Being told what happens to files, by whomever, as by `inotify(7)`.
+
+/// Who is told of what happens to a file that is watched. It is called where the change is made or noticed: it must not
+/// wait, and must not call the store.
+pub trait Witness: Send + Sync {
+    /// Something happened: one of the `IN_*` bits of [`towline_wire::event`], with `ISDIR` where it happened to a directory.
+    /// `name` is that of an entry of the watched directory, empty where it happened to the watched file itself. The two halves
+    /// of a move have the same `cookie`, which all else has zero. `IGNORED` is the last that is told.
+    fn saw(&self, mask: u32, cookie: u32, name: &[u8]);
+
+    /// Something happened that is not known any more.
+    fn lost(&self);
+}
+
+/// A watch, as long as it is held.
+pub trait Watch: Send + Sync {}

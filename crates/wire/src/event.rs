@@ -1,0 +1,105 @@
+//! What happened to files that a client watches, as it stands in the payload of an answer to `Events`.
+//!
+//! Each event: handle of the watched file `u64`, what happened `u32` (bits as in `inotify(7)`), cookie `u32`, name as a byte string.
+
+use crate::codec::{Field, ProtocolError, Reader};
+use crate::limits::NAME_BYTES_MAX;
+
+/// It was read.
+pub const ACCESS: u32 = 1;
+/// It was written or truncated.
+pub const MODIFY: u32 = 2;
+/// Its attributes were changed, or its number of links.
+pub const ATTRIB: u32 = 4;
+/// What was open for writing was closed.
+pub const CLOSE_WRITE: u32 = 8;
+/// What was not open for writing was closed.
+pub const CLOSE_NOWRITE: u32 = 16;
+/// It was opened.
+pub const OPEN: u32 = 32;
+/// A name left the directory for another one, or for another name.
+pub const MOVED_FROM: u32 = 64;
+/// A name came by that.
+pub const MOVED_TO: u32 = 128;
+/// A name was made.
+pub const CREATE: u32 = 256;
+/// A name was removed.
+pub const DELETE: u32 = 512;
+/// The watched file itself is gone.
+pub const DELETE_SELF: u32 = 1024;
+/// The watched file itself was moved.
+pub const MOVE_SELF: u32 = 2048;
+/// What can be asked for.
+pub const ALL: u32 = 4095;
+/// The watch has ended, as its file is gone.
+pub const IGNORED: u32 = 0x8000;
+/// It happened to a directory.
+pub const ISDIR: u32 = 0x4000_0000;
+
+/// One event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Event<'a> {
+    /// Handle of the watched file.
+    pub handle: u64,
+    /// What happened.
+    pub mask: u32,
+    /// The same for both halves of a move; else zero.
+    pub cookie: u32,
+    /// Name in the watched directory; empty: the watched file itself.
+    pub name: &'a [u8],
+}
+
+impl Event<'_> {
+    /// Bytes of the encoding.
+    #[must_use]
+    pub fn encoded_bytes(&self) -> usize {
+        8 + 4 + 4 + 4 + self.name.len()
+    }
+
+    /// Appends the encoding to `out`.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        self.handle.encode(out);
+        self.mask.encode(out);
+        self.cookie.encode(out);
+        self.name.encode(out);
+    }
+}
+
+/// Iterates over the events of a payload.
+#[derive(Clone, Debug)]
+pub struct Events<'a>(Reader<'a>);
+
+impl<'a> Events<'a> {
+    /// Reads `payload` from its first byte.
+    #[must_use]
+    pub fn new(payload: &'a [u8]) -> Self {
+        Self(Reader::new(payload))
+    }
+
+    fn event(&mut self) -> Result<Event<'a>, ProtocolError> {
+        let reader = &mut self.0;
+        let handle = Field::decode(reader)?;
+        let mask = Field::decode(reader)?;
+        let cookie = Field::decode(reader)?;
+        let name = <&[u8]>::decode(reader)?;
+        if name.len() > NAME_BYTES_MAX || name.contains(&0) || name.contains(&b'/') {
+            return Err(reader.error("illegal name in an event"));
+        }
+        Ok(Event { handle, mask, cookie, name })
+    }
+}
+
+impl<'a> Iterator for Events<'a> {
+    type Item = Result<Event<'a>, ProtocolError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let event = self.event();
+        if event.is_err() {
+            self.0 = Reader::new(&[]);
+        }
+        Some(event)
+    }
+}
