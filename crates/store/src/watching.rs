@@ -14,3 +14,6 @@ pub trait Witness: Send + Sync {
 
 /// A watch, as long as it is held.
 pub trait Watch: Send + Sync {}
+
+#[cfg(test)]
+mod tests;

@@ -35,6 +35,7 @@ mod store;
 pub(crate) mod system;
 #[cfg(test)]
 mod tests;
+mod watches;
 
 pub use known::{make_no_ring, requests_arrived};
 pub use store::DirectoryStore;

@@ -5,7 +5,7 @@ use super::identity::Acting;
 use super::open_flags::Opening;
 use super::resolve::Tree;
 use super::system;
-use crate::{Caller, Listing, OpenFile, ReadOutcome};
+use crate::{Caller, Listing, OpenFile, ReadOutcome, Watch, Witness};
 use parking_lot::Mutex;
 use rustix::buffer::spare_capacity;
 use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom, Statx};
@@ -381,6 +381,10 @@ impl OpenFile for DirectoryFile {
             TYPE_DIRECTORY => self.tree.path_from_root(self),
             _ => self.tree.name_from_root(self),
         }
+    }
+
+    fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
+        self.watch_by_kernel(mask, &witness)
     }
 
     fn identity(&self) -> (u64, u64) {
