@@ -79,8 +79,8 @@ struct Telling {
 
 #[derive(Clone, Copy)]
 enum What {
-    /// The event as it is.
-    Event,
+    /// The event, with these bits of it.
+    Event(u32),
     /// The end of the watch, with this bit.
     End(u32),
     /// That something is missing.
@@ -304,9 +304,11 @@ impl Table {
         }
         let Some(watched) = self.watched.get(&event.descriptor) else { return };
         for seat in &watched.seats {
-            if event.mask & (seat.mask | event::DELETE_SELF) & event::ALL != 0 {
-                let witness = seat.witness.clone();
-                news.tellings.push(Telling { witness, what: What::Event });
+            let bits = event.mask & (seat.mask | event::DELETE_SELF) & event::ALL;
+            if bits != 0 {
+                let (witness, what) =
+                    (seat.witness.clone(), What::Event(bits | event.mask & event::ISDIR));
+                news.tellings.push(Telling { witness, what });
             }
         }
         if !event.name.is_empty() {
@@ -361,10 +363,7 @@ impl News {
     fn tell(&mut self, event: &Event<'_>) {
         for Telling { witness, what } in self.tellings.drain(..) {
             match what {
-                What::Event => {
-                    let mask = event.mask & (event::ALL | event::ISDIR);
-                    witness.saw(mask, event.cookie, event.name);
-                }
+                What::Event(mask) => witness.saw(mask, event.cookie, event.name),
                 What::End(mask) => witness.saw(mask, 0, b""),
                 What::Lost => witness.lost(),
             }

@@ -5,7 +5,7 @@ use super::inode::{Inode, SET_GID, without_set_id};
 use super::open::MODE_BITS;
 use super::store::Tree;
 use crate::{Caller, SetAttr, Source};
-use towline_wire::{Attr, Errno, Timestamp};
+use towline_wire::{Attr, Errno, Timestamp, event};
 
 /// In a request to change the owner: leave this part as it is.
 const SAME_ID: u32 = u32::MAX;
@@ -20,7 +20,7 @@ impl Tree {
         follow: bool,
         set: &SetAttr,
     ) -> Result<Attr, Errno> {
-        let inode = self.find(caller, at, follow)?;
+        let (inode, by) = self.find_by(caller, at, follow)?;
         if set.size.is_some() {
             let file = self.base(&at)?;
             if at.1.is_empty() && !file.is_path() {
@@ -36,9 +36,11 @@ impl Tree {
         check_set(caller, &inode, set)?;
         if let Some(size) = set.size {
             drop(inode.truncate(size, keeps_set_id(caller))?);
+            self.watches.happened(&inode, by, event::MODIFY);
         }
         if set.uid.is_some() || set.gid.is_some() || set.mode.is_some() || set.times.is_some() {
             apply(caller, &inode, set);
+            told(set).for_each(|mask| self.watches.happened(&inode, by, mask));
         }
         Ok(inode.attr())
     }
@@ -118,6 +120,22 @@ fn apply(caller: &Caller, inode: &Inode, set: &SetAttr) {
             set_time(&mut attr.modified, modified, now);
         }
     });
+}
+
+/// What is told of a change besides that of the length, as if owner, mode and times were changed one after the other.
+fn told(set: &SetAttr) -> impl Iterator<Item = u32> {
+    let given = |id: Option<u32>| id.is_some_and(|id| id != SAME_ID);
+    let owner = given(set.uid) || given(set.gid);
+    let times = set.times.and_then(|(accessed, modified)| {
+        match (is(accessed, Timestamp::OMIT), is(modified, Timestamp::OMIT)) {
+            (true, true) => None,
+            (false, true) => Some(event::ACCESS),
+            (true, false) => Some(event::MODIFY),
+            (false, false) => Some(event::ATTRIB),
+        }
+    });
+    let told = [owner.then_some(event::ATTRIB), set.mode.map(|_| event::ATTRIB), times];
+    told.into_iter().flatten()
 }
 
 fn set_time(target: &mut Timestamp, time: Timestamp, now: Timestamp) {

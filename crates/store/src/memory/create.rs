@@ -6,6 +6,7 @@ use super::names::name_cost;
 use super::open::MODE_BITS;
 use super::store::Tree;
 use super::walk::{Component, Last};
+use super::watches::End;
 use crate::{Caller, Source};
 use std::sync::Arc;
 use towline_wire::attr::{
@@ -101,8 +102,10 @@ impl Tree {
         let inode = Inode::new(&self.arena, self.number(), birth)
             .inspect_err(|_| self.arena.release(name_cost(name)))?;
         let attr = inode.attr();
-        names.insert(name, inode);
+        inode.set_above(&last.directory);
+        names.insert(name, inode.clone());
         last.directory.modify(|attr| attr.links += u32::from(directory));
+        self.watches.created(End { directory: &last.directory, name }, &inode);
         Ok(attr)
     }
 
@@ -139,16 +142,17 @@ impl Tree {
             u32::MAX => Err(Errno::EMLINK),
             _ => {
                 attr.links += 1;
-                Ok(*attr)
+                Ok(attr.links)
             }
         });
-        if let Err(error) = linked {
-            self.arena.release(name_cost(name));
-            return Err(error);
+        let links = linked.inspect_err(|_| self.arena.release(name_cost(name)))?;
+        if links == 1 {
+            inode.set_above(&last.directory);
         }
         inode.set_linkable(false);
         names.insert(name, inode.clone());
         last.directory.modify(|_| ());
+        self.watches.linked(End { directory: &last.directory, name }, &inode);
         Ok(inode.attr())
     }
 
@@ -177,8 +181,11 @@ impl Tree {
         names.remove(name);
         self.arena.release(name_cost(name));
         last.directory.modify(|attr| attr.links -= u32::from(directory));
-        drop(names);
         unlinked(&victim);
+        let ended = self.watches.removed(End { directory: &last.directory, name }, &victim);
+        drop(names);
+        // What may be the end of a large file, or of whoever watched it, happens without locks.
+        drop((victim, ended));
         Ok(())
     }
 }

@@ -3,16 +3,17 @@
 use super::data::Data;
 use super::inode::{Content, Inode};
 use super::names::{COOKIE_PARENT, COOKIE_SELF};
-use super::open::{ACCESS_MODE, NO_ACCESS_TIME, PATH};
+use super::open::{ACCESS_MODE, NO_ACCESS_TIME, Opened, PATH};
 use super::store::Tree;
-use crate::{Listing, OpenFile, ReadOutcome};
+use super::watches;
+use crate::{Listing, OpenFile, ReadOutcome, Watch, Witness};
 use parking_lot::RwLock;
 use std::any::Any;
 use std::sync::Arc;
 use towline_mem::Aggregate;
 use towline_wire::attr::TYPE_FIFO;
 use towline_wire::attr::attr_flag::NO_XATTRS;
-use towline_wire::{Attr, Errno};
+use towline_wire::{Attr, Errno, event};
 
 /// No file is longer.
 const SIZE_MAX: u64 = i64::MAX as u64;
@@ -28,14 +29,29 @@ pub(super) struct MemoryFile {
     inode: Arc<Inode>,
     tree: Arc<Tree>,
     flags: u32,
+    /// Number of the directory that has the name it was opened by; zero for none.
+    by: u64,
     /// Writing leaves set-id bits alone.
     privileged: bool,
 }
 
 impl MemoryFile {
-    /// A file opened with `flags`, which were checked.
-    pub(super) fn new(tree: Arc<Tree>, inode: Arc<Inode>, flags: u32, privileged: bool) -> Self {
-        Self { inode, tree, flags, privileged }
+    /// What was opened just now.
+    pub(super) fn new(tree: Arc<Tree>, opened: Opened, privileged: bool) -> Self {
+        let Opened { inode, flags, by, truncated } = opened;
+        let file = Self { inode, tree, flags, by, privileged };
+        if !file.is_path() {
+            file.happened(event::OPEN);
+        }
+        if truncated {
+            file.happened(event::MODIFY);
+        }
+        file
+    }
+
+    /// Tells who watches it.
+    fn happened(&self, mask: u32) {
+        self.tree.watches.happened(&self.inode, self.by, mask);
     }
 
     /// The tree it is in.
@@ -46,6 +62,11 @@ impl MemoryFile {
     /// What is open.
     pub(super) fn inode(&self) -> &Arc<Inode> {
         &self.inode
+    }
+
+    /// Number of the directory that has the name it was opened by; zero for none.
+    pub(super) fn by(&self) -> u64 {
+        self.by
     }
 
     /// True when it was opened with `O_PATH`.
@@ -110,6 +131,8 @@ impl MemoryFile {
         self.inode.data_changed(&data, Some(size), self.privileged);
         drop(data);
         from.accessed();
+        from.happened(event::ACCESS);
+        self.happened(event::MODIFY);
         Ok(count)
     }
 }
@@ -134,6 +157,9 @@ impl OpenFile for MemoryFile {
         let aggregate = if length == 0 { Aggregate::new() } else { locked.read(offset, length) };
         drop(locked);
         self.accessed();
+        if length != 0 {
+            self.happened(event::ACCESS);
+        }
         Ok(ReadOutcome::Ready(aggregate))
     }
 
@@ -155,6 +181,8 @@ impl OpenFile for MemoryFile {
         let count = data.write(start, &bytes[..fitting])?;
         let end = start + count as u64;
         self.inode.data_changed(&data, Some(size.max(end)), self.privileged);
+        drop(data);
+        self.happened(event::MODIFY);
         Ok((count, start))
     }
 
@@ -180,6 +208,7 @@ impl OpenFile for MemoryFile {
         let names = directory.names.read();
         // A removed directory has no entries at all, not even itself.
         if !names.is_dead() {
+            self.happened(event::ACCESS);
             if cookie < COOKIE_SELF && !list(COOKIE_SELF, &self.inode, b".") {
                 return Ok(false);
             }
@@ -241,6 +270,8 @@ impl OpenFile for MemoryFile {
         }
         let size = if keep { size } else { size.max(end) };
         self.inode.data_changed(&data, Some(size), self.privileged);
+        drop(data);
+        self.happened(event::MODIFY);
         Ok(())
     }
 
@@ -267,7 +298,20 @@ impl OpenFile for MemoryFile {
         self.tree.path_of(&self.inode)
     }
 
+    fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
+        Ok(watches::watch(&self.tree, &self.inode, mask, witness))
+    }
+
     fn identity(&self) -> (u64, u64) {
         (self.tree.id, self.inode.number)
+    }
+}
+
+impl Drop for MemoryFile {
+    fn drop(&mut self) {
+        if !self.is_path() {
+            let how = if self.is_writable() { event::CLOSE_WRITE } else { event::CLOSE_NOWRITE };
+            self.happened(how);
+        }
     }
 }

@@ -6,7 +6,7 @@ use super::names::{Entry, Names};
 use parking_lot::{Mutex, RwLock};
 use rustix::time::ClockId;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use towline_wire::attr::{TYPE_DIRECTORY, TYPE_MASK};
 use towline_wire::{Attr, Errno, Timestamp};
@@ -38,6 +38,8 @@ pub(super) struct Inode {
     /// Extended attributes; most files have none.
     pub(super) xattrs: Mutex<Option<Box<Xattrs>>>,
     attr: RwLock<Attr>,
+    /// Number of the directory that it was made in or moved to last; zero for none.
+    above: AtomicU64,
     /// False for an `O_TMPFILE | O_EXCL`, which no link may ever name.
     linkable: AtomicBool,
     arena: Arc<Arena>,
@@ -130,6 +132,7 @@ impl Inode {
             content: birth.content,
             xattrs: Mutex::new(None),
             attr: RwLock::new(attr),
+            above: AtomicU64::new(0),
             linkable: AtomicBool::new(false),
             arena: arena.clone(),
             charged,
@@ -213,6 +216,16 @@ impl Inode {
     /// The directory that `..` of this one names, if it still exists.
     pub(super) fn parent(&self) -> Option<Arc<Self>> {
         self.directory().ok()?.parent.lock().upgrade()
+    }
+
+    /// Number of the directory that it was made in or moved to last, of those it may be in; zero for none.
+    pub(super) fn above(&self) -> u64 {
+        self.above.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it was made in a directory, or moved there.
+    pub(super) fn set_above(&self, directory: &Self) {
+        self.above.store(directory.number, Ordering::Relaxed);
     }
 
     /// True when `links` zero means removed, false for a file that `O_TMPFILE` may yet link.

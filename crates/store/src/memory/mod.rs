@@ -7,8 +7,8 @@
 //! # Locks
 //!
 //! Taken in this order, none of which is ever held across a call out of the store, except that a
-//! [`Listing`](crate::Listing) is called under the lock of the directory it lists and must not
-//! call back:
+//! [`Listing`](crate::Listing) is called under the lock of the directory it lists, and a [`Witness`](crate::Witness) under
+//! that of the names that change and of the watches. Neither must call back:
 //!
 //! 1. `Tree::topology`, a mutex, by renames between two directories: under it the parent of no
 //!    directory changes but by its holder.
@@ -17,7 +17,7 @@
 //! 3. The data of one file. No names are held then, and never the data of two files.
 //! 4. The extended attributes of one inode.
 //! 5. Leaves, one at a time: the attributes of an inode, the parent of a directory, the free
-//!    blocks of the arena.
+//!    blocks of the arena, who watches what.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -33,6 +33,7 @@ mod open;
 mod rename;
 mod store;
 mod walk;
+mod watches;
 mod xattr;
 
 #[cfg(test)]

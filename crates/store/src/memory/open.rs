@@ -5,6 +5,7 @@ use super::inode::{Birth, Content, Inode};
 use super::names::name_cost;
 use super::store::Tree;
 use super::walk::{Component, Last};
+use super::watches::End;
 use crate::{Caller, OpenHow, Source};
 use std::sync::Arc;
 use towline_wire::Errno;
@@ -23,6 +24,25 @@ pub(super) const NO_ACCESS_TIME: u32 = open_flag::NO_ACCESS_TIME;
 
 /// Permission bits of a mode.
 pub(super) const MODE_BITS: u32 = 0o7777;
+
+/// What was opened.
+pub(super) struct Opened {
+    /// The file.
+    pub(super) inode: Arc<Inode>,
+    /// The flags that count.
+    pub(super) flags: u32,
+    /// Number of the directory that has the name it was opened by; zero for none.
+    pub(super) by: u64,
+    /// It was there, and was truncated.
+    pub(super) truncated: bool,
+}
+
+impl Opened {
+    /// What was there, or was made, in the directory with the number `by`.
+    pub(super) fn new(inode: Arc<Inode>, flags: u32, by: u64) -> Self {
+        Self { inode, flags, by, truncated: false }
+    }
+}
 
 /// What `flags` need permission for.
 fn wanted(flags: u32) -> u32 {
@@ -46,22 +66,23 @@ fn checked_flags(flags: u32) -> Result<u32, Errno> {
 }
 
 impl Tree {
-    /// `openat(2)`: the inode, and the flags that count.
+    /// `openat(2)`.
     pub(super) fn open(
         &self,
         caller: &Caller,
         at: Source<'_>,
         how: OpenHow,
-    ) -> Result<(Arc<Inode>, u32), Errno> {
+    ) -> Result<Opened, Errno> {
         let flags = checked_flags(how.flags)?;
         if flags & TEMPORARY != 0 {
             let directory = self.find(caller, at, flags & NO_FOLLOW == 0)?;
-            return Ok((self.create_temporary(caller, &directory, how.mode, flags)?, flags));
+            let inode = self.create_temporary(caller, &directory, how.mode, flags)?;
+            return Ok(Opened::new(inode, flags, 0));
         }
         if at.1.is_empty() {
-            let inode = self.base(&at)?.inode().clone();
-            self.open_found(caller, &inode, flags)?;
-            return Ok((inode, flags));
+            let base = self.base(&at)?;
+            let opened = Opened::new(base.inode().clone(), flags, base.by());
+            return self.open_found(caller, opened);
         }
         let mut walk = self.walk(caller, at)?;
         loop {
@@ -74,7 +95,7 @@ impl Tree {
                 match last.find() {
                     Err(Errno::ENOENT) if flags & CREATE != 0 && named => {
                         if let Some(inode) = self.create(caller, &last, how.mode)? {
-                            return Ok((inode, flags));
+                            return Ok(Opened::new(inode, flags, last.directory.number));
                         }
                         // Somebody else was faster: it is there now, or was for a moment.
                     }
@@ -90,13 +111,14 @@ impl Tree {
             if last.slashes && !inode.is_directory() {
                 return Err(Errno::ENOTDIR);
             }
-            self.open_found(caller, &inode, flags)?;
-            return Ok((inode, flags));
+            let opened = Opened::new(inode, flags, last.directory.number);
+            return self.open_found(caller, opened);
         }
     }
 
     /// Opens what exists.
-    fn open_found(&self, caller: &Caller, inode: &Arc<Inode>, flags: u32) -> Result<(), Errno> {
+    fn open_found(&self, caller: &Caller, mut opened: Opened) -> Result<Opened, Errno> {
+        let (inode, flags) = (&opened.inode, opened.flags);
         if flags & CREATE != 0 {
             if flags & EXCLUSIVE != 0 {
                 return Err(Errno::EEXIST);
@@ -109,7 +131,7 @@ impl Tree {
             return Err(Errno::ENOTDIR);
         }
         if flags & PATH != 0 {
-            return Ok(());
+            return Ok(opened);
         }
         let wanted = wanted(flags);
         if wanted == READ
@@ -127,12 +149,13 @@ impl Tree {
             return Err(Errno::EPERM);
         }
         match inode.file_type {
-            TYPE_DIRECTORY => Ok(()),
+            TYPE_DIRECTORY => Ok(opened),
             TYPE_FILE if flags & TRUNCATE != 0 => {
                 drop(inode.truncate(0, keeps_set_id(caller))?);
-                Ok(())
+                opened.truncated = true;
+                Ok(opened)
             }
-            TYPE_FILE => Ok(()),
+            TYPE_FILE => Ok(opened),
             _ => Err(Errno::ENXIO),
         }
     }
@@ -154,8 +177,10 @@ impl Tree {
         let birth = self.birth(caller, &last.directory, mode);
         let inode = Inode::new(&self.arena, self.number(), birth)
             .inspect_err(|_| self.arena.release(name_cost(name)))?;
+        inode.set_above(&last.directory);
         names.insert(name, inode.clone());
         last.directory.modify(|_| ());
+        self.watches.created(End { directory: &last.directory, name }, &inode);
         Ok(Some(inode))
     }
 

@@ -6,6 +6,7 @@ use super::inode::Inode;
 use super::names::{Names, name_cost};
 use super::store::Tree;
 use super::walk::{Component, Last, Name};
+use super::watches::End;
 use crate::{Caller, Source};
 use parking_lot::RwLockWriteGuard;
 use std::sync::Arc;
@@ -61,12 +62,17 @@ impl Tree {
             return Ok(());
         }
         check_permissions(caller, &from, &to, &source, target.as_ref(), flags)?;
+        let old_end = End { directory: &from.directory, name: old };
+        let new_end = End { directory: &to.directory, name: new };
         match target {
             Some(target) if flags & EXCHANGE != 0 => {
                 locked.from.insert(old, target.clone());
                 locked.to().insert(new, source.clone());
                 moved(&target, &to, &from);
                 moved(&source, &from, &to);
+                // Neither is replaced, so that nothing ends.
+                self.watches.moved(old_end, new_end, &source, None);
+                self.watches.moved(new_end, old_end, &target, None);
             }
             Some(target) => {
                 bury(&target)?;
@@ -75,9 +81,11 @@ impl Tree {
                 self.arena.release(name_cost(old));
                 to.directory.change(|attr, _| attr.links -= u32::from(target.is_directory()));
                 moved(&source, &from, &to);
-                drop((locked, topology));
-                // What may be the end of a large file happens without locks.
                 unlinked(&target);
+                let ended = self.watches.moved(old_end, new_end, &source, Some(&target));
+                drop((locked, topology));
+                // What may be the end of a large file, or of whoever watched it, happens without locks.
+                drop((target, ended));
             }
             None => {
                 let (old_cost, new_cost) = (name_cost(old), name_cost(new));
@@ -86,6 +94,7 @@ impl Tree {
                 locked.from.remove(old);
                 locked.to().insert(new, source.clone());
                 moved(&source, &from, &to);
+                self.watches.moved(old_end, new_end, &source, None);
             }
         }
         Ok(())
@@ -191,6 +200,7 @@ fn check_permissions(
 /// Notes that `inode` went from one directory to the other, or got another name.
 fn moved(inode: &Arc<Inode>, from: &Last<'_>, to: &Last<'_>) {
     inode.change(|_, _| ());
+    inode.set_above(&to.directory);
     let crossing = !Arc::ptr_eq(&from.directory, &to.directory);
     let links = u32::from(crossing && inode.is_directory());
     from.directory.modify(|attr| attr.links -= links);

@@ -5,12 +5,15 @@ use super::arena::{Arena, page_bytes};
 use super::file::MemoryFile;
 use super::inode::{Content, INODE_BYTES, Inode, dismantle};
 use super::names::{COOKIE_PARENT, Name};
+use super::open::Opened;
 use super::walk::Walk;
+use super::watches::Watches;
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use towline_wire::attr::TYPE_DIRECTORY;
+use towline_wire::event;
 use towline_wire::limits::NAME_BYTES_MAX;
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno, StatFs};
@@ -54,6 +57,8 @@ pub(super) struct Whole {
     pub(super) arena: Arc<Arena>,
     /// Held by renames between directories: no directory gets another parent meanwhile.
     pub(super) topology: Mutex<()>,
+    /// Who is told of what happens.
+    pub(super) watches: Watches,
     root: Arc<Inode>,
     number_last: AtomicU64,
 }
@@ -91,8 +96,9 @@ impl MemoryStore {
         let root = Inode::new(&arena, ROOT_NUMBER, birth)?;
         let id = STORES.fetch_add(1, Ordering::Relaxed) + 1;
         let number_last = AtomicU64::new(ROOT_NUMBER);
-        let topology = Mutex::new(());
-        let whole = Arc::new(Whole { id, arena, topology, root: root.clone(), number_last });
+        let (topology, watches) = (Mutex::default(), Watches::default());
+        let root_too = root.clone();
+        let whole = Arc::new(Whole { id, arena, topology, watches, root: root_too, number_last });
         Ok(Self::of(Tree { whole, root }))
     }
 
@@ -171,10 +177,21 @@ impl Tree {
         at: Source<'_>,
         follow: bool,
     ) -> Result<Arc<Inode>, Errno> {
+        self.find_by(caller, at, follow).map(|(inode, _)| inode)
+    }
+
+    /// As [`Tree::find`], and the number of the directory that has the name it is found by.
+    pub(super) fn find_by(
+        &self,
+        caller: &Caller,
+        at: Source<'_>,
+        follow: bool,
+    ) -> Result<(Arc<Inode>, u64), Errno> {
         if at.1.is_empty() {
-            return Ok(self.base(&at)?.inode().clone());
+            let base = self.base(&at)?;
+            return Ok((base.inode().clone(), base.by()));
         }
-        self.walk(caller, at)?.finish(follow)
+        self.walk(caller, at)?.finish_by(follow)
     }
 }
 
@@ -188,7 +205,7 @@ impl FileStore for MemoryStore {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
         let flags = open_flag::PATH | open_flag::DIRECTORY;
         let root = self.tree.root.clone();
-        Ok(Arc::new(MemoryFile::new(self.tree.clone(), root, flags, true)))
+        Ok(Arc::new(MemoryFile::new(self.tree.clone(), Opened::new(root, flags, 0), true)))
     }
 
     fn below(&self, caller: &Caller, path: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -213,10 +230,10 @@ impl FileStore for MemoryStore {
         at: Source<'_>,
         how: OpenHow,
     ) -> Result<(Arc<dyn OpenFile>, Attr), Errno> {
-        let (inode, flags) = self.tree.open(caller, at, how)?;
-        let attr = inode.attr();
+        let opened = self.tree.open(caller, at, how)?;
+        let attr = opened.inode.attr();
         let privileged = super::access::keeps_set_id(caller);
-        Ok((Arc::new(MemoryFile::new(self.tree.clone(), inode, flags, privileged)), attr))
+        Ok((Arc::new(MemoryFile::new(self.tree.clone(), opened, privileged)), attr))
     }
 
     fn stat(&self, caller: &Caller, at: Source<'_>, follow: bool) -> Result<Attr, Errno> {
@@ -299,8 +316,12 @@ impl FileStore for MemoryStore {
         follow: bool,
         action: XattrAction<'_>,
     ) -> Result<Vec<u8>, Errno> {
-        let inode = self.tree.find(caller, at, follow)?;
-        super::xattr::xattr(&self.tree.arena, caller, &inode, action)
+        let (inode, by) = self.tree.find_by(caller, at, follow)?;
+        let done = super::xattr::xattr(&self.tree.arena, caller, &inode, action)?;
+        if matches!(action, XattrAction::Set(..) | XattrAction::Remove(_)) {
+            self.tree.watches.happened(&inode, by, event::ATTRIB);
+        }
+        Ok(done)
     }
 
     fn copy_range(

@@ -186,6 +186,11 @@ impl<'a> Walk<'a> {
 
     /// Goes on to the end. A symbolic link there is followed if asked for, or if slashes follow.
     pub(super) fn finish(&mut self, follow: bool) -> Result<Arc<Inode>, Errno> {
+        self.finish_by(follow).map(|(inode, _)| inode)
+    }
+
+    /// As [`Walk::finish`], and the number of the directory that the last component is in.
+    pub(super) fn finish_by(&mut self, follow: bool) -> Result<(Arc<Inode>, u64), Errno> {
         loop {
             let last = self.last()?;
             let inode = last.find()?;
@@ -196,7 +201,7 @@ impl<'a> Walk<'a> {
             if last.slashes && !inode.is_directory() {
                 return Err(Errno::ENOTDIR);
             }
-            return Ok(inode);
+            return Ok((inode, last.directory.number));
         }
     }
 }

@@ -11,15 +11,6 @@ use towline_wire::event::{
     MOVE_SELF, MOVED_FROM, MOVED_TO, OPEN,
 };
 
-/// Runs each case over each store.
-macro_rules! over_stores {
-    ($($case:ident),* $(,)?) => {
-        mod directory {
-            $(#[test] fn $case() { super::$case(&super::Stage::directory()) })*
-        }
-    };
-}
-
 over_stores!(
     witnesses_are_told_what_they_asked_for,
     the_two_halves_of_a_move_have_one_cookie,

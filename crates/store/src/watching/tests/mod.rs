@@ -1,9 +1,23 @@
 //! Watching, over every store.
 
+/// Runs each case over each store.
+macro_rules! over_stores {
+    ($($case:ident),* $(,)?) => {
+        mod directory {
+            $(#[test] fn $case() { super::$case(&super::Stage::directory()) })*
+        }
+
+        mod memory {
+            $(#[test] fn $case() { super::$case(&super::Stage::memory()) })*
+        }
+    };
+}
+
 mod cases;
 mod record;
 
 use crate::directory::DirectoryStore;
+use crate::memory::MemoryStore;
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Watch};
 use record::Record;
 use std::sync::Arc;
@@ -37,6 +51,10 @@ impl Stage {
         let root = temporary.path().join("root");
         std::fs::create_dir(&root).unwrap();
         Self::of(DirectoryStore::new(&root, false).unwrap(), Some(temporary))
+    }
+
+    fn memory() -> Self {
+        Self::of(MemoryStore::new("test", 64 << 20).unwrap(), None)
     }
 
     fn at<'a>(&'a self, path: &'a str) -> (&'a dyn OpenFile, &'a [u8]) {

@@ -1,0 +1,317 @@
+//! Telling of what happens to files that are watched, as `inotify(7)` does on a `tmpfs`.
+//!
+//! As long as nothing in the file system is watched, this costs whoever does something a look at a flag. The lock is the last to be
+//! taken, after all others, and witnesses are called under it, so that they are told in the order in which things happen to one
+//! directory or one file. No witness is dropped under it: a witness may own watches and open files.
+//!
+//! What happens to a file is told to who watches its directory, too. The kernel knows by which name each file was opened; here an open
+//! file only knows by which directory, and a directory that is watched has a table of its files. So of several names of one file
+//! in one directory any may be told, and if a file with several names was opened by one that has moved to another directory
+//! since, none is. Nor is the name of a file told that was removed before somebody watched its directory, but is still open.
+//!
+//! A file is gone when it has lost its last name, even if it is still open, as [`Witness`] has it from all stores.
+
+use super::inode::Inode;
+use super::names::{COOKIE_PARENT, Name};
+use super::store::Tree;
+use crate::{Watch, Witness};
+use foldhash::fast::RandomState;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use towline_wire::event;
+
+/// Removed files that are still open are looked for when there are so many in one directory.
+const OPEN_MIN: usize = 64;
+
+/// The cookie of the next move, in any store. Those of the kernel count from zero, and one client may be told of both.
+static COOKIE: AtomicU32 = AtomicU32::new(1 << 31);
+
+/// Who watches what in one file system.
+#[derive(Default)]
+pub(super) struct Watches {
+    any: AtomicBool,
+    scene: Mutex<Scene>,
+}
+
+#[derive(Default)]
+struct Scene {
+    /// By inode number.
+    watched: HashMap<u64, Watched, RandomState>,
+    /// Number of the next seat.
+    next: u64,
+}
+
+/// An inode that is watched.
+#[derive(Default)]
+pub(super) struct Watched {
+    seats: Vec<Seat>,
+    /// Of a directory: the names in it, by inode number.
+    names: HashMap<u64, Names, RandomState>,
+    /// Of a directory: removed files that were still open.
+    removed: Vec<(u64, Weak<Inode>)>,
+    /// How many of those there may be until it is looked which of them are still open.
+    removed_max: usize,
+}
+
+/// The names of one inode in one directory.
+type Names = SmallVec<[Name; 1]>;
+
+/// One of those who watch an inode.
+struct Seat {
+    number: u64,
+    mask: u32,
+    witness: Arc<dyn Witness>,
+}
+
+/// A seat, until it is dropped.
+struct Place {
+    tree: Arc<Tree>,
+    inode: u64,
+    number: u64,
+}
+
+/// One end of a rename.
+#[derive(Clone, Copy)]
+pub(super) struct End<'a> {
+    pub(super) directory: &'a Inode,
+    pub(super) name: &'a [u8],
+}
+
+impl Watches {
+    /// True when something is watched.
+    pub(super) fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    /// Something happened to a file that was opened or found by a name in the directory with the number `by`.
+    pub(super) fn happened(&self, inode: &Inode, by: u64, mask: u32) {
+        if self.any() {
+            self.tell(inode, by, mask);
+        }
+    }
+
+    #[cold]
+    fn tell(&self, inode: &Inode, by: u64, mask: u32) {
+        let (links, above) = (inode.attr().links, inode.above());
+        let mask = mask | directory_bit(inode);
+        let scene = self.scene.lock();
+        if let Some((directory, name)) = scene.name_of(inode, links, by, above) {
+            directory.tell(mask, 0, name);
+        }
+        scene.tell(inode.number, mask, 0, b"");
+    }
+
+    /// A name was made; those of its directory are locked.
+    pub(super) fn created(&self, at: End<'_>, inode: &Inode) {
+        if !self.any() {
+            return;
+        }
+        let mut scene = self.scene.lock();
+        scene.learn(at, inode);
+        scene.tell(at.directory.number, event::CREATE | directory_bit(inode), 0, at.name);
+    }
+
+    /// A file got another name: as [`Watches::created`].
+    pub(super) fn linked(&self, at: End<'_>, inode: &Inode) {
+        if self.any() {
+            self.scene.lock().tell(inode.number, event::ATTRIB, 0, b"");
+            self.created(at, inode);
+        }
+    }
+
+    /// A name was removed, and its inode knows it; the names of its directory are locked. Returns what has
+    /// ended by that, to be dropped when they are not any more.
+    pub(super) fn removed(&self, at: End<'_>, victim: &Arc<Inode>) -> Option<Watched> {
+        if !self.any() {
+            return None;
+        }
+        let directory = directory_bit(victim);
+        let links = victim.attr().links;
+        let mut scene = self.scene.lock();
+        if directory == 0 {
+            scene.tell(victim.number, event::ATTRIB, 0, b"");
+        }
+        let ended = scene.end(victim, links);
+        scene.unlearn(at, victim, links);
+        scene.tell(at.directory.number, event::DELETE | directory, 0, at.name);
+        ended
+    }
+
+    /// `source` was renamed, and has replaced `target`: as [`Watches::removed`].
+    pub(super) fn moved(
+        &self,
+        from: End<'_>,
+        to: End<'_>,
+        source: &Arc<Inode>,
+        target: Option<&Arc<Inode>>,
+    ) -> Option<Watched> {
+        if !self.any() {
+            return None;
+        }
+        let target = target.map(|target| (target, target.attr().links));
+        let directory = directory_bit(source);
+        let cookie = COOKIE.fetch_add(1, Ordering::Relaxed) | 1 << 31;
+        let mut scene = self.scene.lock();
+        scene.tell(from.directory.number, event::MOVED_FROM | directory, cookie, from.name);
+        scene.tell(to.directory.number, event::MOVED_TO | directory, cookie, to.name);
+        scene.forget(from, source.number);
+        let ended = target.and_then(|(target, links)| {
+            scene.tell(target.number, event::ATTRIB | directory_bit(target), 0, b"");
+            scene.unlearn(to, target, links);
+            scene.end(target, links)
+        });
+        scene.learn(to, source);
+        scene.tell(source.number, event::MOVE_SELF, 0, b"");
+        ended
+    }
+
+    /// Takes a seat at an inode; returns its number.
+    fn seat(&self, inode: &Inode, mask: u32, witness: Arc<dyn Witness>) -> u64 {
+        // Locked until whoever changes the names sees that they are watched.
+        let names = inode.directory().ok().map(|directory| directory.names.read());
+        let mut scene = self.scene.lock();
+        self.any.store(true, Ordering::Relaxed);
+        let number = scene.next;
+        scene.next += 1;
+        let watched = scene.watched.entry(inode.number).or_insert_with(|| {
+            let mut watched = Watched::default();
+            for (_, entry) in names.iter().flat_map(|names| names.after(COOKIE_PARENT)) {
+                watched.names.entry(entry.inode.number).or_default().push(entry.name.clone());
+            }
+            watched
+        });
+        watched.seats.push(Seat { number, mask, witness });
+        number
+    }
+
+    /// Takes a seat away; what it returns must not be dropped under any lock.
+    fn leave(&self, inode: u64, number: u64) -> Option<Seat> {
+        let mut scene = self.scene.lock();
+        // Not there when the watch has ended.
+        let seat = scene.watched.get_mut(&inode).and_then(|watched| {
+            let at = watched.seats.iter().position(|seat| seat.number == number)?;
+            Some(watched.seats.swap_remove(at))
+        });
+        if scene.watched.get(&inode).is_some_and(|watched| watched.seats.is_empty()) {
+            scene.watched.remove(&inode);
+        }
+        self.any.store(!scene.watched.is_empty(), Ordering::Relaxed);
+        seat
+    }
+}
+
+impl Scene {
+    fn tell(&self, inode: u64, mask: u32, cookie: u32, name: &[u8]) {
+        if let Some(watched) = self.watched.get(&inode) {
+            watched.tell(mask, cookie, name);
+        }
+    }
+
+    /// The watched directory, and the name in it, by which a file was opened.
+    fn name_of(&self, inode: &Inode, links: u32, by: u64, above: u64) -> Option<(&Watched, &[u8])> {
+        let find = |directory| {
+            let watched = self.watched.get(&directory)?;
+            let name: &[u8] = watched.names.get(&inode.number)?.first()?;
+            Some((watched, name))
+        };
+        // If it is not where it was, it was moved.
+        let has_moved = || links <= 1 || inode.is_directory() || self.watched.contains_key(&by);
+        find(by).or_else(|| find(above).filter(|_| has_moved()))
+    }
+
+    /// A name is there.
+    fn learn(&mut self, at: End<'_>, inode: &Inode) {
+        if let Some(watched) = self.watched.get_mut(&at.directory.number) {
+            watched.names.entry(inode.number).or_default().push(Name::from_slice(at.name));
+        }
+    }
+
+    /// A name is gone, or names something else.
+    fn forget(&mut self, at: End<'_>, number: u64) {
+        if let Some(watched) = self.watched.get_mut(&at.directory.number) {
+            watched.forget(at.name, number);
+        }
+    }
+
+    /// A file has lost a name. If it was the last and it is open, what happens to it is still told by that name.
+    fn unlearn(&mut self, at: End<'_>, victim: &Arc<Inode>, links: u32) {
+        let Some(watched) = self.watched.get_mut(&at.directory.number) else { return };
+        // The caller has one.
+        let is_open = Arc::strong_count(victim) > 1;
+        if links == 0 && is_open {
+            watched.keep(victim);
+        } else {
+            watched.forget(at.name, victim.number);
+        }
+    }
+
+    /// Tells that a file is gone, if it has no links.
+    fn end(&mut self, victim: &Inode, links: u32) -> Option<Watched> {
+        let watched = (links == 0).then(|| self.watched.remove(&victim.number))??;
+        for mask in [event::DELETE_SELF, event::IGNORED] {
+            watched.seats.iter().for_each(|seat| seat.witness.saw(mask, 0, b""));
+        }
+        Some(watched)
+    }
+}
+
+impl Watched {
+    fn tell(&self, mask: u32, cookie: u32, name: &[u8]) {
+        for seat in &self.seats {
+            if seat.mask & mask & event::ALL != 0 {
+                seat.witness.saw(mask, cookie, name);
+            }
+        }
+    }
+
+    fn forget(&mut self, name: &[u8], number: u64) {
+        let Some(names) = self.names.get_mut(&number) else { return };
+        names.retain(|one| **one != *name);
+        if names.is_empty() {
+            self.names.remove(&number);
+        }
+    }
+
+    /// Keeps the name of a removed file for as long as it is open.
+    fn keep(&mut self, file: &Arc<Inode>) {
+        if self.removed.len() >= self.removed_max {
+            let names = &mut self.names;
+            self.removed.retain(|(number, file)| {
+                let is_open = file.strong_count() > 0;
+                if !is_open {
+                    names.remove(number);
+                }
+                is_open
+            });
+            self.removed_max = OPEN_MIN.max(2 * self.removed.len());
+        }
+        self.removed.push((file.number, Arc::downgrade(file)));
+    }
+}
+
+impl Watch for Place {}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        drop(self.tree.watches.leave(self.inode, self.number));
+    }
+}
+
+/// Watches an inode of a tree. Nobody is asked whether the one who wants that may read it.
+pub(super) fn watch(
+    tree: &Arc<Tree>,
+    inode: &Inode,
+    mask: u32,
+    witness: Arc<dyn Witness>,
+) -> Box<dyn Watch> {
+    let number = tree.watches.seat(inode, mask, witness);
+    Box::new(Place { tree: tree.clone(), inode: inode.number, number })
+}
+
+/// The bit that says so.
+fn directory_bit(inode: &Inode) -> u32 {
+    if inode.is_directory() { event::ISDIR } else { 0 }
+}
