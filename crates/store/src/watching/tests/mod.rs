@@ -14,6 +14,8 @@ macro_rules! over_stores {
 }
 
 mod cases;
+mod details;
+mod model;
 mod record;
 
 use crate::directory::DirectoryStore;
