@@ -260,6 +260,10 @@ pub trait OpenFile: Send + Sync + std::any::Any {
     /// Has `witness` told what happens to this file, or to the entries of this directory, from now on: `mask` has bits of
     /// [`towline_wire::event`] that it wants to hear of; `DELETE_SELF` and `IGNORED` are told in any case. Works for what was opened with `O_PATH`, too.
     ///
+    /// That a file has no name any more when this is called is not told: look at its number of links after that. What happened a
+    /// moment before may be told. Whether the caller may read the file, which `inotify_add_watch(2)` asks for, is looked at as far as the store knows who opened it:
+    /// `memory` does not.
+    ///
     /// # Errors
     /// `EOPNOTSUPP` where the store cannot tell, `ENOSPC` where the user may watch no more.
     fn watch(&self, mask: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {

@@ -151,11 +151,14 @@ impl DirectoryFile {
         drop(table);
         drop(acting);
         let place = Place { descriptor, number };
+        let mut news = News::default();
         if is_directory && !is_foreign {
-            let mut news = News::default();
             TABLE.lock().guard(descriptor, &mut news);
-            news.tell(&Event::default());
+        } else {
+            // It may have gone just before it was watched.
+            TABLE.lock().end_if_gone(descriptor, &mut news);
         }
+        news.tell(&Event::default());
         Ok(Box::new(place))
     }
 }

@@ -19,7 +19,7 @@ use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use towline_wire::event;
 
@@ -28,6 +28,14 @@ const OPEN_MIN: usize = 64;
 
 /// The cookie of the next move, in any store. Those of the kernel count from zero, and one client may be told of both.
 static COOKIE: AtomicU32 = AtomicU32::new(1 << 31);
+
+/// How many seats there are in all stores of this process: a look at it is all that a read or a write costs where nothing is
+/// watched, without a way to the file system's own state.
+static SEATS: Seats = Seats(AtomicUsize::new(0));
+
+/// In a cache line that nobody else writes to.
+#[repr(align(64))]
+struct Seats(AtomicUsize);
 
 /// Who watches what in one file system.
 #[derive(Default)]
@@ -82,11 +90,13 @@ pub(super) struct End<'a> {
 
 impl Watches {
     /// True when something is watched.
-    pub(super) fn any(&self) -> bool {
-        self.any.load(Ordering::Relaxed)
+    #[inline]
+    fn any(&self) -> bool {
+        SEATS.0.load(Ordering::Relaxed) != 0 && self.any.load(Ordering::Relaxed)
     }
 
     /// Something happened to a file that was opened or found by a name in the directory with the number `by`.
+    #[inline]
     pub(super) fn happened(&self, inode: &Inode, by: u64, mask: u32) {
         if self.any() {
             self.tell(inode, by, mask);
@@ -173,6 +183,7 @@ impl Watches {
         // Locked until whoever changes the names sees that they are watched.
         let names = inode.directory().ok().map(|directory| directory.names.read());
         let mut scene = self.scene.lock();
+        SEATS.0.fetch_add(1, Ordering::Relaxed);
         self.any.store(true, Ordering::Relaxed);
         let number = scene.next;
         scene.next += 1;
@@ -189,6 +200,7 @@ impl Watches {
 
     /// Takes a seat away; what it returns must not be dropped under any lock.
     fn leave(&self, inode: u64, number: u64) -> Option<Seat> {
+        SEATS.0.fetch_sub(1, Ordering::Relaxed);
         let mut scene = self.scene.lock();
         // Not there when the watch has ended.
         let seat = scene.watched.get_mut(&inode).and_then(|watched| {

@@ -185,6 +185,10 @@ impl Side {
         let mut cookies = vec![0];
         let mut told = self.log.lock().clone();
         told.retain(|(_, seen)| seen.name != b"settled" && seen.mask != ACCESS | ISDIR);
+        // The kernel does not look at cookies there.
+        told.dedup_by(|one, other| {
+            (one.0, one.1.mask, &one.1.name) == (other.0, other.1.mask, &other.1.name)
+        });
         for (_, seen) in &mut told {
             let known = cookies.iter().position(|cookie| *cookie == seen.cookie);
             let number = known.unwrap_or(cookies.len());
@@ -193,7 +197,6 @@ impl Side {
             }
             seen.cookie = number as u32;
         }
-        told.dedup();
         told
     }
 }
