@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
 use parking_lot::{Condvar, Mutex};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use towline_store::directory::DirectoryStore;
 use towline_store::{Caller, FileStore, OpenFile, OpenHow, Witness};
-use towline_wire::event::{ALL, IGNORED, MODIFY};
+use towline_wire::event::{ACCESS, ALL, ATTRIB, CREATE, DELETE, IGNORED, MODIFY};
 use towline_wire::request::open_flag;
 use towline_wire::{Attr, Errno};
 
@@ -112,7 +113,7 @@ fn who_may_not_read_may_not_watch() {
         return;
     }
     let temporary = tempfile::tempdir().unwrap();
-    let allow = |path: &std::path::Path, mode| {
+    let allow = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
     allow(temporary.path(), 0o755);
@@ -128,4 +129,60 @@ fn who_may_not_read_may_not_watch() {
     assert_eq!(watch(&user(1234, false)), Ok(()));
     allow(&path, 0o604);
     assert_eq!(watch(&user(1234, true)), Ok(()));
+}
+
+/// What the kernel watches of an inode for this process.
+fn kernel_mask(inode: u64) -> Option<u32> {
+    let infos = std::fs::read_dir("/proc/self/fdinfo").unwrap();
+    // Another test may close one meanwhile.
+    let infos = infos.filter_map(|info| std::fs::read_to_string(info.ok()?.path()).ok());
+    let text: String = infos.collect();
+    let this = format!(" ino:{inode:x} ");
+    let line = text.lines().find(|line| line.starts_with("inotify") && line.contains(&this))?;
+    let mask = line.split_once(" mask:")?.1.split(' ').next()?;
+    u32::from_str_radix(mask, 16).ok()
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_kernel_watches_no_more_than_somebody_wants() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = |name: &str| temporary.path().join(name);
+    let inode = |name: &str| std::fs::metadata(path(name)).unwrap().ino();
+    std::fs::write(path("f"), "x").unwrap();
+    ["a", "a/d", "b"].iter().for_each(|name| std::fs::create_dir(path(name)).unwrap());
+    let store = DirectoryStore::new(temporary.path(), false).unwrap();
+    let witness: Arc<Slow> = Arc::default();
+    witness.state.lock().may_go_on = true;
+    let watch = |name: &str, mask| {
+        let (file, _) = open(&store, &user(0, false), name, open_flag::PATH).unwrap();
+        file.watch(mask, witness.clone()).unwrap()
+    };
+    let f = inode("f");
+    let one = watch("f", MODIFY);
+    let other = watch("f", ALL);
+    assert_eq!(kernel_mask(f).unwrap() & ALL, ALL);
+    drop(other);
+    assert_eq!(kernel_mask(f).unwrap() & ALL, MODIFY | ATTRIB);
+    drop(one);
+    assert_eq!(kernel_mask(f), None);
+
+    let (a, b, d) = (inode("a"), inode("b"), inode("a/d"));
+    let directory = watch("a/d", CREATE);
+    let above = watch("a", ACCESS);
+    assert_eq!(kernel_mask(a).unwrap() & (ACCESS | DELETE), ACCESS | DELETE);
+    drop(above);
+    assert_eq!(kernel_mask(a).unwrap() & (ACCESS | DELETE), DELETE);
+    std::fs::rename(path("a/d"), path("b/d")).unwrap();
+    wait_until(|| kernel_mask(a).is_none() && kernel_mask(b).is_some());
+    std::fs::remove_dir(path("b/d")).unwrap();
+    wait_until(|| kernel_mask(b).is_none() && kernel_mask(d).is_none());
+    drop(directory);
 }

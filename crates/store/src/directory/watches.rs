@@ -328,10 +328,13 @@ impl Table {
     fn lose(&mut self, news: &mut News) {
         let all: Vec<Descriptor> = self.watched.keys().copied().collect();
         for descriptor in all {
-            if let Some(watched) = self.watched.get(&descriptor) {
-                watched.tell_all(What::Lost, &mut news.tellings);
+            let Some(watched) = self.watched.get(&descriptor) else { continue };
+            watched.tell_all(What::Lost, &mut news.tellings);
+            // It may have been moved or removed.
+            match watched.parent {
+                Some(_) => self.guard(descriptor, news),
+                None => self.end_if_gone(descriptor, news),
             }
-            self.end_if_gone(descriptor, news);
         }
     }
 
