@@ -327,3 +327,52 @@ pub(super) fn watch(
 fn directory_bit(inode: &Inode) -> u32 {
     if inode.is_directory() { event::ISDIR } else { 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Fixture, fixture};
+    use super::*;
+    use crate::{FileStore, OpenHow};
+    use towline_wire::request::open_flag::CREATE;
+
+    struct Deaf;
+
+    impl Witness for Deaf {
+        fn saw(&self, _: u32, _: u32, _: &[u8]) {}
+
+        fn lost(&self) {}
+    }
+
+    fn watches(fixture: &Fixture) -> &Watches {
+        &fixture.store.tree().watches
+    }
+
+    #[test]
+    fn nothing_is_kept_when_nobody_watches_any_more() {
+        let fixture = fixture(1 << 20);
+        assert!(!watches(&fixture).any());
+        let watch = || fixture.root.watch(event::ALL, Arc::new(Deaf)).unwrap();
+        let (one, other) = (watch(), watch());
+        drop(one);
+        assert!(watches(&fixture).any());
+        drop(other);
+        assert!(!watches(&fixture).any());
+        assert!(watches(&fixture).scene.lock().watched.is_empty());
+    }
+
+    #[test]
+    fn files_that_were_removed_and_closed_are_forgotten() {
+        let fixture = fixture(1 << 20);
+        let _watch = fixture.root.watch(event::ALL, Arc::new(Deaf)).unwrap();
+        let at = (&*fixture.root, &b"f"[..]);
+        for _ in 0..10 * OPEN_MIN {
+            let how = OpenHow { flags: CREATE | 2, mode: 0o644 };
+            let opened = fixture.store.open(&fixture.caller, at, how).unwrap();
+            fixture.store.unlink(&fixture.caller, at, false).unwrap();
+            drop(opened);
+        }
+        let scene = watches(&fixture).scene.lock();
+        let root = &scene.watched[&super::super::store::ROOT_NUMBER];
+        assert!(root.names.len() <= OPEN_MIN && root.removed.len() <= OPEN_MIN);
+    }
+}
