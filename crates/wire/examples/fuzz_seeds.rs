@@ -4,6 +4,7 @@
 use std::path::Path;
 use towline_wire::codec::Field;
 use towline_wire::entry::Entry;
+use towline_wire::event::{self, Event};
 use towline_wire::hello::{MAGIC, VERSION};
 use towline_wire::request::{CURRENT, encode_compound, lock};
 use towline_wire::{Attr, Header, Hello, Kind, Reply, Request, Timestamp, Welcome};
@@ -79,6 +80,9 @@ fn requests() -> Vec<Vec<Request<'static>>> {
         ],
         vec![ReadDir { handle: ROOT, cookie: 0, length: 4096, attributes: 1 }],
         vec![Inquire { what: 1 }],
+        vec![Watch { handle: ROOT, mask: event::ALL }],
+        vec![Unlink { base: ROOT, flags: 0, path: b"f" }],
+        vec![Events { seen: 0 }],
         vec![Close { handle: ROOT + 1 }],
     ]
 }
@@ -92,6 +96,7 @@ fn replies() -> Vec<u8> {
         Reply::Wrote { length: 3, offset: 4 },
         Reply::Bytes { value: b"value" },
         Reply::Listed { end: 1, length: 100 },
+        Reply::Events { next: 5, lost: 1, length: 100 },
         Reply::Failed { errno: 2 },
     ];
     let mut bytes = Vec::new();
@@ -104,6 +109,15 @@ fn entries() -> Vec<u8> {
     for (cookie, attr) in [(1, None), (2, Some(Attr::default()))] {
         Entry { cookie, inode: 7, file_type: 8, name: b"name", attr }.encode(&mut bytes);
     }
+    bytes
+}
+
+fn events() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (mask, cookie) in [(event::CREATE | event::ISDIR, 0), (event::MOVED_FROM, 9)] {
+        Event { handle: ROOT, mask, cookie, name: b"name" }.encode(&mut bytes);
+    }
+    Event { handle: ROOT, mask: event::IGNORED, cookie: 0, name: b"" }.encode(&mut bytes);
     bytes
 }
 
@@ -198,6 +212,7 @@ fn main() {
     write("compound", 0, &all);
     write("reply", 0, &replies());
     write("entries", 0, &entries());
+    write("events", 0, &events());
     write("handshake", 0, &Header::new(Kind::Request, 3, 4).to_bytes());
     let (mut hello, mut welcome) = (Vec::new(), Vec::new());
     Hello { magic: MAGIC, version: VERSION, ..Hello::default() }.encode(&mut hello);

@@ -35,13 +35,15 @@ pub const ALL: u32 = 4095;
 pub const IGNORED: u32 = 0x8000;
 /// It happened to a directory.
 pub const ISDIR: u32 = 0x4000_0000;
+/// What can have happened.
+const TOLD: u32 = ALL | IGNORED;
 
 /// One event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event<'a> {
     /// Handle of the watched file.
     pub handle: u64,
-    /// What happened.
+    /// What happened: at least one bit up to [`ALL`], or [`IGNORED`].
     pub mask: u32,
     /// The same for both halves of a move; else zero.
     pub cookie: u32,
@@ -82,6 +84,9 @@ impl<'a> Events<'a> {
         let mask = Field::decode(reader)?;
         let cookie = Field::decode(reader)?;
         let name = <&[u8]>::decode(reader)?;
+        if mask & TOLD == 0 || mask & !(TOLD | ISDIR) != 0 {
+            return Err(reader.error("illegal bits in an event"));
+        }
         if name.len() > NAME_BYTES_MAX || name.contains(&0) || name.contains(&b'/') {
             return Err(reader.error("illegal name in an event"));
         }
@@ -101,5 +106,48 @@ impl<'a> Iterator for Events<'a> {
             self.0 = Reader::new(&[]);
         }
         Some(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MADE: Event<'_> = Event { handle: 7, mask: CREATE | ISDIR, cookie: 0, name: b"made" };
+
+    fn encoded(events: &[Event<'_>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        events.iter().for_each(|event| event.encode(&mut bytes));
+        bytes
+    }
+
+    #[test]
+    fn the_encoding_is_as_documented() {
+        let expected = b"\x07\0\0\0\0\0\0\0\0\x01\0\x40\0\0\0\0\x04\0\0\0made";
+        assert_eq!(encoded(&[MADE]), expected);
+        assert_eq!(MADE.encoded_bytes(), expected.len());
+    }
+
+    #[test]
+    fn what_is_no_event_is_refused_and_ends_the_list() {
+        let long = vec![b'n'; NAME_BYTES_MAX + 1];
+        for wrong in [
+            Event { mask: 0, ..MADE },
+            Event { mask: ISDIR, ..MADE },
+            Event { mask: CREATE | 0x4000, ..MADE },
+            Event { name: b"a/b", ..MADE },
+            Event { name: b"a\0", ..MADE },
+            Event { name: &long, ..MADE },
+        ] {
+            let bytes = encoded(&[MADE, wrong, MADE]);
+            let mut events = Events::new(&bytes);
+            assert_eq!(events.next(), Some(Ok(MADE)));
+            assert!(matches!(events.next(), Some(Err(_))), "{wrong:?}");
+            assert_eq!(events.next(), None);
+        }
+        let whole = encoded(&[MADE]);
+        for cut in 1..whole.len() {
+            assert!(matches!(Events::new(&whole[..cut]).next(), Some(Err(_))), "cut at {cut}");
+        }
     }
 }

@@ -22,6 +22,8 @@ pub const GRANTS_MAX: usize = 2;
 pub const TRANSFER_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// Largest directory listing in one reply.
 pub const LISTING_BYTES_MAX: usize = 1024 * 1024;
+/// Most bytes of events in one reply.
+pub const EVENTS_BYTES_MAX: usize = 64 * 1024;
 /// Shorter reads are never lent: copying them costs less than describing where they stand.
 pub const LENT_BYTES_MIN: usize = 32 * 1024;
 /// Most extents of one lent read: one for each page of the longest, and its two ends.
@@ -58,6 +60,7 @@ pub const DEFAULT_PORT: u16 = 7440;
 const _: () = assert!(INLINE_BYTES_MAX <= FRAGMENT_BYTES_MAX);
 const _: () = assert!(FRAGMENT_BYTES_MAX <= TRANSFER_BYTES_MAX);
 const _: () = assert!(2 * PATH_BYTES_MAX + XATTR_BYTES_MAX < BODY_BYTES_MAX);
+const _: () = assert!(EVENTS_BYTES_MAX <= LISTING_BYTES_MAX);
 const _: () = assert!(12 * LENT_EXTENTS_MAX + 4 + REPLAY_BYTES_MAX <= BODY_BYTES_MAX);
 const _: () = assert!(SLOTS_MAX <= u64::BITS as usize, "sets of slots are words");
 const _: () = assert!(AHEAD_MILLISECONDS < 1000 * AHEAD_KEPT_SECONDS);

@@ -55,7 +55,7 @@ messages! {
             /// The value.
             value: &'a [u8],
         }
-        /// `Seek`, `CopyRange`: an offset or a count.
+        /// `Seek`, `CopyRange`: an offset or a count. `Watch`: the number of an event.
         8 Number {
             /// The number.
             value: u64,
@@ -103,11 +103,12 @@ messages! {
         }
         /// `Events`: they are the payload.
         14 Events {
-            /// Number of the event behind the last one told.
+            /// Number of the event behind the last one told; not zero.
             next: u64,
-            /// One: others that are not told have happened since `seen`, or the server does not know of the watches any more.
+            /// One: others that are not told have happened since `seen`, or the server does not know that number, and of the watches, any
+            /// more.
             lost: u8,
-            /// Bytes of events.
+            /// Bytes of events, at most [`crate::limits::EVENTS_BYTES_MAX`].
             length: u32,
         }
     }

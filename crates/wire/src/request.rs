@@ -454,7 +454,7 @@ messages! {
             owner: u64,
         }
         /// Watches an open file as `inotify_add_watch(2)` does with `IN_MASK_ADD`, until it is closed. What happens is told to whoever of the
-        /// session, or of its family, asks for `Events`.
+        /// session, or of its family, asks for `Events`. The result is the number of the first event that nobody was told of and has seen.
         45 Watch {
             /// Open file or directory, also of `O_PATH`.
             handle: u64,
@@ -462,9 +462,10 @@ messages! {
             mask: u32,
         }
         /// What has happened to watched files; the payload holds it as [`crate::event`] says. Answered when something has. Only one such
-        /// request of a session or a family waits: the one before is answered with nothing.
+        /// request of a session or a family waits: the one before is answered with nothing. Stands alone in its compound.
         46 Events {
-            /// `next` of the last answer, zero in the first request: what was told up to there is forgotten.
+            /// `next` of the last answer: what was told up to there is forgotten. Zero of who has no number yet, neither from an answer nor
+            /// from `Watch`, and is answered at once with what there is.
             seen: u64,
         }
     }

@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use towline_wire::codec::Field;
 use towline_wire::entry::{Entries, Entry};
+use towline_wire::event::{self, Event, Events};
 use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, parse_compound};
 use towline_wire::{Attr, Header, Hello, Kind, Reply, Request, Welcome};
@@ -16,6 +17,7 @@ proptest! {
         let _ = Hello::parse(&bytes);
         let _ = Welcome::parse(&bytes);
         let _ = Entries::new(&bytes).count();
+        let _ = Events::new(&bytes).count();
         if let Some(head) = bytes.first_chunk() {
             let _ = Header::parse(head);
         }
@@ -40,6 +42,8 @@ proptest! {
             Request::Stat { base, flags, path: &path },
             Request::Read { handle: base, offset, length: flags },
             Request::Symlink { base, path: &path, target: &path },
+            Request::Watch { handle: base, mask: flags },
+            Request::Events { seen: offset },
         ];
         let body = encode_compound(&requests);
         prop_assert_eq!(&parse_compound(&body).unwrap()[..], &requests[..]);
@@ -48,7 +52,8 @@ proptest! {
     #[test]
     fn replies_come_back(handle: u64, size: u64, value in proptest::collection::vec(any::<u8>(), 0..100)) {
         let attr = Attr { size, inode: handle, mode: 0o100_644, ..Attr::default() };
-        let replies = [Reply::Opened { handle, attr }, Reply::Bytes { value: &value }, Reply::Failed { errno: 2 }];
+        let events = Reply::Events { next: size, lost: 1, length: 9 };
+        let replies = [Reply::Opened { handle, attr }, Reply::Bytes { value: &value }, events, Reply::Failed { errno: 2 }];
         let mut body = Vec::new();
         replies.iter().for_each(|reply| reply.encode(&mut body));
         prop_assert_eq!(&parse_results(&body).unwrap()[..], &replies[..]);
@@ -62,6 +67,16 @@ proptest! {
         entry.encode(&mut bytes);
         prop_assert_eq!(bytes.len(), entry.encoded_bytes());
         prop_assert_eq!(Entries::new(&bytes).collect::<Result<Vec<_>, _>>().unwrap(), vec![entry]);
+    }
+
+    #[test]
+    fn events_come_back(handle: u64, bit in 0u32..12, cookie: u32, name in "[a-z\u{e9}]{0,40}", count in 0usize..5) {
+        let event = Event { handle, mask: 1 << bit | event::ISDIR, cookie, name: name.as_bytes() };
+        let events = vec![event; count];
+        let mut bytes = Vec::new();
+        events.iter().for_each(|event| event.encode(&mut bytes));
+        prop_assert_eq!(bytes.len(), count * event.encoded_bytes());
+        prop_assert_eq!(Events::new(&bytes).collect::<Result<Vec<_>, _>>().unwrap(), events);
     }
 
     #[test]

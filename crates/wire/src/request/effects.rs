@@ -28,6 +28,8 @@ impl Request<'_> {
             }
             Self::ListXattr { .. } | Self::TestLock { .. } | Self::Access { .. } => false,
             Self::Inquire { .. } | Self::Reclaimed {} | Self::PathOf { .. } => false,
+            // Who watches a file twice is told once, and events are told again until they were seen.
+            Self::Watch { .. } | Self::Events { .. } => false,
             Self::DiskWrite { .. } | Self::DiskZero { .. } | Self::DiskTrim { .. } => true,
             Self::DiskFlush { .. } | Self::DiskResize { .. } => true,
             Self::DiskList { .. }
@@ -98,8 +100,9 @@ impl Request<'_> {
                 [handle, 0]
             }
             Self::Lock { handle, .. } | Self::TestLock { handle, .. } => [handle, 0],
+            Self::Watch { handle, .. } => [handle, 0],
             Self::Attach { .. } | Self::Inquire { .. } => [0, 0],
-            Self::Reclaim { .. } | Self::Reclaimed {} => [0, 0],
+            Self::Reclaim { .. } | Self::Reclaimed {} | Self::Events { .. } => [0, 0],
             // Disks have numbers of their own.
             _ => [0, 0],
         }
