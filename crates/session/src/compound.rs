@@ -5,11 +5,13 @@ mod locking;
 mod names;
 mod once;
 mod operations;
+mod watching;
 mod writing;
 
 use crate::Exports;
 use crate::files::{Found, Opened, Table};
 use crate::locks::{FileKey, Owner, Range, Waiter};
+use crate::watches::EventQueue;
 use once::Pen;
 use std::sync::Arc;
 use towline_mem::Aggregate;
@@ -67,6 +69,8 @@ pub enum Step {
     ReleaseLocks(Owner),
     /// The client has opened and locked again all that it wants to, then run again.
     Reclaimed,
+    /// Something to tell in this queue, for a request with this turn: [`EventQueue::wait`], then run again.
+    Events(Arc<EventQueue>, u64),
 }
 
 /// What a compound runs against.
@@ -119,6 +123,8 @@ pub struct Compound {
     reads: u64,
     /// The file that it closed last, if that could only be read: its descriptor is still open.
     closed: Option<Opened>,
+    /// Its turn among those that ask for events, while it does.
+    turn: Option<u64>,
 }
 
 impl Compound {
@@ -155,6 +161,7 @@ impl Compound {
         let wrong = |what| Err(ProtocolError { what, at: 0 });
         let (mut operations, mut modifies, mut syncs) = (0, false, false);
         let (mut written, mut read, mut last) = (None, None, None);
+        let mut waits = false;
         for request in Operations::of(body) {
             let request = *last.insert(request?);
             operations += 1;
@@ -171,9 +178,13 @@ impl Compound {
             if transfer.is_some() {
                 return wrong("more than one transfer in a request");
             }
+            waits |= matches!(request, Request::Events { .. });
         }
         if operations == 0 {
             return wrong("request without operations");
+        }
+        if waits && operations > 1 {
+            return wrong("events asked for together with others");
         }
         let length = u64::from(written.unwrap_or(0));
         if length > TRANSFER_BYTES_MAX as u64 {
@@ -217,6 +228,7 @@ impl Compound {
             elsewhere,
             reads,
             closed,
+            turn,
         } = self;
         for memory in [body, payload, results] {
             memory.clear();
@@ -229,7 +241,7 @@ impl Compound {
         (*slot, *sequence, *offered, *reads, *current) = (0, 0, 0, 0, None);
         (*data_of_file, *modifies, *failed, *undecided) = (false, false, false, false);
         *syncs = false;
-        (*write, *pen, *elsewhere, *closed) = (None, None, None, None);
+        (*write, *pen, *elsewhere, *closed, *turn) = (None, None, None, None, None);
     }
 
     /// True when its reply has to be remembered.
@@ -244,6 +256,7 @@ impl Compound {
         self.data = Aggregate::new();
         self.write = None;
         self.elsewhere = None;
+        self.turn = None;
         self.undecided = self.modifies;
         self.fail(Errno::EIO);
     }

@@ -1,10 +1,11 @@
 //! The open files of a session, by handle.
 
+use crate::watches::{EventQueue, Watches};
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
-use towline_store::{FileStore, OpenFile};
+use towline_store::{FileStore, OpenFile, Watch};
 use towline_wire::Errno;
 use towline_wire::limits::OPEN_FILES_MAX;
 
@@ -66,6 +67,8 @@ pub struct Terms {
 /// An open file and the store it belongs to.
 #[derive(Clone)]
 pub struct Opened {
+    /// What watches it; ends before it is closed.
+    pub(crate) watches: Watches,
     /// Export it was opened in.
     pub store: Arc<dyn FileStore>,
     /// The file.
@@ -76,6 +79,19 @@ pub struct Opened {
     pub flags: u32,
 }
 
+impl Opened {
+    /// A file that was just opened.
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn FileStore>,
+        file: Arc<dyn OpenFile>,
+        terms: Terms,
+        flags: u32,
+    ) -> Self {
+        Self { watches: Watches::default(), store, file, terms, flags }
+    }
+}
+
 /// Table of open files. A handle is an index and a generation, so that a handle of a closed file
 /// never names another one.
 pub struct Files {
@@ -83,7 +99,9 @@ pub struct Files {
     pub owner: u64,
     /// A lock was asked for by a file of these: to close one may have to release some.
     pub(crate) has_locked: bool,
-    first_generation: u32,
+    epoch: u32,
+    /// What the watches of these files tell, once somebody has asked.
+    events: Option<Arc<EventQueue>>,
     entries: Vec<(u32, Option<Opened>)>,
     free: Vec<u32>,
     /// Files under handles of before a restart: their places may be taken, as the members of a family come
@@ -97,11 +115,11 @@ impl Files {
     /// that a handle lost in a restart does not name a file opened after it.
     #[must_use]
     pub fn new(owner: u64, epoch: u32) -> Self {
-        let first_generation = (epoch & 0x7fff_ffff).max(1);
         Self {
             owner,
             has_locked: false,
-            first_generation,
+            epoch,
+            events: None,
             entries: Vec::new(),
             free: Vec::new(),
             reclaimed: HashMap::new(),
@@ -137,7 +155,7 @@ impl Files {
             return Ok(u64::from(*generation) << 32 | u64::from(index));
         }
         let index = self.entries.len() as u64;
-        let generation = self.first_generation;
+        let generation = (self.epoch & 0x7fff_ffff).max(1);
         self.entries.push((generation, Some(opened)));
         self.open += 1;
         Ok(u64::from(generation) << 32 | index)
@@ -168,6 +186,31 @@ impl Files {
             Some((found, Some(opened))) if u64::from(*found) == generation => Ok(opened),
             _ => self.reclaimed.get(&handle).ok_or(Errno::EBADF),
         }
+    }
+
+    /// What the watches of these files tell.
+    pub(crate) fn events(&mut self) -> Arc<EventQueue> {
+        let Self { owner, epoch, .. } = *self;
+        self.events.get_or_insert_with(|| Arc::new(EventQueue::new(owner, epoch))).clone()
+    }
+
+    /// Keeps a watch that tells these bits with its file.
+    ///
+    /// # Errors
+    /// `EBADF` when that is closed.
+    pub(crate) fn keep_watch(
+        &mut self,
+        handle: u64,
+        tells: u32,
+        watch: Box<dyn Watch>,
+    ) -> Result<(), Errno> {
+        let (index, generation) = ((handle & 0xffff_ffff) as usize, handle >> 32);
+        let opened = match self.entries.get_mut(index) {
+            Some((found, Some(opened))) if u64::from(*found) == generation => opened,
+            _ => self.reclaimed.get_mut(&handle).ok_or(Errno::EBADF)?,
+        };
+        opened.watches.keep(tells, watch);
+        Ok(())
     }
 
     /// Removes all whose closing may wait without end.

@@ -4,7 +4,7 @@
 //! and remembered replies ([`slots`]), open files ([`files`]), and, with a [`state`], a
 //! record that outlives the server. A [`Compound`] executes one request
 //! against the stores, and says when it has to wait: for data from the client, for a thread that
-//! may block, or for a lock ([`locks`]). Whoever drives it does the waiting.
+//! may block, for a lock ([`locks`]), or for what happens to watched files ([`watches`]). Whoever drives it does the waiting.
 #![forbid(unsafe_code)]
 
 mod compound;
@@ -18,6 +18,7 @@ mod session;
 mod simulation;
 pub mod slots;
 pub mod state;
+pub mod watches;
 
 pub use compound::{Blocking, BlockingResult, Compound, Context, Step};
 pub use session::{Exports, Session};

@@ -47,7 +47,7 @@ impl Exports for One {
     }
 }
 
-/// Runs a request to its end; whoever would have to wait for a lock gives up.
+/// Runs a request to its end; whoever would have to wait for a lock or for events gives up.
 fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
     loop {
         match compound.run(None, context) {
@@ -80,6 +80,10 @@ fn run(mut compound: Compound, context: &mut Context<'_>, locks: &mut Locks) {
             }
             Step::ReleaseLocks(owner) => drop(locks.release(|other| *other == owner)),
             Step::Reclaimed => {}
+            Step::Events(queue, turn) => {
+                assert!(queue.wait(turn, Box::new(|| {})), "nobody else asks, and nothing happens");
+                compound.interrupted();
+            }
         }
     }
     let (results, ..) = compound.reply();

@@ -306,7 +306,7 @@ impl Compound {
             Outcome::Opened(file, attr) => {
                 let Opened { store, terms, .. } = &change.opened;
                 let (store, terms, flags) = (store.clone(), *terms, change.flags);
-                self.opened(context, Opened { store, file, terms, flags }, None, attr)?;
+                self.opened(context, Opened::new(store, file, terms, flags), None, attr)?;
             }
             Outcome::Attributes(attr) => self.result(&Reply::Attributes { attr }),
             Outcome::Done => self.result(&Reply::Done {}),

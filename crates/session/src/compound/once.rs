@@ -230,7 +230,7 @@ impl Compound {
         if attr.identity() != inode {
             return Err(Errno::ESTALE);
         }
-        self.opened(context, Opened { store, file, terms, flags }, None, attr)
+        self.opened(context, Opened::new(store, file, terms, flags), None, attr)
     }
 
     /// What became of the next operation before the restart. Its places have to be guarded.

@@ -36,7 +36,7 @@ impl Compound {
                 self.reach(context, &store)?;
                 let store = at_or_below(store, caller, path)?;
                 let (file, attr) = open_root(&*store, caller)?;
-                self.opened(context, Opened { store, file, terms, flags: 0 }, None, attr)?;
+                self.opened(context, Opened::new(store, file, terms, 0), None, attr)?;
             }
             Request::Open { base, flags, mode, path } => {
                 let at = self.at(context, base)?;
@@ -54,7 +54,7 @@ impl Compound {
                 }
                 let (file, attr) = at.store.open(caller, (&*at.file, path), how)?;
                 let (store, terms) = (at.store.clone(), at.terms);
-                self.opened(context, Opened { store, file, terms, flags }, None, attr)?;
+                self.opened(context, Opened::new(store, file, terms, flags), None, attr)?;
             }
             Request::Reclaim { handle, flags, inode, export, path } => {
                 let (name, below) = export_and_path(export);
@@ -73,7 +73,7 @@ impl Compound {
                 if attr.identity() != inode {
                     return Err(Errno::ESTALE);
                 }
-                self.opened(context, Opened { store, file, terms, flags }, Some(handle), attr)?;
+                self.opened(context, Opened::new(store, file, terms, flags), Some(handle), attr)?;
             }
             Request::Close { handle } => {
                 let of_this = handle == CURRENT;
@@ -343,6 +343,8 @@ impl Compound {
                 self.result(&Reply::Answer { length: answer.len() as u32 });
                 self.data = Aggregate::from_vec(answer);
             }
+            Request::Watch { handle, mask } => self.watch(context, handle, mask)?,
+            Request::Events { seen } => return Ok(self.events(context, seen)),
             Request::Reclaimed {} => {
                 self.result(&Reply::Done {});
                 return Ok(Some(Step::Reclaimed));

@@ -211,9 +211,11 @@ impl Server {
                     return None;
                 }
                 Step::ReleaseLocks(_) | Step::Reclaimed => {}
-                Step::Block(..) | Step::Lock(..) | Step::TestLock(..) | Step::Elsewhere(_) => {
-                    panic!("none asked for")
-                }
+                Step::Block(..)
+                | Step::Lock(..)
+                | Step::TestLock(..)
+                | Step::Elsewhere(_)
+                | Step::Events(..) => panic!("none asked for"),
             }
         }
         self.undecided += u64::from(compound.is_undecided());
