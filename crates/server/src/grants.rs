@@ -64,8 +64,8 @@ pub(crate) struct Running {
     pub(crate) expected: u64,
     /// What measures its client, if that is limited.
     pub(crate) meter: Option<Arc<Meter>>,
-    /// It waits for a lock, unless its session has no lane.
-    pub(crate) locking: bool,
+    /// It waits for a lock, unless its session has no lane, or for events.
+    pub(crate) waits: bool,
     /// For its first fragment, which follows it and has so many bytes.
     pub(crate) ahead: Option<(Reserved, usize)>,
     /// Data of it was received and written by the core.
@@ -87,7 +87,7 @@ impl Running {
             data_since: None,
             expected: 0,
             meter: None,
-            locking: false,
+            waits: false,
             ahead: None,
             fetched: false,
         }
@@ -102,7 +102,7 @@ impl Running {
         }
         (self.granted, self.expected) = (0, 0);
         (self.data_since, self.meter, self.ahead) = (None, None, None);
-        (self.locking, self.fetched) = (false, false);
+        (self.waits, self.fetched) = (false, false);
     }
 
     /// The next fragment to be granted, if one may be now.

@@ -31,6 +31,8 @@ pub(crate) enum Mail {
     Returned(Return),
     /// This waiting request has its lock.
     Granted(Waiter),
+    /// Something has happened that this waiting request may be told of.
+    Happened { session: u64, slot: u16, sequence: u32 },
     /// This request for a lock need not wait for clients from before a restart any longer.
     AskAgain(Waiter),
     /// Clients may ask for more than before, or for less.

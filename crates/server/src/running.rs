@@ -1,4 +1,4 @@
-//! Requests under way: driven until they are answered, wait for a lock or a thread, or for data.
+//! Requests under way: driven until they are answered, wait for a lock, a thread or events, or for data.
 
 use crate::core::{Core, elapsed_ns, nanoseconds};
 use crate::elsewhere::{SHARE_OF_BUFFERS, Task};
@@ -99,7 +99,7 @@ impl Core {
         now: Instant,
     ) -> Option<Box<Running>> {
         let served = self.sessions.get_mut(session)?;
-        running.locking = matches!(step, Step::Lock(..));
+        running.waits = matches!(step, Step::Lock(..) | Step::Events(..));
         // Who does not come to its data at once asks for it later: what follows it has come and gone by then.
         let ahead = running.ahead.take();
         match step {
@@ -179,6 +179,13 @@ impl Core {
                         return Some(running);
                     }
                     Ok(Locked::Waiting) => {}
+                }
+            }
+            Step::Events(queue, turn) => {
+                let (mailbox, sequence) = (self.mailbox.clone(), running.sequence);
+                let wake = move || mailbox.send(Mail::Happened { session, slot, sequence });
+                if !queue.wait(turn, Box::new(wake)) {
+                    return Some(running);
                 }
             }
             Step::TestLock(file, owner, range) => {

@@ -88,7 +88,7 @@ impl Serving<'_> {
             Arrival::Running => {
                 // Sent again on a new lane: what it waits for is still wanted.
                 let running = served.running.get_mut(usize::from(header.slot));
-                if let Some(running) = running.and_then(|r| r.take_if(|r| r.locking)) {
+                if let Some(running) = running.and_then(|r| r.take_if(|r| r.waits)) {
                     self.core.drive(session, header.slot, running, arrived);
                     return Ok(());
                 }
@@ -163,9 +163,18 @@ impl Serving<'_> {
     }
 
     fn cancel(&mut self, session: u64, header: &Header) {
-        // What is to be cancelled is a lock that is waited for: it has to be asked for.
+        // What is to be cancelled is a lock or an event that is waited for: it has to be asked for.
         if let Some(kept) = self.core.waiting.take(session, header) {
             self.core.begin_kept(kept, false);
+        }
+        let awaited = self.running(session, header).map(|running| &mut running.compound);
+        let gives_up = awaited.filter(|compound| compound.waits_for_events());
+        if let Some(compound) = gives_up {
+            compound.interrupted();
+            if let Some(running) = self.core.take_running(session, header.slot, header.sequence) {
+                self.core.drive(session, header.slot, running, Instant::now());
+            }
+            return;
         }
         let shared = &self.core.shared;
         let cancelled = shared.locks.lock().cancel(session, header.slot, header.sequence)

@@ -40,6 +40,14 @@ impl Core {
                     self.drive(session, waiter.slot, running, Instant::now());
                 }
             }
+            Mail::Happened { session, slot, sequence } => {
+                if let Some(mut running) = self.take_running(session, slot, sequence) {
+                    // How long nothing happened is no time that the server took.
+                    running.arrived = Instant::now();
+                    let now = running.arrived;
+                    self.drive(session, slot, running, now);
+                }
+            }
             Mail::LimitsChanged => {
                 self.waiting.limits_changed();
                 self.nbd.limits_changed();
@@ -73,8 +81,8 @@ impl Core {
 
     pub(super) fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
-        // What waits for data or for a lock may wait for ever; its client asks the next server for it.
-        let ends = |r: &Running| r.compound.missing().is_none() && !r.locking;
+        // What waits for data, a lock or events may wait for ever; its client asks the next server for it.
+        let ends = |r: &Running| r.compound.missing().is_none() && !r.waits;
         let running = self.sessions.all().any(|s| {
             let mut running = s.running.iter().flatten();
             s.disks.is_busy() || !s.away.is_empty() || running.any(|r| ends(r))
