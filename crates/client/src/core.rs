@@ -34,7 +34,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 use towline_net::{Counters, Input, Link, Spin};
@@ -186,6 +186,8 @@ pub(crate) struct Core {
     slot_free: Condvar,
     counters: Counters,
     pub(crate) listings: Listings,
+    /// Number of the first event that was not passed on; zero before there was any number.
+    pub(crate) seen: AtomicU64,
 }
 
 impl Core {
@@ -249,6 +251,7 @@ impl Core {
             slot_free: Condvar::new(),
             counters: Counters::default(),
             listings: Listings::default(),
+            seen: AtomicU64::new(0),
         }))
     }
 

@@ -26,6 +26,7 @@ mod reclaim;
 mod times;
 mod url;
 mod vectored;
+mod watching;
 
 pub use client::{Client, Options, Priority};
 pub use disk::{Disk, DiskInfo, ExtentKind, ZeroHow};
@@ -38,3 +39,4 @@ pub use towline_net::LinkKind;
 pub use towline_wire::disk::{DiskExtent, extent_flag};
 pub use towline_wire::{Attr, Errno, StatFs, Timestamp};
 pub use url::{Transport, Url};
+pub use watching::{Happening, Happenings};

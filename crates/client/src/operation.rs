@@ -43,7 +43,7 @@ impl<T> Operation<T> {
         self.convert(finished, &outcome)
     }
 
-    /// Asks the server to give up a lock that is waited for. The operation then ends with `EINTR`,
+    /// Asks the server to give up a lock, or events, that are waited for. The operation then ends with `EINTR`,
     /// or as it would have, if it was faster.
     pub fn cancel(&self) {
         if let Some(slot) = &self.slot {

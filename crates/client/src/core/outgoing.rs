@@ -90,7 +90,7 @@ impl Slot {
         Out { head: Head::Kept(self.message.clone()), data, done: 0 }
     }
 
-    /// Asks the server to give this request up, if that waits for a lock.
+    /// Asks the server to give this request up, if that waits for a lock, or for events.
     pub(super) fn cancellation(&self, number: u16) -> Out {
         Out::header(&Header::new(Kind::Cancel, number, self.sequence))
     }

@@ -111,7 +111,9 @@ impl Core {
         slot.sequence = slot.sequence.wrapping_add(1);
         state.requested += 1;
         slot.order = state.requested;
-        slot.stamps = Stamps::of(slot.sequence);
+        // How long nothing happened is nobody's time.
+        let is_measured = !matches!(requests, [Request::Events { .. }]);
+        slot.stamps = is_measured.then(|| Stamps::of(slot.sequence)).flatten();
         slot.rides = inline && source.len() > COPIED_BYTES_MAX;
         slot.ahead = ahead.min(source.len());
         let mut header = Header::new(Kind::Request, number, slot.sequence);
@@ -145,7 +147,9 @@ impl Core {
         slot.source = source;
         slot.target = target;
         slot.bulk = slot.target.len() > INLINE_BYTES_MAX
-            && !requests.iter().any(|request| matches!(request, Request::ReadDir { .. }));
+            && !requests
+                .iter()
+                .any(|request| matches!(request, Request::ReadDir { .. } | Request::Events { .. }));
         state.bulk += usize::from(slot.bulk);
         slot.received = 0;
         slot.landed = 0;

@@ -164,7 +164,7 @@ impl Core {
         }
     }
 
-    /// Asks the server to give up a request that waits for a lock.
+    /// Asks the server to give up a request that waits for a lock, or for events.
     pub(crate) fn cancel(&self, slot: &SlotRef) {
         let mut state = self.state.lock();
         let lane = state.lane;

@@ -37,7 +37,6 @@ impl Request<'_> {
             | Self::DiskClose { .. }
             | Self::DiskInfo { .. } => false,
             Self::DiskRead { .. } | Self::DiskStatus { .. } | Self::DiskCache { .. } => false,
-            Self::Watch { .. } | Self::Events { .. } => false,
         }
     }
 
