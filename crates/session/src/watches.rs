@@ -180,8 +180,8 @@ impl Queue {
         if is_full && event.is_some() {
             return self.push(None);
         }
-        if self.kept.len() > EVENTS_MAX {
-            // Full of what was told and, for all we hear, never seen: it loses all, which the next number of it shows.
+        if event.is_none() && self.kept.back() == Some(&None) {
+            // Told once that it has to look for itself, and not heard of since: it is told anew, and all else is no use to it.
             self.first += self.kept.len() as u64;
             self.kept.clear();
             self.bytes = 0;
@@ -219,3 +219,6 @@ impl Queue {
         Told { next, lost, bytes }
     }
 }
+
+#[cfg(test)]
+mod tests;
