@@ -6,27 +6,39 @@ mod common;
 
 use common::{Raw, hello, hello_message, request};
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use towline_client::{Client, Error, File, Options, Transport};
 use towline_mem::{Aggregate, Segment};
 use towline_net::address::Address;
 use towline_server::{Config, Export, ExportKind, OwnStore, Server};
 use towline_store::{
-    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, XattrAction,
+    Caller, FileStore, Listing, OpenFile, OpenHow, ReadOutcome, SetAttr, Source, Watch, Witness,
+    XattrAction,
 };
+use towline_wire::event;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, sync_kind};
 use towline_wire::{Attr, Errno, Hello, Reply, Request, StatFs};
 
 /// A directory in which every name is a file. What it does with `sound` is right, all else panics.
+#[derive(Default)]
 struct Brittle {
     /// All calls are made by threads that may wait.
     may_hang: bool,
+    witnesses: Witnesses,
 }
+
+/// Who watches a file.
+type Witnesses = Arc<Mutex<Vec<Arc<dyn Witness>>>>;
+
+struct Watching;
+
+impl Watch for Watching {}
 
 struct Node {
     sound: bool,
+    witnesses: Witnesses,
     /// To close it panics: not a part of any request.
     clings: bool,
     /// What it promises to hold cannot be sent.
@@ -52,7 +64,8 @@ fn careful(sound: bool) {
 impl FileStore for Brittle {
     fn root(&self) -> Result<Arc<dyn OpenFile>, Errno> {
         let unstored = AtomicBool::new(false);
-        Ok(Arc::new(Node { sound: true, clings: false, torn: false, unstored }))
+        let witnesses = self.witnesses.clone();
+        Ok(Arc::new(Node { sound: true, witnesses, clings: false, torn: false, unstored }))
     }
 
     fn below(&self, _: &Caller, _: &[u8]) -> Result<Arc<dyn FileStore>, Errno> {
@@ -68,7 +81,8 @@ impl FileStore for Brittle {
         let torn = path == b"torn";
         let unstored = AtomicBool::new(path == b"unstored");
         let sound = torn || path == b"sound" || path == b"unstored";
-        Ok((Arc::new(Node { sound, clings: path == b"clinging", torn, unstored }), attr()))
+        let (witnesses, clings) = (self.witnesses.clone(), path == b"clinging");
+        Ok((Arc::new(Node { sound, witnesses, clings, torn, unstored }), attr()))
     }
 
     fn stat(&self, _: &Caller, (_, path): Source<'_>, _: bool) -> Result<Attr, Errno> {
@@ -200,6 +214,12 @@ impl OpenFile for Node {
         Err(Errno::EINVAL)
     }
 
+    fn watch(&self, _: u32, witness: Arc<dyn Witness>) -> Result<Box<dyn Watch>, Errno> {
+        careful(self.sound);
+        self.witnesses.lock().unwrap().push(witness);
+        Ok(Box::new(Watching))
+    }
+
     fn path(&self) -> Result<Vec<u8>, Errno> {
         Err(Errno::ENOTDIR)
     }
@@ -224,7 +244,11 @@ fn use_file(root: &File, name: &[u8]) -> [Result<(), Error>; 6] {
 }
 
 fn config(may_hang: bool, listen: Address, cores: usize) -> Config {
-    let store = OwnStore(Arc::new(Brittle { may_hang }) as Arc<dyn FileStore>);
+    config_of(Brittle { may_hang, ..Brittle::default() }, listen, cores)
+}
+
+fn config_of(store: Brittle, listen: Address, cores: usize) -> Config {
+    let store = OwnStore(Arc::new(store) as Arc<dyn FileStore>);
     let export = Export::new("b", ExportKind::Own(store));
     Config { exports: vec![export], listen: vec![listen], cores, ..Config::default() }
 }
@@ -336,4 +360,54 @@ fn a_sync_that_failed_is_told_though_its_answer_was_lost() {
     let (_, body) = raw.receive().unwrap();
     assert!(matches!(parse_results(&body).unwrap()[..], [Reply::Done {}]));
     server.stop();
+}
+
+/// Also where all is done by threads that may wait, and whoever tells is a thread of the store.
+#[test]
+fn files_of_any_store_are_watched_as_far_as_it_can_tell() {
+    for may_hang in [false, true] {
+        let store = Brittle { may_hang, ..Brittle::default() };
+        let witnesses = store.witnesses.clone();
+        let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
+        let server = Server::start(&config_of(store, listen, 1)).unwrap();
+        let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+        let transport = Transport::Tcp(at.ip().to_string(), at.port());
+        let client = Client::connect(&transport, Options::default()).unwrap();
+        let root = client.attach(b"b").unwrap();
+        let [sound, broken] = [&b"sound"[..], b"broken"].map(|name| root.open(name, 0, 0).unwrap());
+        assert_eq!(broken.watch(event::ALL).unwrap_err().errno(), Errno::EIO);
+        assert_eq!(sound.watch(0).unwrap_err().errno(), Errno::EINVAL);
+        assert!(witnesses.lock().unwrap().is_empty());
+        sound.watch(event::MODIFY).unwrap();
+        sound.watch(event::MODIFY | event::ATTRIB).unwrap();
+        sound.watch(event::ATTRIB).unwrap();
+        let watching = witnesses.lock().unwrap().clone();
+        assert_eq!(watching.len(), 2);
+        let handle = sound.handle();
+        for round in 0..100 {
+            let waits = client.start_events().unwrap();
+            if round % 2 == 0 {
+                // Answered behind it, so that it waits.
+                client.exports().unwrap();
+            }
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for witness in &watching {
+                        witness.saw(event::MODIFY | event::ATTRIB | event::OPEN, 0, b"");
+                    }
+                });
+            });
+            let mut told = waits.wait().unwrap().events;
+            while told.len() < 2 {
+                told.extend(client.events().unwrap().events);
+            }
+            let told: Vec<_> = told.iter().map(|event| (event.handle, event.mask)).collect();
+            assert_eq!(told, [(handle, event::MODIFY), (handle, event::ATTRIB)]);
+        }
+        watching[0].lost();
+        assert!(client.events().unwrap().lost);
+        witnesses.lock().unwrap().clear();
+        drop(watching);
+        server.stop();
+    }
 }

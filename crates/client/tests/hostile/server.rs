@@ -5,10 +5,11 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
-use towline_client::{Client, Error, File, Options, Transport};
+use towline_client::{Client, Error, File, Happenings, Options, Transport};
 use towline_wire::codec::Field;
+use towline_wire::event::{self, Event};
 use towline_wire::hello::{MAGIC, VERSION, resumed};
-use towline_wire::limits::{FRAGMENT_BYTES_MAX, HEADER_BYTES};
+use towline_wire::limits::{EVENTS_BYTES_MAX, FRAGMENT_BYTES_MAX, HEADER_BYTES};
 use towline_wire::{Attr, Header, Kind, Reply, Welcome};
 
 /// Long enough for a grant.
@@ -196,4 +197,48 @@ fn a_file_that_was_opened_and_could_not_be_read_is_closed() {
     std::mem::forget(file);
     assert_eq!(opened.unwrap(), (2, None));
     serving.join().unwrap();
+}
+
+/// Answers a request for events so, and the next one as it should be.
+fn told(next: u64, length: usize, payload: Vec<u8>) -> Result<Happenings, Error> {
+    let (client, file, serving) = served_by(move |peer| {
+        let request = peer.request();
+        let mut body = Vec::new();
+        Reply::Events { next, lost: 0, length: length as u32 }.encode(&mut body);
+        let header = Header::new(Kind::Reply, request.slot, request.sequence);
+        assert!(peer.send(&message(header, &body, &payload)));
+        let request = peer.request();
+        peer.answer(&request, &[Reply::Events { next: 7, lost: 1, length: 0 }]);
+        while peer.receive().is_some() {}
+    });
+    let told = client.start_events().unwrap().wait();
+    let after = client.events().unwrap();
+    assert_eq!(after, Happenings { events: Vec::new(), lost: true });
+    drop((file, client));
+    serving.join().unwrap();
+    told
+}
+
+#[test]
+fn events_are_looked_at_before_they_are_passed_on() {
+    let event = Event { handle: 1, mask: event::CREATE, cookie: 0, name: b"name" };
+    let encoded = |event: Event<'_>| {
+        let mut bytes = Vec::new();
+        event.encode(&mut bytes);
+        bytes
+    };
+    let good = encoded(event);
+    assert_eq!(told(5, good.len(), good.clone()).unwrap().events, [event.into()]);
+    let is_refused = |next, length, payload| assert!(told(next, length, payload).is_err());
+    is_refused(0, good.len(), good.clone());
+    is_refused(5, good.len() - 1, good.clone());
+    is_refused(5, good.len() + 1, good.clone());
+    is_refused(5, u32::MAX as usize, good.clone());
+    is_refused(5, good.len() - 1, good[1..].to_vec());
+    for wrong in [Event { mask: 0, ..event }, Event { name: b"../up", ..event }] {
+        let bytes = encoded(wrong);
+        is_refused(5, bytes.len(), bytes);
+    }
+    let many = good.repeat(EVENTS_BYTES_MAX / good.len() + 1);
+    is_refused(5, many.len(), many);
 }
