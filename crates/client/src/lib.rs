@@ -8,6 +8,8 @@
 //!
 //! A lost connection is replaced and unanswered requests are sent again under the same session,
 //! so each takes effect once. After a restart of the server open files are opened again.
+//!
+//! What happens to open files that are watched ([`File::watch`]), by whomever, [`Client::events`] tells.
 
 mod borrow;
 mod client;

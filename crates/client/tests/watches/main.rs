@@ -2,21 +2,19 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
+#[path = "../common/mod.rs"]
 mod common;
+mod lost;
+mod raw;
 
-use common::proxy::Proxy;
-use common::{CREATE, Process, Raw, eventually, hello, hello_message, request, seed, setup};
+use common::{CREATE, setup};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Happening, Happenings, Options, Transport};
 use towline_server::EngineWish;
-use towline_wire::event::{self, Events};
-use towline_wire::reply::parse_results;
-use towline_wire::{Hello, Kind, Reply, Request};
+use towline_wire::event;
 
 /// Long enough for any machine: who waits longer waits for ever.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,6 +51,14 @@ impl Ear {
         }
         told
     }
+}
+
+/// The same once.
+fn once(client: &Client) -> Happenings {
+    let (tell, told) = mpsc::channel();
+    let client = client.clone();
+    std::thread::spawn(move || tell.send(client.events().unwrap()));
+    told.recv_timeout(PATIENCE).expect("nothing is told")
 }
 
 /// Both halves of a move.
@@ -188,10 +194,10 @@ fn each_watcher_is_told_all_that_it_asked_for() {
         assert_eq!(made[..50], all[..]);
         assert_eq!(made[50..], ["last"]);
     }
-    // The one before may still have been on its way.
+    // Those before it may still have been on their way.
     let mut removed = names(&told[0], event::DELETE);
     assert_eq!(removed.pop(), Some("last"));
-    assert!(removed.len() <= 1 && removed.iter().all(|name| *name == "f49"), "{removed:?}");
+    assert_eq!(removed, all[50 - removed.len()..]);
     assert_eq!(names(&told[1], event::DELETE)[..50], all[..]);
     assert_eq!(names(&told[2], event::DELETE)[..50], all[..]);
     assert!(told[2].iter().all(|event| event.mask & event::CREATE == 0));
@@ -259,104 +265,22 @@ fn a_family_watches_together() {
     }
 }
 
-/// Connects, again when that very connection is cut.
-fn connect(port: u16) -> Client {
-    loop {
-        let transport = Transport::Tcp("127.0.0.1".into(), port);
-        if let Ok(client) = Client::connect(&transport, Options::default()) {
-            return client;
-        }
-    }
-}
-
 #[test]
-fn nothing_is_lost_or_told_twice_though_connections_are_cut() {
+fn what_has_piled_up_is_told_in_several_answers() {
     let setup = setup(EngineWish::Automatic);
-    let proxy = Proxy::start(setup.port(), seed(), 3000);
-    let client = connect(proxy.port);
-    let root = client.attach(b"dir").unwrap();
-    root.watch(event::CREATE | MOVES).unwrap();
-    let ear = Ear::of(&client);
-    let mut told = Vec::new();
-    let rounds = 400;
-    for round in 0..rounds {
-        let [made, moved] = ["made", "moved"].map(|what| setup.data.join(format!("{what}{round}")));
-        std::fs::write(&made, b"").unwrap();
-        std::fs::rename(&made, &moved).unwrap();
-        if round % 3 == 0 {
-            // It waits again, most likely, and the next cut finds it so.
-            told.extend(ear.until(event::MOVED_TO, &format!("moved{round}")));
-        }
+    let connect = |at| Client::connect(at, Options::default()).unwrap();
+    let clients: Vec<Client> = setup.transports.iter().map(connect).collect();
+    let roots: Vec<File> = clients.iter().map(|client| client.attach(b"mem").unwrap()).collect();
+    roots.iter().for_each(|root| root.watch(event::CREATE).unwrap());
+    let other = setup.client().attach(b"mem").unwrap();
+    // A quarter of a MiB of events.
+    let all: Vec<String> = (0..2000).map(|number| format!("{number:0>110}")).collect();
+    for name in &all {
+        other.write_path(name.as_bytes(), CREATE, 0o600, b"").unwrap();
     }
-    if told.last().is_none_or(|last| last.name != format!("moved{}", rounds - 1).as_bytes()) {
-        told.extend(ear.until(event::MOVED_TO, &format!("moved{}", rounds - 1)));
-    }
-    assert!(proxy.cuts.load(Ordering::Relaxed) > 5, "{:?}", proxy.cuts);
-    let names_of = |what: &str| (0..rounds).map(|n| format!("{what}{n}")).collect::<Vec<_>>();
-    assert_eq!(names(&told, event::CREATE), names_of("made"));
-    assert_eq!(names(&told, event::MOVED_FROM), names_of("made"));
-    assert_eq!(names(&told, event::MOVED_TO), names_of("moved"));
-}
-
-#[test]
-fn a_connection_that_ends_while_nothing_happens_is_gone_on_with() {
-    let setup = setup(EngineWish::Automatic);
-    for (round, transport) in setup.transports.iter().enumerate() {
-        let client = Client::connect(transport, Options::default()).unwrap();
-        let root = client.attach(b"dir").unwrap();
-        root.watch(event::CREATE).unwrap();
-        let ear = Ear::of(&client);
-        for cut in 0..5 {
-            root.stat().unwrap();
-            rustix::net::shutdown(client.fd().unwrap(), rustix::net::Shutdown::Both).unwrap();
-            let name = format!("{round}-{cut}");
-            std::fs::write(setup.data.join(&name), b"").unwrap();
-            assert_eq!(names(&ear.until(event::CREATE, &name), event::CREATE), [&name]);
-        }
-    }
-}
-
-#[test]
-fn a_restart_of_the_server_is_told_and_watching_goes_on() {
-    for keeps_state in [false, true] {
-        let directory = TempDir::new().unwrap();
-        let mut server = Process::start_with(directory.path(), keeps_state, Duration::ZERO);
-        let clients = server.transports().map(|transport| {
-            let client = Client::connect(&transport, Options::default()).unwrap();
-            let root = client.attach(b"dir").unwrap();
-            (client, root)
-        });
-        let (keeper, runner) = (member(&server.tcp()), member(&server.tcp()));
-        // Nothing has happened to any of these. The third one asks only when the server is there again.
-        let begins = keeper.start_events().unwrap().wait().unwrap();
-        assert_eq!(begins, Happenings::default());
-        let ears = [Ear::of(&clients[0].0), Ear::of(&clients[1].0), Ear::of(&keeper)];
-        let of_run = runner.attach(b"dir").unwrap();
-        for root in clients.iter().map(|(_, root)| root).chain([&of_run]) {
-            root.watch(event::CREATE).unwrap();
-        }
-        for round in 0..2 {
-            server.kill();
-            let unseen = directory.path().join("data").join(format!("unseen{round}"));
-            std::fs::write(unseen, b"").unwrap();
-            server.restart();
-            of_run.stat().unwrap();
-            for ear in &ears {
-                assert_eq!(ear.next(), Happenings { events: vec![], lost: true });
-            }
-            let third = &clients[2].0;
-            assert!(third.events().unwrap().lost);
-            for root in clients.iter().map(|(_, root)| root).chain([&of_run]) {
-                root.watch(event::CREATE).unwrap();
-            }
-            let name = format!("seen{round}");
-            std::fs::write(directory.path().join("data").join(&name), b"").unwrap();
-            for ear in &ears {
-                assert_eq!(names(&ear.until(event::CREATE, &name), event::CREATE), [&name]);
-            }
-            let told = third.events().unwrap();
-            assert_eq!((names(&told.events, event::CREATE), told.lost), (vec![&name[..]], false));
-        }
+    for client in &clients {
+        let told = Ear::of(client).until(event::CREATE, &all[1999]);
+        assert!(names(&told, event::CREATE) == all, "{} are told", told.len());
     }
 }
 
@@ -364,43 +288,6 @@ fn a_restart_of_the_server_is_told_and_watching_goes_on() {
 #[ignore = "not a test: the server that other tests kill"]
 fn child_server() {
     common::child_server();
-}
-
-#[test]
-fn who_does_not_listen_loses_events_and_the_server_keeps_its_memory() {
-    let directory = TempDir::new().unwrap();
-    let server = Process::start(directory.path());
-    let client = Client::connect(&server.tcp(), Options::default()).unwrap();
-    let root = client.attach(b"dir").unwrap();
-    root.watch(MOVES).unwrap();
-    let data = directory.path().join("data");
-    let [here, there] = ["h", "t"].map(|letter| data.join(letter.repeat(250)));
-    std::fs::write(&here, b"").unwrap();
-    let before = server.memory();
-    // 33 MiB of events, if all were kept.
-    for _ in 0..30_000 {
-        std::fs::rename(&here, &there).unwrap();
-        std::fs::rename(&there, &here).unwrap();
-    }
-    root.stat().unwrap();
-    let grown = server.memory().saturating_sub(before);
-    assert!(grown < 16, "{grown} MiB more");
-    let ear = Ear::of(&client);
-    let (mut told, mut loses) = (0, false);
-    while !loses {
-        let Happenings { events, lost } = ear.next();
-        (told, loses) = (told + events.len(), lost);
-    }
-    assert!((1..=20_000).contains(&told), "{told} events");
-    // And goes on listening.
-    let mut number = 0;
-    eventually("nothing is told any more", || {
-        number += 1;
-        let name = format!("later{number}");
-        std::fs::rename(&here, data.join(&name)).unwrap();
-        std::fs::rename(data.join(&name), &here).unwrap();
-        ear.next().events.iter().any(|event| event.name.starts_with(b"later"))
-    });
 }
 
 #[test]
@@ -481,143 +368,4 @@ fn a_server_stops_at_once_though_somebody_waits() {
     // It would wait for five for requests under way.
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     drop(waits);
-}
-
-/// A session that speaks raw bytes, and its open root.
-struct Speaker {
-    raw: Raw,
-    session: Hello,
-    root: u64,
-}
-
-impl Speaker {
-    fn begin(port: u16) -> Self {
-        let (mut raw, welcome) = Raw::greeted(port);
-        let session = Hello { session: welcome.session, secret: welcome.secret, ..hello() };
-        raw.send(&request(0, 1, &[Request::Attach { name: b"dir" }], 0));
-        let (_, body) = raw.receive().unwrap();
-        let Some(Reply::Opened { handle, .. }) = parse_results(&body).unwrap().pop() else {
-            panic!("no root")
-        };
-        Self { raw, session, root: handle }
-    }
-
-    /// Goes on over another connection.
-    fn come_back(&mut self, port: u16) {
-        self.raw = Raw::connect(port);
-        self.raw.send(&hello_message(&self.session));
-        assert_eq!(self.raw.receive().unwrap().0.kind, Kind::Welcome);
-    }
-
-    fn send(&mut self, slot: u16, sequence: u32, what: Request<'_>) {
-        self.raw.send(&request(slot, sequence, &[what], 0));
-    }
-
-    /// The next answer: its slot, what it says, and its events.
-    fn answer(&mut self) -> (u16, Result<(u64, bool), Errno>, Vec<Happening>) {
-        let (header, bytes) = self.raw.receive().expect("thrown out");
-        let (body, payload) = bytes.split_at(header.body_bytes as usize);
-        let events = Events::new(payload).map(|event| event.unwrap().into()).collect();
-        let said = match parse_results(body).unwrap()[..] {
-            [Reply::Events { next, lost, length }] => {
-                assert_eq!(length as usize, payload.len());
-                Ok((next, lost != 0))
-            }
-            [Reply::Number { value }] => Ok((value, false)),
-            [Reply::Failed { errno }] => Err(Errno(errno)),
-            ref other => panic!("{other:?}"),
-        };
-        (header.slot, said, events)
-    }
-}
-
-#[test]
-fn who_asks_and_disappears_is_told_when_it_is_back() {
-    let setup = setup(EngineWish::Automatic);
-    let mut speaker = Speaker::begin(setup.port());
-    let mask = event::CREATE;
-    speaker.send(1, 1, Request::Watch { handle: speaker.root, mask });
-    let (_, first, _) = speaker.answer();
-    let (mut seen, _) = first.unwrap();
-    for sequence in 1..20 {
-        let asks = Request::Events { seen };
-        speaker.send(2, sequence, asks);
-        // Answered behind it, so that it waits.
-        speaker.send(3, sequence, Request::Watch { handle: speaker.root, mask });
-        assert_eq!(speaker.answer().0, 3);
-        if sequence % 2 == 0 {
-            speaker.come_back(setup.port());
-            speaker.send(2, sequence, asks);
-        }
-        if sequence % 3 == 0 {
-            speaker.raw = Raw::connect(setup.port());
-        }
-        let name = format!("f{sequence}");
-        std::fs::write(setup.data.join(&name), b"").unwrap();
-        if sequence % 3 == 0 {
-            speaker.come_back(setup.port());
-            speaker.send(2, sequence, asks);
-        }
-        let (_, said, told) = speaker.answer();
-        assert_eq!(names(&told, event::CREATE), [&name]);
-        // The answer is lost: it is given again, over another connection, with what has happened since.
-        speaker.come_back(setup.port());
-        let late = format!("late{sequence}");
-        std::fs::write(setup.data.join(&late), b"").unwrap();
-        eventually("what has happened is told to who asks again", || {
-            speaker.come_back(setup.port());
-            speaker.send(2, sequence, asks);
-            let (_, said, told) = speaker.answer();
-            (seen, _) = said.unwrap();
-            assert_eq!(told[0].name, name.as_bytes());
-            told.len() == 2 && told[1].name == late.as_bytes()
-        });
-        assert_eq!(seen, said.unwrap().0 + 1);
-    }
-}
-
-#[test]
-fn a_client_cannot_ask_for_what_there_is_not() {
-    let setup = setup(EngineWish::Automatic);
-    let mut speaker = Speaker::begin(setup.port());
-    let handle = speaker.root;
-    let all = [
-        (handle, 0, Errno::EINVAL),
-        (handle, event::IGNORED, Errno::EINVAL),
-        (handle, event::ALL | 0x1000, Errno::EINVAL),
-        (handle, u32::MAX, Errno::EINVAL),
-        (0, event::CREATE, Errno::EBADF),
-        (handle + 1, event::CREATE, Errno::EBADF),
-        (u64::MAX, event::CREATE, Errno::EBADF),
-        (handle | 1 << 63, event::CREATE, Errno::EBADF),
-    ];
-    for (sequence, (handle, mask, errno)) in (1..).zip(all) {
-        speaker.send(1, sequence, Request::Watch { handle, mask });
-        assert_eq!(speaker.answer().1, Err(errno), "{mask:#x} of {handle:#x}");
-    }
-    // Whoever has no number gets one; an absurd one is told to be so, and at once.
-    speaker.send(2, 1, Request::Events { seen: 0 });
-    let (next, lost) = speaker.answer().1.unwrap();
-    assert!(next != 0 && !lost);
-    for (sequence, absurd) in (2..).zip([1, next - 1, next + 1, u64::MAX]) {
-        speaker.send(2, sequence, Request::Events { seen: absurd });
-        assert_eq!(speaker.answer().1, Ok((next, true)), "{absurd:#x}");
-    }
-    // Of many that wait all but the last are answered with nothing.
-    for slot in 3..63 {
-        speaker.send(slot, 1, Request::Events { seen: next });
-    }
-    for slot in 3..62 {
-        assert_eq!(speaker.answer(), (slot, Ok((next, false)), vec![]));
-    }
-    speaker.send(1, 9, Request::Watch { handle, mask: event::CREATE });
-    assert_eq!(speaker.answer().1, Ok((next, false)));
-    std::fs::write(setup.data.join("made"), b"").unwrap();
-    let (slot, said, told) = speaker.answer();
-    assert_eq!((slot, said, told.len()), (62, Ok((next + 1, false)), 1));
-    // Who waits must not wait for what it asks for itself.
-    let together = [Request::Watch { handle, mask: 1 }, Request::Events { seen: 0 }];
-    speaker.raw.send(&request(1, 10, &together, 0));
-    assert!(speaker.raw.thrown_out());
-    setup.client().attach(b"dir").unwrap().stat().unwrap();
 }
