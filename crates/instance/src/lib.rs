@@ -22,6 +22,7 @@ pub mod program;
 mod state;
 mod trap;
 pub mod userfault;
+pub mod watches;
 
 pub use config::{Config, Mount, Root};
 pub use entry::{Entry, EntryLock, Taken};
@@ -45,8 +46,11 @@ pub const PROGRAMS: &str = "x";
 pub const SOCKETS: &str = "s";
 /// Socket of the pager, which fills mappings when they are touched.
 pub const PAGER: &str = "pager";
-/// Socket to which processes send their number and a descriptor of themselves before they take record locks.
-pub const HOLDERS: &str = "holders";
+/// Socket of the keeper. Processes send it their number, with a descriptor of themselves, before they take record locks, and
+/// [questions](watches::Ask) when they want to watch files.
+pub const KEEPER: &str = "keeper";
+/// Folder of what stands for watched files; it is made when it is needed.
+pub const SHADOWS: &str = "w";
 /// Socket of the server of a run of its own (`--serve`).
 pub const SERVER: &str = "socket";
 /// Open file descriptions of one run.

@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use towline_instance::{
-    HOLDERS, MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING,
+    KEEPER, MAPPINGS, PAGER, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING,
 };
 
 /// The library that is preloaded.
@@ -66,7 +66,7 @@ impl RunDirectory {
             && removed(PLACEHOLDERS)
             && unlink(self.0.join(STATE)).is_ok()
             // They are not there when servers were not met.
-            && [PAGER, HOLDERS]
+            && [PAGER, KEEPER]
                 .iter()
                 .all(|name| matches!(unlink(self.0.join(name)), Ok(()) | Err(Errno::NOENT)))
             && rmdir(&self.0).is_ok()

@@ -1,12 +1,15 @@
 //! Processes with record locks, whose end the kernel tells: the server sees a killed one only as a lost
 //! connection, which may come back, and keeps its locks for a while.
+//!
+//! To the same socket come the questions of those who want to watch files.
 
 use super::directory::RunDirectory;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use towline_instance::HOLDERS;
+use towline_instance::KEEPER;
+use towline_instance::watches::{ASK_BYTES_MAX, Ask};
 use towline_net::{Wait, receive_descriptors};
 
 /// All that said so. Each sends its number, and with it a descriptor of itself (`pidfd_open(2)`), before
@@ -14,6 +17,8 @@ use towline_net::{Wait, receive_descriptors};
 pub(super) struct Holders {
     socket: OwnedFd,
     known: Vec<(u32, OwnedFd)>,
+    /// Questions, with what answers go to.
+    asks: Vec<(Ask, OwnedFd)>,
 }
 
 impl Holders {
@@ -21,8 +26,8 @@ impl Holders {
     pub(super) fn start(directory: &RunDirectory) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-        rustix::net::bind(&socket, &SocketAddrUnix::new(directory.path().join(HOLDERS))?)?;
-        Ok(Self { socket, known: Vec::new() })
+        rustix::net::bind(&socket, &SocketAddrUnix::new(directory.path().join(KEEPER))?)?;
+        Ok(Self { socket, known: Vec::new(), asks: Vec::new() })
     }
 
     /// What is readable when one comes or ends.
@@ -48,16 +53,24 @@ impl Holders {
         gone.map(|(number, _)| number).collect()
     }
 
+    /// The questions that came until [`Holders::ended`] was asked last, each with what its answer goes to.
+    pub(super) fn asks(&mut self) -> Vec<(Ask, OwnedFd)> {
+        std::mem::take(&mut self.asks)
+    }
+
     fn meet(&mut self) {
-        let mut number = [0; 4];
-        while let Ok((count, fds)) = receive_descriptors(self.socket.as_fd(), &mut number, Wait::No)
+        let mut packet = [0; ASK_BYTES_MAX];
+        while let Ok((count, fds)) = receive_descriptors(self.socket.as_fd(), &mut packet, Wait::No)
         {
-            if self.known.is_empty() {
-                // Each is one. Programs have been started already, and do not inherit the limit.
-                crate::descriptors::raise_limit();
-            }
-            if let (4, Some(fd)) = (count, fds.into_iter().next()) {
+            let Some(fd) = fds.into_iter().next() else { continue };
+            if let Ok(number) = <[u8; 4]>::try_from(&packet[..count]) {
+                if self.known.is_empty() {
+                    // Each is one. Programs have been started already, and do not inherit the limit.
+                    crate::descriptors::raise_limit();
+                }
                 self.known.push((u32::from_ne_bytes(number), fd));
+            } else if let Some(ask) = Ask::parse(&packet[..count]) {
+                self.asks.push((ask, fd));
             }
         }
     }

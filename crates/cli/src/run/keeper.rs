@@ -8,6 +8,7 @@ use super::directory::RunDirectory;
 use super::holders::Holders;
 use super::pager::Pager;
 use super::reach::Notices;
+use super::watches::Watches;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::inotify;
 use std::collections::HashMap;
@@ -48,8 +49,9 @@ pub(super) struct Keeper {
     state: Arc<State>,
     /// `None`: files are read as a whole when they are mapped.
     pager: Option<Pager>,
-    /// `None`: locks of killed processes stay until their sessions end.
+    /// `None`: locks of killed processes stay until their sessions end, and nobody can watch files.
     holders: Option<Holders>,
+    watches: Watches,
     /// By mount.
     clients: Vec<Client>,
     notices: Notices,
@@ -85,16 +87,20 @@ impl Keeper {
         // What was said before it was listened for.
         notices.print();
         let clients = servers.iter().map(|(client, _)| client.clone()).collect();
+        let urls = servers.iter().map(|(_, url)| url.clone()).collect();
+        let watches = Watches::new(directory, Arc::clone(&state), urls);
         let pager = Pager::start(directory, Arc::clone(&state), servers);
         let pager = pager.inspect_err(|error| log::warn!("cannot listen for mappings: {error}"));
         let holders = Holders::start(directory);
-        let holders = holders.inspect_err(|error| log::warn!("cannot listen for locks: {error}"));
+        let holders =
+            holders.inspect_err(|error| log::warn!("cannot listen for locks and watches: {error}"));
         Self {
             events: events.ok(),
             placeholders,
             state,
             pager: pager.ok(),
             holders: holders.ok(),
+            watches,
             clients,
             notices,
             settling: 0,
@@ -156,6 +162,9 @@ impl Keeper {
             }
             self.settling = SETTLING;
             self.state.watch(true);
+        }
+        for question in self.holders.as_mut().map(Holders::asks).unwrap_or_default() {
+            self.watches.ask(question);
         }
         while let Some(Ok(event)) = reader.as_mut().map(inotify::Reader::next) {
             has_worked = true;
@@ -250,6 +259,7 @@ impl Keeper {
             pager.finish();
         }
         self.work();
+        self.watches.stop();
         self.state.keep(false);
         // Closing it takes the kernel some 10 ms, which nobody has to wait for: it does so when this
         // process has ended.

@@ -17,6 +17,7 @@ mod program;
 mod reach;
 pub(crate) mod signals;
 mod summary;
+mod watches;
 
 use crate::demo::start_server;
 use crate::remote::no_export;

@@ -5,9 +5,7 @@ use crate::guard::{checked, finish, inside};
 use crate::table::real;
 use crate::{remote, start};
 use libc::{c_int, c_long, gid_t, uid_t};
-use towline_instance::{
-    HOLDERS, MAPPINGS, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING,
-};
+use towline_instance::{KEEPER, MAPPINGS, PLACEHOLDERS, PROGRAMS, SERVER, SOCKETS, STATE, WORKING};
 
 const NAME: &std::ffi::CStr = c"system.posix_acl_access";
 /// Entries of an access control list, in the order in which the kernel wants them.
@@ -27,10 +25,10 @@ fn admit(user: uid_t) {
     let _ = inside(|| {
         // The files are there then.
         start::wait_for_servers();
-        for part in ["", PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS, HOLDERS, STATE, SERVER]
+        for part in ["", PLACEHOLDERS, WORKING, MAPPINGS, PROGRAMS, SOCKETS, KEEPER, STATE, SERVER]
         {
             let path = [start::directory(), b"/", part.as_bytes(), b"\0"].concat();
-            let permissions = if [HOLDERS, STATE, SERVER].contains(&part) { 6 } else { 7 };
+            let permissions = if [KEEPER, STATE, SERVER].contains(&part) { 6 } else { 7 };
             // Where it cannot be, opening fails later, and says so.
             let _ = permit(&path, user, permissions);
         }

@@ -1,24 +1,93 @@
-//! Watching for changes. The kernel tells nothing of remote files: they cannot be watched, nor named by handles.
+//! Watching for changes. The kernel tells nothing of remote files, so what `inotify` watches is a local *shadow* of the file, to which
+//! the keeper does what is done to the file (`cli/run/watches`). The descriptor and what is read from it are the kernel's. `fanotify`
+//! finds nothing, and nothing is named by handles.
 
 use super::by_path;
-use crate::place::At;
+use crate::place::{self, At};
 use crate::table::real;
+use crate::{guard, holder, remote, start};
 use libc::{c_char, c_int, c_uint, c_void};
+use towline_client::File;
+use towline_instance::SHADOWS;
+use towline_instance::watches::{Ask, Opened, UNKNOWN};
+use towline_wire::request::open_flag;
+
+/// How often a shadow is looked for again that has another number when it is to be watched: its file was moved.
+const TRIES: usize = 16;
+
+pub(crate) unsafe fn inotify_add_watch(fd: c_int, path: *const c_char, mask: u32) -> c_int {
+    let follow = mask & libc::IN_DONT_FOLLOW == 0;
+    // SAFETY: as the program says.
+    let local = |_, path| unsafe { real::inotify_add_watch(fd, path, mask) };
+    let remote = |at: &At| watch(fd, at, mask);
+    // SAFETY: as the program says.
+    unsafe { by_path(libc::AT_FDCWD, path, follow, local, remote) }
+}
+
+fn watch(fd: c_int, at: &At, mask: u32) -> Result<c_int, i32> {
+    let add = |path: &[u8]| {
+        // SAFETY: the path ends with a zero byte.
+        let watch = unsafe { real::inotify_add_watch(fd, path.as_ptr().cast(), mask) };
+        if watch < 0 { Err(guard::errno()) } else { Ok(watch) }
+    };
+    // What is wrong with the descriptor or the mask is told before the path is looked at.
+    match add(b"\0") {
+        Err(libc::ENOENT) => {}
+        other => return other,
+    }
+    for _ in 0..TRIES {
+        let number = shadow_of(at, mask)?;
+        let path = [start::directory(), format!("/{SHADOWS}/{number}\0").as_bytes()].concat();
+        match add(&path) {
+            Err(libc::ENOENT) => {}
+            other => return other,
+        }
+    }
+    Err(libc::ENOENT)
+}
+
+/// The number of a file's shadow. As for the kernel, the file has to be one that may be read.
+fn shadow_of(at: &At, mask: u32) -> Result<u64, i32> {
+    let flag = |bit: u32, flag: c_int| if mask & bit != 0 { flag } else { 0 };
+    let flags = libc::O_PATH
+        | flag(libc::IN_ONLYDIR, libc::O_DIRECTORY)
+        | flag(libc::IN_DONT_FOLLOW, libc::O_NOFOLLOW);
+    at.with(|base, path| {
+        let file = base.open(path, open_flag::of_this_machine(flags), 0)?;
+        file.access(b"", libc::R_OK as u32)?;
+        let ask = Ask {
+            mount: at.mount as u32,
+            mask: mask & libc::IN_ALL_EVENTS,
+            identity: file.attr().identity(),
+            opened: None,
+        };
+        Ok(match holder::ask(&ask) {
+            Err(UNKNOWN) => holder::ask(&Ask { opened: Some(open(at, file)?), ..ask }),
+            known => known,
+        })
+    })?
+}
+
+/// Opens a file so that the keeper can watch it, and gives it to the keeper.
+fn open(at: &At, file: File) -> Result<Opened, towline_client::Error> {
+    let is_directory = file.attr().mode & libc::S_IFMT == libc::S_IFDIR;
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_NONBLOCK;
+    let file = match is_directory {
+        true => file.open(b".", open_flag::of_this_machine(flags), 0)?,
+        false => file,
+    };
+    let handle = file.into_handle();
+    if let Ok(client) = remote::client(at.mount) {
+        client.forget_handle(handle);
+    }
+    Ok(Opened { handle, is_directory, path: place::tidy(&at.below()) })
+}
 
 /// The name of something remote, also relative to a remote working directory, whose stand-in the kernel would
 /// take. A link may lead out to what is local.
 fn refused(at: &At, follow: bool, error: c_int) -> Result<c_int, i32> {
     at.with(|base, path| base.stat_path(path, follow))?;
     Err(error)
-}
-
-pub(crate) unsafe fn inotify_add_watch(fd: c_int, path: *const c_char, mask: u32) -> c_int {
-    let follow = mask & libc::IN_DONT_FOLLOW == 0;
-    // SAFETY: as the program says.
-    let local = |_, path| unsafe { real::inotify_add_watch(fd, path, mask) };
-    let remote = |at: &At| refused(at, follow, libc::ENOENT);
-    // SAFETY: as the program says.
-    unsafe { by_path(libc::AT_FDCWD, path, follow, local, remote) }
 }
 
 pub(crate) unsafe fn fanotify_mark(

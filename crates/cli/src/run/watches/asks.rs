@@ -1,0 +1,162 @@
+//! Makes shadows for programs that ask.
+//!
+//! Nothing is missed that happens after a program was told of a shadow, and no name is left out: first the server is asked to watch the
+//! file, then the directory is listed, and what happens meanwhile is kept until the shadow has the names of the listing, and is then done
+//! to it. It ends as the directory is, however much of that the listing has already, since the last change of each name decides. Only then
+//! does anybody watch the shadow.
+
+use super::shadows::{Entry, OF_DIRECTORIES, OF_FILES, Shadow};
+use super::{Common, Met, failed};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use towline_client::{Client, Errno, Error, Options, Transport};
+use towline_instance::watches::{Ask, Opened, UNKNOWN, answer_bytes};
+use towline_wire::event;
+
+/// What listing a directory does to it: the watcher need not hear of that.
+const LISTING: u32 = event::OPEN | event::ACCESS | event::CLOSE_NOWRITE;
+
+/// A question, and what its answer goes to. That it is closed without one is an answer, too.
+pub(super) type Question = (Ask, OwnedFd);
+
+/// One server.
+pub(super) struct Server {
+    common: Arc<Common>,
+    transport: Transport,
+    /// From the first question on that needs it.
+    met: Option<Met>,
+}
+
+impl Server {
+    /// One that was not met yet.
+    pub(super) fn new(common: Arc<Common>, transport: Transport) -> Self {
+        Self { common, transport, met: None }
+    }
+
+    /// Answers until the run is over.
+    pub(super) fn answer_all(mut self, questions: &Receiver<Question>) {
+        while let Ok((ask, asker)) = questions.recv() {
+            let answer = self.answer(&ask).map_err(|error| match error.errno() {
+                // What programs are told where no more can be watched: they look from time to time then.
+                Errno::EOPNOTSUPP | Errno::EPROTO | Errno::EMFILE | Errno::ENFILE => libc::ENOSPC,
+                errno => i32::from(errno.0),
+            });
+            // Who asked may have ended.
+            let _ = rustix::io::write(&asker, &answer_bytes(answer));
+        }
+    }
+
+    /// The number of a shadow.
+    fn answer(&mut self, ask: &Ask) -> Result<u64, Error> {
+        if self.met.is_none() && ask.opened.is_none() {
+            return Err(Errno(UNKNOWN as u16).into());
+        }
+        let Met { client, shared } = self.meet()?;
+        let which = (ask.mount, ask.identity);
+        let found = shared.shadows().find(which);
+        match (found, &ask.opened) {
+            (None, None) => return Err(Errno(UNKNOWN as u16).into()),
+            (None, Some(opened)) => return self.make(ask, opened),
+            (Some((handle, shadow)), opened) => {
+                if let Some(opened) = opened {
+                    // Somebody else was faster.
+                    client.close_handle(opened.handle);
+                }
+                let mask = wanted(ask.mask, shadow.is_directory);
+                let mut losses = shared.losses.load(Ordering::SeqCst);
+                while mask & !shadow.mask != 0 {
+                    client.watch(handle, mask)?;
+                    shared.shadows().widen(handle, mask);
+                    // Else it may have been watched anew for less.
+                    let before =
+                        std::mem::replace(&mut losses, shared.losses.load(Ordering::SeqCst));
+                    if losses == before {
+                        break;
+                    }
+                }
+            }
+        }
+        // It may have been moved meanwhile.
+        let found = shared.shadows().find(which);
+        found.map(|(_, shadow)| shadow.number).ok_or(Errno::ENOENT.into())
+    }
+
+    fn meet(&mut self) -> Result<Met, Error> {
+        if let Some(met) = &self.met {
+            return Ok(met.clone());
+        }
+        let mut options = Options::default();
+        options.family = self.common.family;
+        // What it waits for is not in a hurry, and it asks little else.
+        options.spin_us = 0;
+        options.nearer_after = u64::MAX;
+        let met = self.common.meet(Client::connect(&self.transport, options)?)?;
+        self.met = Some(met.clone());
+        Ok(met)
+    }
+
+    /// Makes the shadow of an open file, and keeps that open.
+    fn make(&mut self, ask: &Ask, opened: &Opened) -> Result<u64, Error> {
+        let Met { client, shared } = self.meet()?;
+        let &Opened { handle, is_directory, ref path } = opened;
+        let which = (ask.mount, ask.identity);
+        shared.shadows().wait_for(handle);
+        let mask = wanted(ask.mask, is_directory);
+        let made = shared.shadows().make(which, is_directory, mask).map_err(failed);
+        let made = made.and_then(|shadow| {
+            self.common.remember(&client, handle, &shadow, path);
+            self.fill(handle, &shadow)
+        });
+        made.inspect_err(|_| {
+            shared.shadows().give_up(handle);
+            client.close_handle(handle);
+        })
+    }
+
+    /// Gives a new shadow its entries, from when on it is kept true.
+    fn fill(&mut self, handle: u64, shadow: &Shadow) -> Result<u64, Error> {
+        let Met { client, shared } = self.meet()?;
+        loop {
+            let losses = shared.losses.load(Ordering::SeqCst);
+            let listing = watch_and_list(&client, handle, shadow);
+            let mut shadows = shared.shadows();
+            let filled = listing.and_then(|listing| shadows.fill(shadow, listing).map_err(failed));
+            if let Err(error) = filled {
+                shadows.discard(shadow);
+                return Err(error);
+            }
+            if losses == shared.losses.load(Ordering::SeqCst) {
+                let is_there = shadows.keep(handle, *shadow);
+                return if is_there { Ok(shadow.number) } else { Err(Errno::ENOENT.into()) };
+            }
+        }
+    }
+}
+
+/// The names in a directory that is watched from before they are read; none of anything else.
+pub(super) fn watch_and_list(
+    client: &Client,
+    handle: u64,
+    shadow: &Shadow,
+) -> Result<Vec<Entry>, Error> {
+    if !shadow.is_directory {
+        return client.watch(handle, shadow.mask).map(|()| Vec::new());
+    }
+    client.watch(handle, shadow.mask & !LISTING)?;
+    let listing = client.with_handle(handle, 0, |directory| directory.list_all(false))?;
+    if shadow.mask & LISTING != 0 {
+        client.watch(handle, shadow.mask)?;
+    }
+    Ok(listing.into_iter().map(|entry| (entry.name, entry.file_type == libc::DT_DIR)).collect())
+}
+
+/// What a server is asked for so that a program is told what it wants.
+fn wanted(mask: u32, is_directory: bool) -> u32 {
+    const CLOSE: u32 = event::CLOSE_WRITE | event::CLOSE_NOWRITE;
+    let own = if is_directory { OF_DIRECTORIES } else { OF_FILES };
+    // Opening is told together with closing, see `Shadows::touch`.
+    let both = if mask & event::OPEN != 0 && mask & CLOSE != 0 { CLOSE } else { 0 };
+    mask & event::ALL | own | both
+}

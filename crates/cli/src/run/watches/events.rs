@@ -1,0 +1,119 @@
+//! Learns from a server what has happened to watched files, and repeats it in their shadows.
+
+use super::asks::watch_and_list;
+use super::shadows::{Entry, Shadow, Shadows};
+use super::{Common, Met, failed, start};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+use towline_client::{File, Happening, Happenings};
+use towline_wire::event;
+
+/// How long the second half of a move is waited for, which a server tells right behind the first one.
+const HALF: Duration = Duration::from_millis(30);
+
+/// Answers that are received ahead of what was repeated; more stay with the server.
+const AHEAD: usize = 2;
+
+/// Begins, in threads that end with the session.
+pub(super) fn listen(met: &Met, common: &Arc<Common>) -> io::Result<()> {
+    let (sender, told) = sync_channel(AHEAD);
+    let repeater = Repeater { met: met.clone(), common: Arc::clone(common) };
+    start("repeat", move || repeater.repeat_all(&told))?;
+    let client = met.client.clone();
+    start("events", move || {
+        loop {
+            match client.events() {
+                Ok(happenings) => {
+                    if sender.send(happenings).is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    log::warn!("what happens to watched files is not told any more: {error}");
+                    return;
+                }
+            }
+        }
+    })
+}
+
+/// Who repeats what happens on a server.
+struct Repeater {
+    met: Met,
+    common: Arc<Common>,
+}
+
+impl Repeater {
+    fn repeat_all(&self, told: &Receiver<Happenings>) {
+        while let Ok(Happenings { mut events, mut lost }) = told.recv() {
+            while events.last().is_some_and(|last| last.mask & event::MOVED_FROM != 0) {
+                // If it does not come, the name went to where nobody watches.
+                let Ok(more) = told.recv_timeout(HALF) else { break };
+                events.extend(more.events);
+                lost |= more.lost;
+            }
+            // Whoever is told of something finds it: what processes of the run know from before does not count any more.
+            self.common.state.changes().fetch_add(1, Ordering::SeqCst);
+            self.repeat(&events);
+            if lost {
+                self.catch_up();
+            }
+        }
+    }
+
+    fn repeat(&self, events: &[Happening]) {
+        let Met { client, shared } = &self.met;
+        let ended = shared.shadows().repeat(events);
+        for handle in ended {
+            client.close_handle(handle);
+        }
+        for moved in events.iter().filter(|one| one.mask & event::MOVE_SELF != 0) {
+            let shadow = shared.shadows().at(moved.handle);
+            if let Some(shadow) = shadow.filter(|shadow| shadow.is_directory)
+                && let Ok(path) = client.with_handle(moved.handle, 0, File::path)
+            {
+                self.common.remember(client, moved.handle, &shadow, &path);
+            }
+        }
+    }
+
+    /// Events were lost, and perhaps the watches with them: all is watched anew, and what is different now is repeated.
+    fn catch_up(&self) {
+        let Met { client, shared } = &self.met;
+        shared.losses.fetch_add(1, Ordering::SeqCst);
+        for handle in shared.shadows().handles() {
+            while let Some(shadow) = shared.shadows().at(handle) {
+                let listing = watch_and_list(client, handle, &shadow);
+                let mut shadows = shared.shadows();
+                if shadows.at(handle).is_some_and(|now| now.mask != shadow.mask) {
+                    continue;
+                }
+                match listing.and_then(|listing| shadows.fill(&shadow, listing).map_err(failed)) {
+                    Ok(same) => tell_modified(&shadows, &shadow, &same),
+                    // It is gone, or cannot be had again.
+                    Err(_) => {
+                        shadows.remove(handle);
+                        client.close_handle(handle);
+                    }
+                }
+                break;
+            }
+        }
+    }
+}
+
+/// Which of the files that are still there were written meanwhile, nobody knows.
+fn tell_modified(shadows: &Shadows, shadow: &Shadow, same: &[Entry]) {
+    if shadow.mask & event::MODIFY == 0 {
+        return;
+    }
+    if !shadow.is_directory {
+        shadows.touch(shadow, event::MODIFY, b"");
+    }
+    for (name, _) in same.iter().filter(|(_, is_directory)| !is_directory) {
+        shadows.touch(shadow, event::MODIFY, name);
+    }
+}

@@ -1,0 +1,152 @@
+//! Has the kernel tell programs of the run what happens to remote files that they watch.
+//!
+//! A program watches a file's shadow (`shadows.rs`), which the kernel does as of any local file. For each server with watched files there
+//! are a session and threads: one makes shadows for programs that ask (`asks.rs`), the others learn from the server what has happened,
+//! and repeat it (`events.rs`). So a server that hangs stops nobody but who waits for it.
+
+mod asks;
+mod events;
+mod shadows;
+
+use super::directory::RunDirectory;
+use asks::{Question, Server};
+use shadows::{Shadow, Shadows};
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use towline_client::{Client, Errno, Error, File, Url};
+use towline_instance::{SHADOWS, State};
+use towline_wire::request::open_flag;
+
+/// Bytes of a thread's stack; listings are on the heap.
+const STACK_BYTES: usize = 256 << 10;
+
+/// All watched files of the run.
+pub(super) struct Watches {
+    common: Arc<Common>,
+    /// Who answers questions for a server, once there was one, by the number of its first mount.
+    servers: HashMap<usize, Sender<Question>>,
+}
+
+/// What is the same for all servers.
+struct Common {
+    folder: PathBuf,
+    state: Arc<State>,
+    /// By mount.
+    urls: Vec<Url>,
+    family: u64,
+    /// The next number of a shadow.
+    numbers: Arc<AtomicU64>,
+    /// The servers that were met.
+    met: Mutex<Vec<Met>>,
+}
+
+/// A server that was met.
+#[derive(Clone)]
+struct Met {
+    client: Client,
+    shared: Arc<Shared>,
+}
+
+/// What the threads of a server share.
+struct Shared {
+    shadows: Mutex<Shadows>,
+    /// How often events were lost: what was watched or listed before that may be watched no more, or be too old.
+    losses: AtomicU64,
+}
+
+impl Watches {
+    /// Of none yet.
+    pub(super) fn new(directory: &RunDirectory, state: Arc<State>, urls: Vec<Url>) -> Self {
+        let common = Common {
+            folder: directory.path().join(SHADOWS),
+            family: state.config().map_or(0, |config| config.family),
+            state,
+            urls,
+            numbers: Arc::default(),
+            met: Mutex::default(),
+        };
+        Self { common: Arc::new(common), servers: HashMap::new() }
+    }
+
+    /// Has a question answered. Who is not answered cannot watch.
+    pub(super) fn ask(&mut self, question: Question) {
+        let urls = &self.common.urls;
+        let Some(url) = urls.get(question.0.mount as usize) else { return };
+        let same = |other: &Url| other.transport == url.transport;
+        let Some(first) = urls.iter().position(same) else { return };
+        if !self.servers.contains_key(&first) {
+            let (sender, questions) = channel();
+            let server = Server::new(Arc::clone(&self.common), url.transport.clone());
+            if let Err(error) = start("watches", move || server.answer_all(&questions)) {
+                log::warn!("remote files cannot be watched: {error}");
+                return;
+            }
+            self.servers.insert(first, sender);
+        }
+        if let Some(server) = self.servers.get(&first) {
+            // Fails where its thread has ended, which closes what the answer would go to.
+            let _ = server.send(question);
+        }
+    }
+
+    /// Tells the servers that nobody watches any more.
+    pub(super) fn stop(&self) {
+        for Met { client, .. } in lock(&self.common.met).drain(..) {
+            client.close();
+        }
+    }
+}
+
+impl Common {
+    /// What there is to know of a server that somebody connected to. What happens to the files of a family is told to one session of it:
+    /// where two ways lead to one server, all is watched through the one that was first.
+    fn meet(self: &Arc<Self>, client: Client) -> Result<Met, Error> {
+        let mut all = lock(&self.met);
+        let same = |met: &&Met| met.client.boot_epoch() == client.boot_epoch();
+        if let Some(met) = all.iter().find(same) {
+            let met = met.clone();
+            drop(all);
+            client.close();
+            return Ok(met);
+        }
+        let shadows = Shadows::new(&self.folder, Arc::clone(&self.numbers)).map_err(failed)?;
+        let shared = Shared { shadows: Mutex::new(shadows), losses: AtomicU64::new(0) };
+        let met = Met { client, shared: Arc::new(shared) };
+        events::listen(&met, self).map_err(|_| Errno::ENOMEM)?;
+        all.push(met.clone());
+        Ok(met)
+    }
+
+    /// Where an open file is to be found, should the server be started again.
+    fn remember(&self, client: &Client, handle: u64, shadow: &Shadow, path: &[u8]) {
+        let (mount, inode) = shadow.which;
+        let Some(url) = self.urls.get(mount as usize) else { return };
+        let flags = if shadow.is_directory { open_flag::DIRECTORY } else { open_flag::PATH };
+        client.forget_handle(handle);
+        let _ = File::from_handle(client, handle, &url.root(), path, flags, inode).into_handle();
+    }
+}
+
+impl Shared {
+    fn shadows(&self) -> MutexGuard<'_, Shadows> {
+        lock(&self.shadows)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a call of the system says.
+fn failed(error: rustix::io::Errno) -> Error {
+    Errno(error.raw_os_error() as u16).into()
+}
+
+fn start(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name(name.to_owned());
+    thread.stack_size(STACK_BYTES).spawn(work).map(drop)
+}

@@ -1,0 +1,123 @@
+//! What a process of the run asks the keeper when it wants to watch a remote file.
+//!
+//! A question is one packet to [the keeper's socket](crate::KEEPER). With it comes one end of a pair of sockets, over which the
+//! answer goes back. The answer is the number of the file's *shadow*: a local directory, or file, in the folder
+//! [`SHADOWS`](crate::SHADOWS), to which the keeper does what is done to the remote one, so that the kernel tells whoever watches it.
+
+/// Bytes of a question without its path.
+const HEAD_BYTES: usize = 6 * 8;
+/// Longest path in a question.
+const PATH_BYTES_MAX: usize = 4096;
+/// Longest question, in bytes.
+pub const ASK_BYTES_MAX: usize = HEAD_BYTES + PATH_BYTES_MAX;
+/// Bytes of an answer.
+pub const ANSWER_BYTES: usize = 16;
+/// Error number of the answer for a file without a shadow, of which the question does not say by which handle it is open: to be asked
+/// once more.
+pub const UNKNOWN: i32 = libc::EAGAIN;
+
+/// A question: under which number a file has a shadow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Number of the mount.
+    pub mount: u32,
+    /// What is wanted to be told: bits of `inotify(7)`.
+    pub mask: u32,
+    /// Which file of the mount's export it is.
+    pub identity: u64,
+    /// How it can be watched, should it have no shadow; the keeper has the handle then, whatever it answers.
+    pub opened: Option<Opened>,
+}
+
+/// An open file of the family, for the keeper.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Of a directory: open for reading. Of anything else: open for nothing (`O_PATH`).
+    pub handle: u64,
+    /// It is a directory.
+    pub is_directory: bool,
+    /// Its path below the mount; nothing where that is too long to be told.
+    pub path: Vec<u8>,
+}
+
+impl Ask {
+    /// As it is sent.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let nothing = (0, 0, 0, &[][..]);
+        let (kind, handle, is_directory, path) = self.opened.as_ref().map_or(nothing, |opened| {
+            (1, opened.handle, u64::from(opened.is_directory), &opened.path[..])
+        });
+        let words =
+            [kind, self.mount.into(), self.mask.into(), self.identity, handle, is_directory];
+        let mut bytes: Vec<u8> = words.into_iter().flat_map(u64::to_ne_bytes).collect();
+        if path.len() <= PATH_BYTES_MAX {
+            bytes.extend_from_slice(path);
+        }
+        bytes
+    }
+
+    /// Understands one; `None` for what is none.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (head, path) = bytes.split_at_checked(HEAD_BYTES)?;
+        let mut words = [0; HEAD_BYTES / 8];
+        for (word, place) in words.iter_mut().zip(head.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(place.try_into().ok()?);
+        }
+        let [kind, mount, mask, identity, handle, is_directory] = words;
+        let opened = match kind {
+            0 => None,
+            1 => Some(Opened { handle, is_directory: is_directory != 0, path: path.to_vec() }),
+            _ => return None,
+        };
+        let (mount, mask) = (u32::try_from(mount).ok()?, u32::try_from(mask).ok()?);
+        Some(Self { mount, mask, identity, opened })
+    }
+}
+
+/// An answer as it is sent: the number of a shadow, or an error number.
+#[must_use]
+pub fn answer_bytes(answer: Result<u64, i32>) -> [u8; ANSWER_BYTES] {
+    let (number, error) = answer.map_or_else(|error| (0, error), |number| (number, 0));
+    let mut bytes = [0; ANSWER_BYTES];
+    bytes[..8].copy_from_slice(&number.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&error.to_ne_bytes());
+    bytes
+}
+
+/// Understands one.
+///
+/// # Errors
+/// The one that was answered.
+pub fn parse_answer(bytes: &[u8; ANSWER_BYTES]) -> Result<u64, i32> {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, ..] = *bytes;
+    match i32::from_ne_bytes([i, j, k, l]) {
+        0 => Ok(u64::from_ne_bytes([a, b, c, d, e, f, g, h])),
+        error => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_and_answers_are_understood_and_nonsense_is_not() {
+        let opened = Opened { handle: u64::MAX - 1, is_directory: true, path: b"a/b".to_vec() };
+        let ask = Ask { mount: 3, mask: 0xfff, identity: 7 << 40, opened: Some(opened) };
+        assert_eq!(Ask::parse(&ask.to_bytes()), Some(ask.clone()));
+        let short = Ask { opened: None, ..ask.clone() };
+        assert_eq!(Ask::parse(&short.to_bytes()), Some(short));
+        let mut long = ask;
+        let path = long.opened.as_mut().map(|opened| &mut opened.path);
+        path.unwrap().resize(PATH_BYTES_MAX + 1, b'x');
+        assert!(long.to_bytes().len() <= ASK_BYTES_MAX);
+        assert_eq!(Ask::parse(&long.to_bytes()).unwrap().opened.unwrap().path, b"");
+        assert_eq!(Ask::parse(&[0; HEAD_BYTES - 1]), None);
+        assert_eq!(Ask::parse(&[2; HEAD_BYTES]), None);
+        for answer in [Ok(u64::MAX), Ok(0), Err(UNKNOWN)] {
+            assert_eq!(parse_answer(&answer_bytes(answer)), answer);
+        }
+    }
+}
