@@ -82,6 +82,11 @@ fn what_is_closed_is_closed_on_the_server() {
 }
 
 #[test]
+fn watched_files_behave() {
+    same(Libc::Shared, "watches.c", &[]);
+}
+
+#[test]
 fn names_of_programs_behave() {
     same(Libc::Shared, "named.c", &[]);
 }

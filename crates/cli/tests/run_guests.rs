@@ -77,6 +77,11 @@ fn mappings_and_moved_directories_behave() {
 }
 
 #[test]
+fn watched_files_behave() {
+    same_as_guest(Libc::Static, "watches.c");
+}
+
+#[test]
 fn walks_behave() {
     same_as_guest(Libc::Static, "walks.c");
 }

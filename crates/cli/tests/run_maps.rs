@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
-use support::{TOWLINE, World, forbidding, noise, text};
+use support::{TOWLINE, World, forbidding, keeper, noise, text};
 
 /// Where the remote directory is for the programs; it does not exist here.
 const PREFIX: &str = "/towline-maps-test";
@@ -240,18 +240,6 @@ fn touched(child: &mut Child) -> String {
     assert!(reader.buffer().is_empty());
     child.stdout = Some(reader.into_inner());
     line
-}
-
-/// The process that has a descriptor of this one.
-fn keeper(program: u32) -> Option<String> {
-    let line = format!("Pid:\t{program}\n");
-    let sees = |process: &Path| {
-        let mut all = fs::read_dir(process.join("fdinfo")).into_iter().flatten().flatten();
-        all.any(|fd| fs::read_to_string(fd.path()).is_ok_and(|info| info.contains(&line)))
-    };
-    let mut processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
-    let found = processes.find(|process| sees(process))?;
-    Some(found.file_name()?.to_str()?.to_owned())
 }
 
 #[test]

@@ -342,10 +342,10 @@ fn unreached_programs_are_told_of_once() {
     assert_eq!(told.matches("/privileged is setuid").count(), 1, "{told}");
 }
 
-/// By their names, by those relative to a remote working directory, and by system calls without libc; but what a
-/// remote link leads to here can be.
+/// By their names, by those relative to a remote working directory, and by system calls without libc: they are watched, but
+/// have no handles. What a remote link leads to here is as any local file.
 #[test]
-fn remote_files_cannot_be_watched() {
+fn remote_files_are_watched_and_have_no_handles() {
     let world = World::new();
     fs::write(world.local("served/f"), "text").unwrap();
     fs::write(world.local("here"), "text").unwrap();
@@ -379,9 +379,9 @@ int main(int count, char **names) {
     assert!(built.status.success(), "{}", text(&built.stderr));
     let script = format!("cd {PREFIX} && {} . f {PREFIX} none out", program.display());
     let got = under_run(&world, &[], &["sh", "-c", &script]);
-    let refused = "ENOENT 1 EOPNOTSUPP\n".repeat(3);
+    let watched = "watched 1 EOPNOTSUPP\n".repeat(3);
     let found = text(&got.stdout);
-    let local = found.strip_prefix(&format!("{refused}ENOENT 1 ENOENT\n"));
+    let local = found.strip_prefix(&format!("{watched}ENOENT 1 ENOENT\n"));
     assert!(local.is_some_and(|rest| rest.starts_with("watched 1 ")), "{found}");
 }
 

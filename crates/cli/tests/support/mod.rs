@@ -216,3 +216,15 @@ pub(crate) fn under_run(world: &World, script: &str) -> Output {
         .output()
         .unwrap()
 }
+
+/// The keeper of a run: the process that has a descriptor of the one with this number, which became the program.
+pub(crate) fn keeper(program: u32) -> Option<String> {
+    let line = format!("Pid:\t{program}\n");
+    let sees = |process: &Path| {
+        let mut all = fs::read_dir(process.join("fdinfo")).into_iter().flatten().flatten();
+        all.any(|fd| fs::read_to_string(fd.path()).is_ok_and(|info| info.contains(&line)))
+    };
+    let mut processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let found = processes.find(|process| sees(process))?;
+    Some(found.file_name()?.to_str()?.to_owned())
+}

@@ -82,26 +82,34 @@ impl Repeater {
 
     /// Events were lost, and perhaps the watches with them: all is watched anew, and what is different now is repeated.
     fn catch_up(&self) {
-        let Met { client, shared } = &self.met;
+        let shared = &self.met.shared;
         shared.losses.fetch_add(1, Ordering::SeqCst);
-        for handle in shared.shadows().handles() {
-            while let Some(shadow) = shared.shadows().at(handle) {
-                let listing = watch_and_list(client, handle, &shadow);
-                let mut shadows = shared.shadows();
-                if shadows.at(handle).is_some_and(|now| now.mask != shadow.mask) {
-                    continue;
-                }
-                match listing.and_then(|listing| shadows.fill(&shadow, listing).map_err(failed)) {
-                    Ok(same) => tell_modified(&shadows, &shadow, &same),
-                    // It is gone, or cannot be had again.
-                    Err(_) => {
-                        shadows.remove(handle);
-                        client.close_handle(handle);
-                    }
-                }
-                break;
+        // Not under the lock, which is for those who ask, too.
+        let handles = shared.shadows().handles();
+        for handle in handles {
+            while !self.catch_up_with(handle) {}
+        }
+    }
+
+    /// The same of one file. False: it is to be watched for more since.
+    fn catch_up_with(&self, handle: u64) -> bool {
+        let Met { client, shared } = &self.met;
+        let found = shared.shadows().at(handle);
+        let Some(shadow) = found else { return true };
+        let listing = watch_and_list(client, handle, &shadow);
+        let mut shadows = shared.shadows();
+        if shadows.at(handle).is_some_and(|now| now.mask != shadow.mask) {
+            return false;
+        }
+        match listing.and_then(|listing| shadows.fill(&shadow, listing).map_err(failed)) {
+            Ok(same) => tell_modified(&shadows, &shadow, &same),
+            // It is gone, or cannot be had again.
+            Err(_) => {
+                shadows.remove(handle);
+                client.close_handle(handle);
             }
         }
+        true
     }
 }
 

@@ -1,0 +1,49 @@
+/* Watches what its arguments name, says so, and prints what it is told, a line each: what happened, and to which name. It ends when
+ * a name "end" comes, or when nothing more can come. With "-s" first it says how long a file is that was written, or came, in the directory named last. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const struct { unsigned bit; const char *name; } NAMES[] = {
+    {IN_MODIFY, "MODIFY"}, {IN_ATTRIB, "ATTRIB"}, {IN_CLOSE_WRITE, "CLOSE_WRITE"}, {IN_MOVED_FROM, "MOVED_FROM"},
+    {IN_MOVED_TO, "MOVED_TO"}, {IN_CREATE, "CREATE"}, {IN_DELETE, "DELETE"}, {IN_DELETE_SELF, "DELETE_SELF"},
+    {IN_MOVE_SELF, "MOVE_SELF"}, {IN_IGNORED, "IGNORED"}, {IN_Q_OVERFLOW, "OVERFLOW"}, {0, NULL},
+};
+
+int main(int count, char **names) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int queue = inotify_init1(IN_CLOEXEC), left = 0;
+    int sizes = count > 1 && strcmp(names[1], "-s") == 0;
+    for (int i = 1 + sizes; i < count; i++) {
+        unsigned mask = IN_ALL_EVENTS & ~(IN_OPEN | IN_ACCESS | IN_CLOSE_NOWRITE | IN_CLOSE_WRITE);
+        if (inotify_add_watch(queue, names[i], mask) < 0) printf("%s: %s\n", names[i], strerrorname_np(errno));
+        else left++;
+    }
+    puts("ready");
+    char events[65536] __attribute__((aligned(8)));
+    while (left > 0) {
+        ssize_t bytes = read(queue, events, sizeof events);
+        if (bytes < 0) return 1;
+        const struct inotify_event *event;
+        for (char *at = events; at < events + bytes; at += sizeof *event + event->len) {
+            event = (const void *)at;
+            const char *name = event->len ? event->name : "";
+            for (int i = 0; NAMES[i].bit; i++)
+                if (event->mask & NAMES[i].bit) printf("%s %s", NAMES[i].name, name);
+            struct stat found;
+            char path[4096];
+            snprintf(path, sizeof path, "%s/%s", names[count - 1], name);
+            if (sizes && event->mask & (IN_MODIFY | IN_MOVED_TO) && stat(path, &found) == 0) printf(" %lld", (long long)found.st_size);
+            puts("");
+            if (strcmp(name, "end") == 0) return 0;
+            if (event->mask & IN_IGNORED) left--;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,401 @@
+//! `towline run`: programs that watch remote files are told what others do to them. What they are told of their own doing is compared
+//! with a local directory in `run_conformance.rs` and `run_guests.rs`.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on should say where
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use support::compare::{Libc, compiled};
+use support::{TOWLINE, World, good, have, keeper, names, under_run, wait_until};
+
+/// Longest that anything may take, on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A program under `run` that prints what it is told, line by line.
+struct Watcher {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Watcher {
+    /// Watches with `programs/watcher.c` below an export.
+    fn start(world: &World, program: &Path, export: &str, arguments: &[&str]) -> Self {
+        Self::start_through(world, &[("at", world.through("tcp", export))], program, arguments)
+    }
+
+    /// The same with these prefixes; `AT` in arguments stands for the first.
+    fn start_through(
+        world: &World,
+        prefixes: &[(&str, String)],
+        program: &Path,
+        arguments: &[&str],
+    ) -> Self {
+        let mut command = Command::new(TOWLINE);
+        command.arg("run");
+        for (prefix, url) in prefixes {
+            command.args(["--at", &format!("{}={url}", world.local(prefix).display())]);
+        }
+        let first = world.local(prefixes[0].0);
+        let arguments = arguments.iter().map(|argument| match argument.strip_prefix("AT") {
+            Some(rest) => format!("{}{rest}", first.display()),
+            None => (*argument).to_owned(),
+        });
+        let watcher = Self::spawn(command.arg("--").arg(program).args(arguments));
+        watcher.expect(&["ready"]);
+        watcher
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            let mut lines = output.lines().map_while(Result::ok);
+            lines.try_for_each(|line| sender.send(line))
+        });
+        Self { child, lines }
+    }
+
+    /// The next line.
+    fn next(&self) -> String {
+        self.lines.recv_timeout(PATIENCE).expect("nothing more is told")
+    }
+
+    /// These lines come next.
+    fn expect(&self, expected: &[&str]) {
+        for line in expected {
+            assert_eq!(self.next(), *line, "of {expected:?}");
+        }
+    }
+
+    /// All lines up to one, without those that repeat the one before.
+    fn until(&self, last: &str) -> Vec<String> {
+        let mut lines: Vec<String> = Vec::new();
+        loop {
+            let line = self.next();
+            if lines.last() != Some(&line) {
+                lines.push(line);
+            }
+            if lines.last().is_some_and(|line| line == last) {
+                return lines;
+            }
+        }
+    }
+
+    fn ends(mut self) {
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// As inotify tells it of a local directory, except that a path that is truncated is opened by the server for that.
+#[test]
+fn what_others_do_in_an_exported_directory_is_told() {
+    let world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let folder = world.local("served/folder");
+    fs::create_dir_all(folder.join("before")).unwrap();
+    fs::write(folder.join("old"), "text").unwrap();
+    let watcher = Watcher::start(&world, &program, "dir", &["AT/folder"]);
+    // On the server's machine.
+    fs::create_dir(folder.join("made")).unwrap();
+    fs::write(folder.join("old"), "other text").unwrap();
+    fs::rename(folder.join("old"), folder.join("new")).unwrap();
+    fs::set_permissions(folder.join("new"), fs::Permissions::from_mode(0o600)).unwrap();
+    fs::remove_dir(folder.join("before")).unwrap();
+    let told = watcher.until("DELETE before");
+    let expected = [
+        "CREATE made",
+        "MODIFY old",
+        "MOVED_FROM old",
+        "MOVED_TO new",
+        "ATTRIB new",
+        "DELETE before",
+    ];
+    assert_eq!(told, expected);
+    // By other clients.
+    let url = |path: &str| world.url(&format!("dir/folder/{path}"));
+    fs::write(world.local("local"), "a text").unwrap();
+    good(&["mkdir", &url("by-client")]);
+    good(&["cp", world.local("local").to_str().unwrap(), &url("copied")]);
+    let told = watcher.until("MODIFY copied");
+    assert_eq!(
+        (&told[..1], told.last().unwrap().as_str()),
+        (&["CREATE by-client".to_owned()][..], "MODIFY copied")
+    );
+    good(&["rm", &url("copied")]);
+    watcher.until("DELETE copied");
+    // By another run.
+    let script = "cd $AT/folder && mv new newer && rmdir made && touch end";
+    assert!(under_run(&world, script).status.success());
+    assert_eq!(
+        watcher.until("CREATE end"),
+        ["MOVED_FROM new", "MOVED_TO newer", "DELETE made", "CREATE end"]
+    );
+    watcher.ends();
+}
+
+#[test]
+fn what_others_do_in_an_export_in_memory_is_told() {
+    let world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let url = |path: &str| world.url(&format!("mem/{path}"));
+    fs::write(world.local("local"), "a text").unwrap();
+    good(&["mkdir", &url("folder")]);
+    let watcher = Watcher::start(&world, &program, "mem", &["-s", "AT/folder"]);
+    good(&["mkdir", &url("folder/made")]);
+    good(&["cp", world.local("local").to_str().unwrap(), &url("folder/copied")]);
+    let told = watcher.until("MODIFY copied 6");
+    assert_eq!(told[0], "CREATE made");
+    good(&["rm", &url("folder/copied")]);
+    watcher.until("DELETE copied");
+    good(&["mkdir", &url("folder/end")]);
+    watcher.until("CREATE end");
+    watcher.ends();
+}
+
+/// Whoever is told of a change sees it: what the run knew of the file from before is forgotten.
+#[test]
+fn who_is_told_of_a_change_sees_it() {
+    let world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let folder = world.local("served/folder");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("f"), "").unwrap();
+    let watcher = Watcher::start(&world, &program, "dir", &["-s", "AT/folder"]);
+    let mut file = fs::OpenOptions::new().append(true).open(folder.join("f")).unwrap();
+    for length in 1..200 {
+        file.write_all(b"x").unwrap();
+        watcher.expect(&[&format!("MODIFY f {length}")]);
+    }
+    for length in [3, 9, 1] {
+        fs::write(world.local("served/new"), &b"123456789"[..length]).unwrap();
+        fs::rename(world.local("served/new"), folder.join("f")).unwrap();
+        watcher.expect(&[&format!("MOVED_TO f {length}")]);
+    }
+}
+
+/// What happened while the server was away is found out, and what happens later is told.
+#[test]
+fn a_server_that_is_killed_is_watched_on_by_its_successor() {
+    let mut world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let folder = world.local("served/folder");
+    fs::create_dir_all(folder.join("sub")).unwrap();
+    for name in ["kept", "written", "removed", "moved"] {
+        fs::write(folder.join(name), "text").unwrap();
+    }
+    fs::write(world.local("served/file"), "text").unwrap();
+    fs::create_dir(world.local("served/gone")).unwrap();
+    let watched = ["AT/folder", "AT/folder/sub", "AT/file", "AT/gone"];
+    let watcher = Watcher::start(&world, &program, "dir", &watched);
+    fs::create_dir(folder.join("before")).unwrap();
+    watcher.expect(&["CREATE before"]);
+    world.stop();
+    fs::write(folder.join("written"), "other text").unwrap();
+    fs::remove_file(folder.join("removed")).unwrap();
+    fs::rename(folder.join("moved"), folder.join("sub/moved")).unwrap();
+    fs::create_dir(folder.join("made")).unwrap();
+    fs::remove_dir(world.local("served/gone")).unwrap();
+    world.restart();
+    let mut told = Vec::new();
+    let all = [
+        "MODIFY written",
+        "DELETE removed",
+        "DELETE moved",
+        "CREATE moved",
+        "CREATE made",
+        "DELETE_SELF ",
+        "IGNORED ",
+    ];
+    while let Some(missing) = all.iter().find(|line| told.iter().all(|told| told != **line)) {
+        match watcher.lines.recv_timeout(PATIENCE) {
+            Ok(line) => told.push(line),
+            Err(_) => panic!("{missing} is not told, but {told:?}"),
+        }
+    }
+    for line in told {
+        let is_true = all.contains(&&*line) || ["MODIFY kept", "MODIFY "].contains(&&*line);
+        assert!(is_true, "nothing like that happened: {line}");
+    }
+    fs::create_dir(folder.join("sub/after")).unwrap();
+    watcher.until("CREATE after");
+    fs::set_permissions(world.local("served/file"), fs::Permissions::from_mode(0o600)).unwrap();
+    watcher.expect(&["ATTRIB "]);
+    fs::create_dir(folder.join("end")).unwrap();
+    watcher.expect(&["CREATE end"]);
+    watcher.ends();
+}
+
+/// Two prefixes of one server, and two ways to it: all is told, and moves between them are moves.
+#[test]
+fn servers_with_several_prefixes_are_watched() {
+    let world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    for name in ["a", "b"] {
+        fs::create_dir(world.local("served").join(name)).unwrap();
+    }
+    for other in ["tcp", "unix"] {
+        let prefixes =
+            [("at", world.through("tcp", "dir/a")), ("at2", world.through(other, "dir/b"))];
+        let second = world.local("at2");
+        let watched = ["AT", second.to_str().unwrap()];
+        let watcher = Watcher::start_through(&world, &prefixes, &program, &watched);
+        for number in 0..20 {
+            fs::write(world.local("served/a/x"), "").unwrap();
+            watcher.expect(&["CREATE x"]);
+            fs::rename(world.local("served/a/x"), world.local("served/b/y")).unwrap();
+            watcher.expect(&["MOVED_FROM x", "MOVED_TO y"]);
+            fs::remove_file(world.local("served/b/y")).unwrap();
+            watcher.expect(&["DELETE y"]);
+            if number % 5 == 0 {
+                // As a program does that has nothing else to do.
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+/// The run ends though something is watched, and leaves nothing behind.
+#[test]
+fn a_run_with_watches_ends_as_any() {
+    let world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    fs::create_dir(world.local("served/folder")).unwrap();
+    let runtime = world.local("runtime");
+    fs::create_dir(&runtime).unwrap();
+    let at = format!("{}={}", world.local("at").display(), world.url("dir"));
+    let script = format!("{} $AT/folder & sleep 0.5; kill $!; wait", program.display());
+    let run = Command::new(TOWLINE)
+        .args(["run", "--at", &at, "--", "sh", "-c", &script])
+        .env("AT", world.local("at"))
+        .env("XDG_RUNTIME_DIR", &runtime)
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&run.stdout), "ready\n");
+    wait_until("its directory is gone", || {
+        fs::read_dir(&runtime)
+            .unwrap()
+            .flatten()
+            .all(|user| names(&user.path()).iter().all(|name| !name.starts_with("run-")))
+    });
+}
+
+/// Programs look from time to time then.
+#[test]
+fn where_nobody_repeats_what_happens_there_is_no_room_for_watches() {
+    let world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    fs::create_dir(world.local("served/folder")).unwrap();
+    let at = world.local("at");
+    let mut run = Command::new(TOWLINE);
+    run.args(["run", "--at", &format!("{}={}", at.display(), world.url("dir")), "--", "sh", "-c"]);
+    let shown = at.join("folder").display().to_string();
+    let script = format!("cd {shown} && echo begun && read go; {} {shown}", program.display());
+    let mut child = run.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "begun\n");
+    let keeper = keeper(child.id()).unwrap();
+    assert!(Command::new("kill").args(["-9", &keeper]).status().unwrap().success());
+    wait_until("the keeper has ended", || !Path::new("/proc").join(&keeper).join("exe").exists());
+    drop(child.stdin.take());
+    let said = std::io::read_to_string(output).unwrap();
+    assert_eq!(said, format!("{shown}: ENOSPC\nready\n"));
+    child.wait().unwrap();
+}
+
+#[test]
+fn other_users_watch_what_they_may_read() {
+    if !rustix::process::geteuid().is_root() || !have("setpriv") {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let served = world.local("served");
+    for (name, mode) in [("closed", 0o700), ("passed", 0o711), ("open", 0o755), ("shared", 0o755)] {
+        fs::create_dir(served.join(name)).unwrap();
+        fs::set_permissions(served.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let at = world.local("at");
+    let shown = |name: &str| format!("{}/{name}", at.display());
+    // The second one watches what root, who began the run, watches already.
+    let user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    let script = format!(
+        "{0} {1} & {user} {0} {2} {3} {1} {4}; wait",
+        program.display(),
+        shown("shared"),
+        shown("closed/in"),
+        shown("passed"),
+        shown("open"),
+    );
+    let mut command = Command::new(TOWLINE);
+    command
+        .args(["run", "--serve"])
+        .arg(&served)
+        .arg("--at")
+        .arg(&at)
+        .args(["--", "sh", "-c", &script]);
+    let watcher = Watcher::spawn(&mut command);
+    let mut said: Vec<String> = (0..4).map(|_| watcher.next()).collect();
+    said.sort();
+    let refused = ["closed/in", "passed"].map(|name| format!("{}: EACCES", shown(name)));
+    assert_eq!(said, [&refused[0], &refused[1], "ready", "ready"]);
+    fs::create_dir(served.join("open/made")).unwrap();
+    watcher.expect(&["CREATE made"]);
+    fs::create_dir(served.join("shared/end")).unwrap();
+    watcher.expect(&["CREATE end", "CREATE end"]);
+    watcher.ends();
+}
+
+/// As others use it: a whole tree, of which parts come later.
+#[test]
+fn inotifywait_watches_remote_trees() {
+    if !have("inotifywait") {
+        return;
+    }
+    let world = World::new();
+    fs::create_dir_all(world.local("served/tree/sub/deep")).unwrap();
+    let at = world.local("at");
+    let mut command = Command::new(TOWLINE);
+    command.args([
+        "run",
+        "--at",
+        &format!("{}={}", at.display(), world.url("dir")),
+        "--",
+        "sh",
+        "-c",
+    ]);
+    let wait =
+        "inotifywait -m -r --format '%w%f %e' -e create,modify,move,delete,attrib AT/tree 2>&1";
+    command.arg(wait.replace("AT", at.to_str().unwrap()));
+    let watcher = Watcher::spawn(&mut command);
+    while watcher.next() != "Watches established." {}
+    let tree = world.local("served/tree");
+    let expect = |line: &str| watcher.expect(&[&format!("{}/tree/{line}", at.display())]);
+    fs::write(tree.join("sub/deep/f"), "text").unwrap();
+    expect("sub/deep/f CREATE");
+    expect("sub/deep/f MODIFY");
+    fs::create_dir(tree.join("sub/new")).unwrap();
+    expect("sub/new CREATE,ISDIR");
+    fs::rename(tree.join("sub/deep/f"), tree.join("f")).unwrap();
+    expect("sub/deep/f MOVED_FROM");
+    expect("f MOVED_TO");
+    fs::remove_file(tree.join("f")).unwrap();
+    expect("f DELETE");
+}
