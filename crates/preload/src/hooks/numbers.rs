@@ -286,7 +286,7 @@ unsafe fn is_remote_path(at: usize, path: usize) -> bool {
     }
     // SAFETY: as the caller says.
     unsafe {
-        (*name == 0 && is_itself())
+        (place::is_address(name) && *name == 0 && is_itself())
             || place::through_descriptor(name, true).is_some()
             || names::is_working_directory(name)
             || place::find(at as c_int, name).is_some()

@@ -145,7 +145,11 @@ pub(super) fn watch_and_list(
         return client.watch(handle, shadow.mask).map(|()| Vec::new());
     }
     client.watch(handle, shadow.mask & !LISTING)?;
-    let listing = client.with_handle(handle, 0, |directory| directory.list_all(false))?;
+    let mut listing = client.with_handle(handle, 0, |directory| directory.list_all(false))?;
+    if listing.iter().any(|entry| entry.file_type == libc::DT_UNKNOWN) {
+        // Some file systems tell the types of names with other attributes only.
+        listing = client.with_handle(handle, 0, |directory| directory.list_all(true))?;
+    }
     if shadow.mask & LISTING != 0 {
         client.watch(handle, shadow.mask)?;
     }

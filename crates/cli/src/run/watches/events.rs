@@ -55,13 +55,17 @@ impl Repeater {
                 events.extend(more.events);
                 lost |= more.lost;
             }
-            // Whoever is told of something finds it: what processes of the run know from before does not count any more.
-            self.common.state.changes().fetch_add(1, Ordering::SeqCst);
+            self.forget_known();
             self.repeat(&events);
             if lost {
                 self.catch_up();
             }
         }
+    }
+
+    /// Whoever is told of something finds it: what processes of the run know from before does not count any more.
+    fn forget_known(&self) {
+        self.common.state.changes().fetch_add(1, Ordering::SeqCst);
     }
 
     fn repeat(&self, events: &[Happening]) {
@@ -97,6 +101,7 @@ impl Repeater {
         let found = shared.shadows().at(handle);
         let Some(shadow) = found else { return true };
         let listing = watch_and_list(client, handle, &shadow);
+        self.forget_known();
         let mut shadows = shared.shadows();
         if shadows.at(handle).is_some_and(|now| now.mask != shadow.mask) {
             return false;

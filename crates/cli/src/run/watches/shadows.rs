@@ -215,9 +215,7 @@ impl Shadows {
                 let from = shadow.path(name);
                 match to {
                     Some((n, to)) if is_undone(&rest[n], &rest[n + 1..], happening) => {
-                        // Each took the place of the other: the two moves back are told by the same call.
-                        let exchange = RenameFlags::EXCHANGE;
-                        if renameat_with(&self.folder, &from, &self.folder, &to, exchange).is_ok() {
+                        if self.exchange(&from, &to) {
                             done.extend([at + n + 2, at + n + 3]);
                         } else {
                             self.rename(&from, &to, is_directory);
@@ -227,7 +225,14 @@ impl Shadows {
                     None => self.move_away(&from, is_directory),
                 }
             } else if mask & event::MOVED_TO != 0 {
-                self.move_here(&shadow.path(name), is_directory);
+                let came = self.come(is_directory);
+                let to = shadow.path(name);
+                if gives_way(happening, rest) && self.exchange(&came, &to) {
+                    let _ = self.remove_at(&came, is_directory);
+                    done.insert(at + 1);
+                } else {
+                    self.put(&came, &to, is_directory);
+                }
             } else if mask & event::ATTRIB != 0
                 && rest.first().is_some_and(|next| ends(next, handle) && name.is_empty())
             {
@@ -329,16 +334,26 @@ impl Shadows {
     }
 
     fn rename(&self, from: &[u8], to: &[u8], is_directory: bool) {
-        if self.is_directory(from) != Some(is_directory) {
+        if self.is_directory(from) == Some(is_directory) {
+            self.put(from, to, is_directory);
+        } else {
             let _ = self.remove_at(from, is_directory);
-            self.move_here(to, is_directory);
-            return;
+            self.put(&self.come(is_directory), to, is_directory);
         }
-        if renameat(&self.folder, from, &self.folder, to).is_err() {
+    }
+
+    fn put(&self, from: &[u8], to: &[u8], is_directory: bool) {
+        let put = || renameat(&self.folder, from, &self.folder, to);
+        if let Err(Errno::ISDIR | Errno::NOTDIR | Errno::EXIST | Errno::NOTEMPTY) = put() {
             // What is there is of another kind.
             let _ = self.remove_at(to, is_directory);
-            let _ = renameat(&self.folder, from, &self.folder, to);
+            let _ = put();
         }
+    }
+
+    /// Has each of two entries take the other's place, by one call, as it is told. False: they are not both there.
+    fn exchange(&self, one: &[u8], other: &[u8]) -> bool {
+        renameat_with(&self.folder, one, &self.folder, other, RenameFlags::EXCHANGE).is_ok()
     }
 
     fn move_away(&self, from: &[u8], is_directory: bool) {
@@ -348,11 +363,12 @@ impl Shadows {
         }
     }
 
-    fn move_here(&self, to: &[u8], is_directory: bool) {
+    /// What comes from where nobody watches.
+    fn come(&self, is_directory: bool) -> Vec<u8> {
         let aside = self.path_aside();
-        if self.make_at(&aside, is_directory).is_ok() {
-            self.rename(&aside, to, is_directory);
-        }
+        // Where there is no room for it nothing more can be told.
+        let _ = self.make_at(&aside, is_directory);
+        aside
     }
 
     fn path_aside(&self) -> Vec<u8> {
@@ -383,19 +399,34 @@ fn half_of(
     same.or_else(|| halves().next())
 }
 
-/// True when what follows the second half of a move is a move back: two names were exchanged.
+/// True when what follows the second half of a move is a move back: the two were exchanged. Had it been two moves the first of which
+/// put something in the place of another file, there would be one entry too many now, which is removed when it is made.
 fn is_undone(second: &Happening, rest: &[Happening], first: &Happening) -> bool {
     let [from, to, ..] = rest else { return false };
-    let is_same =
-        |one: &Happening, other: &Happening| one.handle == other.handle && one.name == other.name;
     from.mask & event::MOVED_FROM != 0
         && to.mask & event::MOVED_TO != 0
         && from.cookie == to.cookie
-        && is_same(from, second)
-        && is_same(to, first)
+        && is_same_name(from, second)
+        && is_same_name(to, first)
+}
+
+/// True when what stood where something came to goes next, to where nobody watches: the two were exchanged. Else as above.
+fn gives_way(came: &Happening, rest: &[Happening]) -> bool {
+    rest.first().is_some_and(|next| {
+        next.mask & event::MOVED_FROM != 0
+            && is_same_name(next, came)
+            && half_of(next, &rest[1..], |_| true).is_none()
+    })
+}
+
+fn is_same_name(one: &Happening, other: &Happening) -> bool {
+    one.handle == other.handle && one.name == other.name
 }
 
 /// True for the end of a watched file.
 fn ends(happening: &Happening, handle: u64) -> bool {
     happening.handle == handle && happening.mask & event::DELETE_SELF != 0
 }
+
+#[cfg(test)]
+mod tests;
