@@ -6,7 +6,7 @@
 //! does anybody watch the shadow.
 
 use super::shadows::{Entry, OF_DIRECTORIES, OF_FILES, Shadow};
-use super::{Common, Met, failed};
+use super::{Common, Met, Shared, failed};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,16 +65,8 @@ impl Server {
                     client.close_handle(opened.handle);
                 }
                 let mask = wanted(ask.mask, shadow.is_directory);
-                let mut losses = shared.losses.load(Ordering::SeqCst);
-                while mask & !shadow.mask != 0 {
-                    client.watch(handle, mask)?;
-                    shared.shadows().widen(handle, mask);
-                    // Else it may have been watched anew for less.
-                    let before =
-                        std::mem::replace(&mut losses, shared.losses.load(Ordering::SeqCst));
-                    if losses == before {
-                        break;
-                    }
+                if mask & !shadow.mask != 0 {
+                    widen(&client, &shared, handle, mask)?;
                 }
             }
         }
@@ -131,6 +123,19 @@ impl Server {
                 let is_there = shadows.keep(handle, *shadow);
                 return if is_there { Ok(shadow.number) } else { Err(Errno::ENOENT.into()) };
             }
+        }
+    }
+}
+
+/// Has a server tell more of a file.
+fn widen(client: &Client, shared: &Shared, handle: u64, mask: u32) -> Result<(), Error> {
+    loop {
+        let losses = shared.losses.load(Ordering::SeqCst);
+        client.watch(handle, mask)?;
+        shared.shadows().widen(handle, mask);
+        // Else the server may have forgotten that, and have been asked for less.
+        if losses == shared.losses.load(Ordering::SeqCst) {
+            return Ok(());
         }
     }
 }
