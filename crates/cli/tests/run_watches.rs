@@ -5,11 +5,13 @@
 
 mod support;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use support::compare::{Libc, compiled};
@@ -238,6 +240,69 @@ fn a_server_that_is_killed_is_watched_on_by_its_successor() {
     fs::create_dir(folder.join("end")).unwrap();
     watcher.expect(&["CREATE end"]);
     watcher.ends();
+}
+
+/// Who watches a directory, lists it, and then believes what it is told, knows its names, though they change all the time and the
+/// server is killed again and again.
+#[test]
+fn who_believes_what_is_told_knows_all_names() {
+    let mut world = World::new();
+    let program = compiled(Libc::Shared, &world, "watcher.c");
+    let folder = world.local("served/folder");
+    fs::create_dir(&folder).unwrap();
+    for round in 0..4 {
+        let is_over = AtomicBool::new(false);
+        let watcher = std::thread::scope(|scope| {
+            scope.spawn(|| change_names(&folder, round, &is_over));
+            let watcher = Watcher::start(&world, &program, "dir", &["-l", "AT/folder"]);
+            for _ in 0..round {
+                world.restart();
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            watcher
+        });
+        fs::create_dir(folder.join("end")).unwrap();
+        let mut known = BTreeSet::from(["end".to_owned()]);
+        for line in watcher.until("CREATE end") {
+            let (what, name) = line.split_once(' ').unwrap();
+            match what {
+                "HAS" | "CREATE" | "MOVED_TO" => drop(known.insert(name.to_owned())),
+                "DELETE" | "MOVED_FROM" => drop(known.remove(name)),
+                _ => assert!(["MODIFY", "ATTRIB"].contains(&what), "{line}"),
+            }
+        }
+        let names = names(&folder);
+        assert_eq!(known.into_iter().collect::<Vec<_>>(), names, "in round {round}");
+        watcher.ends();
+        fs::remove_dir(folder.join("end")).unwrap();
+    }
+}
+
+/// Makes, renames and removes names in a directory, until it is over.
+fn change_names(folder: &Path, seed: u64, is_over: &AtomicBool) {
+    let mut state = seed;
+    let mut draw = move |below: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    while !is_over.load(Ordering::Relaxed) {
+        let mut name = || folder.join(format!("n{}", draw(60)));
+        let (one, other) = (name(), name());
+        // What cannot be done tells nothing.
+        let _ = match draw(6) {
+            0 => fs::File::create_new(one).map(drop),
+            1 => fs::create_dir(one),
+            2 => fs::remove_file(one),
+            3 => fs::remove_dir(one),
+            4 => fs::rename(one, other),
+            _ => fs::rename(one, folder.with_file_name("aside")),
+        };
+        if draw(20) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Two prefixes of one server, and two ways to it: all is told, and moves between them are moves.

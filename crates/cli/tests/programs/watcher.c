@@ -1,8 +1,9 @@
 /* Watches what its arguments name, says so, and prints what it is told, a line each: what happened, and to which name. It ends when
- * a name "end" comes, or when nothing more can come. With "-s" first it says how long a file is that was written, or came, in the directory named last. */
+ * a name "end" comes, or when nothing more can come. With "-s" first it says how long a file is that was written, or came, in the directory
+ * named last; with "-l" it says what names that one has, once it watches it. */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <errno.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,13 +20,17 @@ static const struct { unsigned bit; const char *name; } NAMES[] = {
 int main(int count, char **names) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     int queue = inotify_init1(IN_CLOEXEC), left = 0;
-    int sizes = count > 1 && strcmp(names[1], "-s") == 0;
-    for (int i = 1 + sizes; i < count; i++) {
+    int sizes = count > 1 && strcmp(names[1], "-s") == 0, lists = count > 1 && strcmp(names[1], "-l") == 0;
+    for (int i = 1 + (sizes || lists); i < count; i++) {
         unsigned mask = IN_ALL_EVENTS & ~(IN_OPEN | IN_ACCESS | IN_CLOSE_NOWRITE | IN_CLOSE_WRITE);
         if (inotify_add_watch(queue, names[i], mask) < 0) printf("%s: %s\n", names[i], strerrorname_np(errno));
         else left++;
     }
     puts("ready");
+    DIR *directory = lists ? opendir(names[count - 1]) : NULL;
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (entry->d_name[0] != '.') printf("HAS %s\n", entry->d_name);
+    if (directory) closedir(directory);
     char events[65536] __attribute__((aligned(8)));
     while (left > 0) {
         ssize_t bytes = read(queue, events, sizeof events);

@@ -22,7 +22,7 @@ pub(super) fn listen(met: &Met, common: &Arc<Common>) -> io::Result<()> {
     let (sender, told) = sync_channel(AHEAD);
     let repeater = Repeater { met: met.clone(), common: Arc::clone(common) };
     start("repeat", move || repeater.repeat_all(&told))?;
-    let client = met.client.clone();
+    let (client, common) = (met.client.clone(), Arc::clone(common));
     start("events", move || {
         loop {
             match client.events() {
@@ -32,7 +32,9 @@ pub(super) fn listen(met: &Met, common: &Arc<Common>) -> io::Result<()> {
                     }
                 }
                 Err(error) => {
-                    log::warn!("what happens to watched files is not told any more: {error}");
+                    if !common.is_over() {
+                        log::warn!("what happens to watched files is not told any more: {error}");
+                    }
                     return;
                 }
             }

@@ -40,8 +40,8 @@ struct Common {
     family: u64,
     /// The next number of a shadow.
     numbers: Arc<AtomicU64>,
-    /// The servers that were met.
-    met: Mutex<Vec<Met>>,
+    /// The servers that were met; `None` at the end.
+    met: Mutex<Option<Vec<Met>>>,
 }
 
 /// A server that was met.
@@ -67,7 +67,7 @@ impl Watches {
             state,
             urls,
             numbers: Arc::default(),
-            met: Mutex::default(),
+            met: Mutex::new(Some(Vec::new())),
         };
         Self { common: Arc::new(common), servers: HashMap::new() }
     }
@@ -93,9 +93,11 @@ impl Watches {
         }
     }
 
-    /// Tells the servers that nobody watches any more.
+    /// Ends all watches. The directory of the run can be removed then.
     pub(super) fn stop(&self) {
-        for Met { client, .. } in lock(&self.common.met).drain(..) {
+        let met = lock(&self.common.met).take();
+        for Met { client, shared } in met.into_iter().flatten() {
+            shared.shadows().end();
             client.close();
         }
     }
@@ -105,20 +107,23 @@ impl Common {
     /// What there is to know of a server that somebody connected to. What happens to the files of a family is told to one session of it:
     /// where two ways lead to one server, all is watched through the one that was first.
     fn meet(self: &Arc<Self>, client: Client) -> Result<Met, Error> {
-        let mut all = lock(&self.met);
+        let mut met = lock(&self.met);
+        let all = met.as_mut().ok_or(Errno::ECANCELED)?;
         let same = |met: &&Met| met.client.boot_epoch() == client.boot_epoch();
-        if let Some(met) = all.iter().find(same) {
-            let met = met.clone();
-            drop(all);
+        if let Some(same) = all.iter().find(same).cloned() {
             client.close();
-            return Ok(met);
+            return Ok(same);
         }
         let shadows = Shadows::new(&self.folder, Arc::clone(&self.numbers)).map_err(failed)?;
         let shared = Shared { shadows: Mutex::new(shadows), losses: AtomicU64::new(0) };
-        let met = Met { client, shared: Arc::new(shared) };
-        events::listen(&met, self).map_err(|_| Errno::ENOMEM)?;
-        all.push(met.clone());
-        Ok(met)
+        let new = Met { client, shared: Arc::new(shared) };
+        events::listen(&new, self).map_err(|_| Errno::ENOMEM)?;
+        all.push(new.clone());
+        Ok(new)
+    }
+
+    fn is_over(&self) -> bool {
+        lock(&self.met).is_none()
     }
 
     /// Where an open file is to be found, should the server be started again.

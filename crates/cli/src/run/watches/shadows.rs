@@ -50,6 +50,8 @@ pub(super) struct Shadows {
     handles: HashMap<Which, u64>,
     /// What happened to files whose shadows are not filled yet.
     waiting: HashMap<u64, Vec<Happening>>,
+    /// The run is over: nothing may be made where all is being removed.
+    is_over: bool,
 }
 
 /// One of them.
@@ -88,7 +90,14 @@ impl Shadows {
         let aside = format!("aside-{}", numbers.fetch_add(1, Ordering::Relaxed));
         mkdirat(&folder, aside.as_str(), Mode::RWXU)?;
         let (by_handle, handles, waiting) = Default::default();
-        Ok(Self { folder, aside, numbers, by_handle, handles, waiting })
+        let is_over = false;
+        Ok(Self { folder, aside, numbers, by_handle, handles, waiting, is_over })
+    }
+
+    /// Nobody watches any more, and nothing is repeated from now on.
+    pub(super) fn end(&mut self) {
+        self.by_handle.clear();
+        self.is_over = true;
     }
 
     /// The shadow of a file, and the handle of that.
@@ -306,7 +315,9 @@ impl Shadows {
     }
 
     fn make_at(&self, path: &[u8], is_directory: bool) -> Result<()> {
-        if is_directory {
+        if self.is_over {
+            Err(Errno::CANCELED)
+        } else if is_directory {
             mkdirat(&self.folder, path, Mode::RWXU)
         } else {
             mknodat(&self.folder, path, FileType::RegularFile, Mode::RWXU, 0)
