@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
-use support::compare::{Libc, compiled};
+use support::compare::{Libc, compiled, finished};
 use support::{TOWLINE, World, good, have, keeper, names, under_run, wait_until};
 
 /// Longest that anything may take, on a busy machine.
@@ -167,6 +167,23 @@ fn what_others_do_in_an_export_in_memory_is_told() {
     good(&["mkdir", &url("folder/end")]);
     watcher.until("CREATE end");
     watcher.ends();
+}
+
+/// As `run_conformance.rs` finds it of a directory.
+#[test]
+fn a_program_in_an_export_in_memory_is_told_what_it_is_told_locally() {
+    let world = World::new();
+    let program = compiled(Libc::Shared, &world, "watches.c");
+    let (local, at) = (world.local("local"), world.local("at"));
+    fs::create_dir(&local).unwrap();
+    let mut command = Command::new(&program);
+    let (expected, code) = finished(command.current_dir(&local), &world.local("expected"));
+    assert_eq!(code, Some(0), "{expected}");
+    let mut command = Command::new(TOWLINE);
+    command.args(["run", "--at", &format!("{}={}", at.display(), world.url("mem")), "--"]);
+    command.args(["sh", "-c", &format!("cd {} && exec {}", at.display(), program.display())]);
+    let (told, code) = finished(&mut command, &world.local("told"));
+    assert_eq!((told.as_str(), code), (expected.as_str(), Some(0)));
 }
 
 /// Whoever is told of a change sees it: what the run knew of the file from before is forgotten.
