@@ -387,6 +387,9 @@ fn where_nobody_repeats_what_happens_there_is_no_room_for_watches() {
     run.args(["run", "--at", &format!("{}={}", at.display(), world.url("dir")), "--", "sh", "-c"]);
     let shown = at.join("folder").display().to_string();
     let script = format!("cd {shown} && echo begun && read go; {} {shown}", program.display());
+    // What a keeper that is killed leaves behind goes with the rest.
+    fs::create_dir(world.local("runtime")).unwrap();
+    run.env("XDG_RUNTIME_DIR", world.local("runtime"));
     let mut child = run.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
@@ -463,8 +466,7 @@ fn inotifywait_watches_remote_trees() {
         "sh",
         "-c",
     ]);
-    let wait =
-        "inotifywait -m -r --format '%w%f %e' -e create,modify,move,delete,attrib AT/tree 2>&1";
+    let wait = "exec inotifywait -m -r --format '%w%f %e' -e create,modify,move,delete,attrib AT/tree 2>&1";
     command.arg(wait.replace("AT", at.to_str().unwrap()));
     let watcher = Watcher::spawn(&mut command);
     while watcher.next() != "Watches established." {}
