@@ -117,6 +117,31 @@ for place, name in enumerate(os.listdir(os.open(\".\", os.O_RDONLY))):
     }
 }
 
+/// Who knows names from elsewhere is told of a part of the directory, and then of the next.
+#[test]
+fn names_in_an_order_of_their_own_are_asked_for_together_too() {
+    if !have("python3") {
+        return println!("SKIPPED names of long directories: there is no python3");
+    }
+    const NAMES: u64 = 6000;
+    let world = World::new();
+    fs::create_dir(world.local("served/d")).unwrap();
+    (0..NAMES).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
+    let asked = |names: &str| {
+        let before = operations(&world, "Stat");
+        let script = format!(
+            "cd $AT && python3 -c 'import os; [os.path.lexists(\"d/%d\" % n) for n in {names}]'; exit $?"
+        );
+        let output = under_run(&world, &script);
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        operations(&world, "Stat") - before
+    };
+    // Where the machine is busy, what is known may be too old when it is used.
+    assert!((0..10).any(|_| asked("range(6000)") < NAMES / 3));
+    // Those that are not there are asked for one by one.
+    assert!(asked("range(6000, 7000)") >= 1000);
+}
+
 /// From 10,000 names on they would be sorted by inode and asked for one by one, if the file system were not known to be remote.
 #[test]
 fn walks_of_trees_take_names_in_the_order_in_which_they_are_listed() {

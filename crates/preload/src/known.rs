@@ -339,7 +339,10 @@ fn look(known: &mut Known, key: Key<'_>, name: &[u8]) -> Answer {
     let cookie = match directory.listed.order.find(last) {
         Some(_) if directory.listed.debt > 0 => return Answer::Ask,
         Some(cookie) => cookie,
-        None if directory.listed.is_valid(now) => return Answer::Ask,
+        None if directory.listed.is_valid(now) => match directory.listed.missed() {
+            Some(cookie) => cookie,
+            None => return Answer::Ask,
+        },
         None => 0,
     };
     directory.last = last;

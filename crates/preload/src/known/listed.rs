@@ -7,6 +7,9 @@ use std::time::Instant;
 use towline_client::DirEntry;
 use towline_wire::Attr;
 
+/// So many names of a long directory are asked for one by one before some 800 others are asked for together, which takes about as long.
+const MISSES: usize = 64;
+
 /// What was told of the names of a directory.
 pub(super) struct Listed {
     /// When the youngest of it was asked for.
@@ -21,6 +24,8 @@ pub(super) struct Listed {
     pub(super) looks: usize,
     /// So many looks have to come before names in the midst of the directory are asked for with others.
     pub(super) debt: usize,
+    /// Names that were looked for, and are not among those that were told, since a part of the directory was.
+    misses: usize,
     /// What the directory itself was told to be meanwhile, when, and whether a link at its path was followed.
     pub(super) own: Option<(bool, Attr, Instant)>,
 }
@@ -28,14 +33,15 @@ pub(super) struct Listed {
 impl Listed {
     pub(super) fn new(last: Asked) -> Self {
         let (names, order) = (HashMap::new(), Order::default());
-        let (used, looks, debt) = (0, 0, 0);
-        Self { last, complete: false, names, order, used, looks, debt, own: None }
+        let (used, looks, debt, misses) = (0, 0, 0, 0);
+        Self { last, complete: false, names, order, used, looks, debt, misses, own: None }
     }
 
     /// Adds entries that stand behind `cookie`; `end`: there are no more.
     pub(super) fn add(&mut self, asked: Asked, cookie: u64, entries: &[DirEntry], end: bool) {
         let is_all = cookie == 0 && end;
-        self.order.add(cookie, entries.iter().map(|entry| (&entry.name[..], entry.cookie)), is_all);
+        self.order.add(cookie, entries.iter().map(|entry| (&entry.name[..], entry.cookie)), end);
+        self.misses = 0;
         if entries.iter().all(|entry| entry.attr.is_none()) {
             return;
         }
@@ -46,6 +52,12 @@ impl Listed {
         (self.last, self.complete) = (asked, is_all);
         let of = |entry: &DirEntry| (entry.name.clone(), (entry.attr, asked.when));
         self.names.extend(entries.iter().map(of));
+    }
+
+    /// A name is not among those that were told. The cookie of a part that was not told yet, if that had better be asked for now.
+    pub(super) fn missed(&mut self) -> Option<u64> {
+        self.misses += 1;
+        self.order.rest().filter(|_| self.misses >= MISSES)
     }
 
     /// True when some of it may be used.

@@ -12,8 +12,9 @@ pub(super) struct Order {
     hashes: Vec<u32>,
     /// Behind which each [`STEP`] names stand.
     cookies: Vec<u64>,
-    /// Behind which the listing goes on.
+    /// Behind which the listing goes on, if it does.
     next: u64,
+    has_ended: bool,
     /// Where a name was found last: most programs look at names in their order.
     last: usize,
     /// How often none is looked for, since names were looked for in vain; and the next such pause.
@@ -29,15 +30,15 @@ impl Order {
         self.hashes.len()
     }
 
-    /// Adds names, each with the cookie behind it, that stand behind `cookie`, if that is how far it goes; `is_all`: the
-    /// directory has no others.
+    /// Adds names, each with the cookie behind it, that stand behind `cookie`, if that is how far it goes; `end`: there are
+    /// no others behind them.
     pub(super) fn add<'a>(
         &mut self,
         cookie: u64,
         mut entries: impl Iterator<Item = (&'a [u8], u64)>,
-        is_all: bool,
+        end: bool,
     ) {
-        if is_all {
+        if cookie == 0 && end {
             *self = Self::default();
         }
         // Part of it may have been listed before, when the program had no room for more.
@@ -51,6 +52,13 @@ impl Order {
             self.hashes.push(hash(0, name));
             self.next = behind;
         }
+        self.has_ended = end;
+    }
+
+    /// The cookie behind which names stand that were not listed yet, if there are some and they can be remembered.
+    pub(super) fn rest(&self) -> Option<u64> {
+        let goes_on = !self.has_ended && (1..Self::MAX).contains(&self.hashes.len());
+        goes_on.then_some(self.next)
     }
 
     /// A name with this hash is not where it was found.
@@ -88,9 +96,9 @@ impl Order {
 mod tests {
     use super::*;
 
-    fn add(order: &mut Order, cookie: u64, names: std::ops::Range<u64>, is_all: bool) {
+    fn add(order: &mut Order, cookie: u64, names: std::ops::Range<u64>, end: bool) {
         let all = names.map(|n| (n.to_string().into_bytes(), n + 1)).collect::<Vec<_>>();
-        order.add(cookie, all.iter().map(|(name, behind)| (&name[..], *behind)), is_all);
+        order.add(cookie, all.iter().map(|(name, behind)| (&name[..], *behind)), end);
     }
 
     fn find(order: &mut Order, name: u64) -> Option<u64> {
@@ -109,6 +117,20 @@ mod tests {
         }
         add(&mut order, 0, 7..9, true);
         assert_eq!((order.len(), find(&mut order, 8)), (2, Some(0)));
+    }
+
+    #[test]
+    fn the_rest_begins_where_the_listing_stopped() {
+        let mut order = Order::default();
+        assert_eq!(order.rest(), None, "nothing is known of it");
+        add(&mut order, 0, 0..100, false);
+        assert_eq!(order.rest(), Some(100));
+        add(&mut order, 50, 50..80, false); // in the midst, again
+        assert_eq!(order.rest(), Some(100));
+        add(&mut order, 100, 100..130, true);
+        assert_eq!((order.rest(), order.len()), (None, 130));
+        add(&mut order, 0, 0..10, true);
+        assert_eq!((order.rest(), order.len()), (None, 10));
     }
 
     #[test]
