@@ -1,7 +1,7 @@
 //! Learns from a server what has happened to watched files, and repeats it in their shadows.
 
 use super::asks::watch_and_list;
-use super::shadows::{Entry, Shadow, Shadows};
+use super::shadows::{Entry, More, Repeated, Shadow, Shadows};
 use super::{Common, Met, failed, start};
 use std::io;
 use std::sync::Arc;
@@ -11,8 +11,11 @@ use std::time::Duration;
 use towline_client::{File, Happening, Happenings};
 use towline_wire::event;
 
-/// How long the second half of a move is waited for, which a server tells right behind the first one.
+/// How long the second half of a move is waited for, which a server tells right behind the first one. If it does not come, the
+/// name went to where nobody watches.
 const HALF: Duration = Duration::from_millis(30);
+/// The same of what is known to come.
+const ALL: Duration = Duration::from_secs(2);
 
 /// Answers that are received ahead of what was repeated; more stay with the server.
 const AHEAD: usize = 2;
@@ -51,9 +54,13 @@ struct Repeater {
 impl Repeater {
     fn repeat_all(&self, told: &Receiver<Happenings>) {
         while let Ok(Happenings { mut events, mut lost }) = told.recv() {
-            while events.last().is_some_and(|last| last.mask & event::MOVED_FROM != 0) {
-                // If it does not come, the name went to where nobody watches.
-                let Ok(more) = told.recv_timeout(HALF) else { break };
+            loop {
+                let limit = match self.met.shared.shadows().may_go_on(&events) {
+                    More::No => break,
+                    More::Perhaps => HALF,
+                    More::Certainly => ALL,
+                };
+                let Ok(more) = told.recv_timeout(limit) else { break };
                 events.extend(more.events);
                 lost |= more.lost;
             }
@@ -72,9 +79,16 @@ impl Repeater {
 
     fn repeat(&self, events: &[Happening]) {
         let Met { client, shared } = &self.met;
-        let ended = shared.shadows().repeat(events);
+        let Repeated { ended, missing } = shared.shadows().repeat(events);
         for handle in ended {
             client.close_handle(handle);
+        }
+        for happening in &missing {
+            // What is done to an open file that has no name any more is told to nobody.
+            let is_there = |directory: &File| directory.stat_path(&happening.name, false);
+            if client.with_handle(happening.handle, 0, is_there).is_ok() {
+                shared.shadows().restore(happening);
+            }
         }
         for moved in events.iter().filter(|one| one.mask & event::MOVE_SELF != 0) {
             let shadow = shared.shadows().at(moved.handle);
@@ -126,9 +140,9 @@ fn tell_modified(shadows: &Shadows, shadow: &Shadow, same: &[Entry]) {
         return;
     }
     if !shadow.is_directory {
-        shadows.touch(shadow, event::MODIFY, b"");
+        let _ = shadows.touch(shadow, event::MODIFY, b"");
     }
     for (name, _) in same.iter().filter(|(_, is_directory)| !is_directory) {
-        shadows.touch(shadow, event::MODIFY, name);
+        let _ = shadows.touch(shadow, event::MODIFY, name);
     }
 }

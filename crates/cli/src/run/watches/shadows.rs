@@ -39,6 +39,26 @@ pub(super) type Which = (u32, u64);
 /// A name of a directory, and whether it is one of a directory.
 pub(super) type Entry = (Vec<u8>, bool);
 
+/// How more may be told that the same call has done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum More {
+    /// Not.
+    No,
+    /// Perhaps.
+    Perhaps,
+    /// Certainly.
+    Certainly,
+}
+
+/// What came of repeating.
+#[derive(Default)]
+pub(super) struct Repeated {
+    /// Handles of files that are gone.
+    pub(super) ended: Vec<u64>,
+    /// What happened to names that the shadow has not: either they are gone, or it was not told all.
+    pub(super) missing: Vec<Happening>,
+}
+
 /// The shadows of one server's files.
 pub(super) struct Shadows {
     folder: OwnedFd,
@@ -140,7 +160,7 @@ impl Shadows {
         self.handles.insert(shadow.which, handle);
         self.by_handle.insert(handle, shadow);
         let missed = self.waiting.remove(&handle).unwrap_or_default();
-        self.repeat(&missed).is_empty()
+        self.repeat(&missed).ended.is_empty()
     }
 
     /// Notes what the server was asked for besides.
@@ -186,9 +206,46 @@ impl Shadows {
         Ok(listing.into_iter().filter(|entry| before.contains(entry)).collect())
     }
 
-    /// Repeats what happened to watched files. The handles of those that are gone.
-    pub(super) fn repeat(&mut self, happenings: &[Happening]) -> Vec<u64> {
-        let mut ended = Vec::new();
+    /// Whether more has to be told before this is repeated: the first half of a move is not all of it, nor may be a move to a name that
+    /// is there, which leaves in turn where two are exchanged. What is of another kind can only be exchanged.
+    pub(super) fn may_go_on(&self, happenings: &[Happening]) -> More {
+        let Some((last, before)) = happenings.split_last() else { return More::No };
+        let is_directory = last.mask & event::ISDIR != 0;
+        match last.mask {
+            mask if mask & event::MOVED_FROM != 0 => More::Perhaps,
+            mask if mask & event::MOVED_TO != 0 => match self.there(last, before) {
+                None => More::No,
+                Some(kind) if kind == is_directory => More::Perhaps,
+                Some(_) => More::Certainly,
+            },
+            _ => More::No,
+        }
+    }
+
+    /// What has the name of this event before it happens, after all `before`: whether that is a directory, `None` for nothing.
+    fn there(&self, happening: &Happening, before: &[Happening]) -> Option<bool> {
+        const COMES: u32 = event::CREATE | event::MOVED_TO;
+        const GOES: u32 = event::DELETE | event::MOVED_FROM;
+        let changes =
+            |one: &&Happening| is_same_name(one, happening) && one.mask & (COMES | GOES) != 0;
+        match before.iter().rev().find(changes) {
+            Some(last) => (last.mask & COMES != 0).then_some(last.mask & event::ISDIR != 0),
+            None => self.is_directory(&self.at(happening.handle)?.path(&happening.name)),
+        }
+    }
+
+    /// Gives a shadow a name that it should have, and repeats what happened to that.
+    pub(super) fn restore(&self, happening: &Happening) {
+        let Some(shadow) = self.at(happening.handle) else { return };
+        let is_directory = happening.mask & event::ISDIR != 0;
+        if self.make_at(&shadow.path(&happening.name), is_directory).is_ok() {
+            let _ = self.touch(&shadow, happening.mask, &happening.name);
+        }
+    }
+
+    /// Repeats what happened to watched files.
+    pub(super) fn repeat(&mut self, happenings: &[Happening]) -> Repeated {
+        let mut repeated = Repeated::default();
         // The second halves of moves whose first halves were repeated with them.
         let mut done = HashSet::new();
         for (at, happening) in happenings.iter().enumerate() {
@@ -206,7 +263,7 @@ impl Shadows {
             let rest = &happenings[at + 1..];
             if mask & (event::DELETE_SELF | event::IGNORED) != 0 {
                 self.remove(handle);
-                ended.push(handle);
+                repeated.ended.push(handle);
             } else if mask & event::MOVE_SELF != 0 {
                 self.move_to_next(handle);
             } else if mask & event::CREATE != 0 {
@@ -247,14 +304,17 @@ impl Shadows {
             {
                 // That its last name is gone, which is told when the shadow loses its own.
             } else {
-                self.touch(&shadow, mask, name);
+                let touched = self.touch(&shadow, mask, name);
+                if touched == Err(Errno::NOENT) && !name.is_empty() {
+                    repeated.missing.push(happening.clone());
+                }
             }
         }
-        ended
+        repeated
     }
 
     /// Tells of what changes no name.
-    pub(super) fn touch(&self, shadow: &Shadow, mask: u32, name: &[u8]) {
+    pub(super) fn touch(&self, shadow: &Shadow, mask: u32, name: &[u8]) -> Result<()> {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
         const OMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let path = shadow.path(name);
@@ -266,8 +326,7 @@ impl Shadows {
             let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             openat(&self.folder, &path, flags, Mode::empty()).map(drop)
         };
-        // What is done to a file that has no name any more is told to nobody.
-        let _ = if mask & event::MODIFY != 0 {
+        if mask & event::MODIFY != 0 {
             times(OMIT, NOW)
         } else if mask & event::ACCESS != 0 {
             times(NOW, OMIT)
@@ -283,7 +342,7 @@ impl Shadows {
             open(OFlags::RDONLY)
         } else {
             Ok(())
-        };
+        }
     }
 
     fn number(&self) -> u64 {

@@ -53,6 +53,14 @@ struct Scene {
 
 const ALL: u32 = event::ALL;
 
+fn of(happenings: &[(u64, u32, u32, &str)]) -> Vec<Happening> {
+    let of = |&(handle, mask, cookie, name): &(u64, u32, u32, &str)| {
+        let name = name.as_bytes().to_vec();
+        Happening { handle, mask, cookie, name }
+    };
+    happenings.iter().map(of).collect()
+}
+
 impl Scene {
     /// With these entries in the first directory. Handles are the numbers of the watches: 1 and 2.
     fn new(entries: &[(&str, bool)]) -> Self {
@@ -85,16 +93,7 @@ impl Scene {
 
     /// Repeats this, and says what was told.
     fn told(&mut self, happenings: &[(u64, u32, u32, &str)]) -> Vec<Told> {
-        let happenings: Vec<_> = happenings
-            .iter()
-            .map(|(handle, mask, cookie, name)| Happening {
-                handle: *handle,
-                mask: *mask,
-                cookie: *cookie,
-                name: name.as_bytes().to_vec(),
-            })
-            .collect();
-        self.shadows.repeat(&happenings);
+        self.shadows.repeat(&of(happenings));
         self.queue.told()
     }
 
@@ -200,6 +199,41 @@ fn files_have_shadows_too() {
     assert_eq!(masks, [event::ATTRIB, event::DELETE_SELF, event::IGNORED]);
 }
 
+/// What one call does may be told in more than one answer.
+#[test]
+fn halves_of_moves_are_waited_for() {
+    let scene = Scene::new(&[("file", false), ("other", false), ("dir", true)]);
+    let (from, to) = ((1, FROM, 1, "file"), |name| (1, TO, 1, name));
+    let waits = |happenings: &[(u64, u32, u32, &str)]| scene.shadows.may_go_on(&of(happenings));
+    assert!(waits(&[from]) == More::Perhaps);
+    assert!(waits(&[from, to("new")]) == More::No);
+    // Replaced, or exchanged: the other half of that is to come.
+    assert!(waits(&[from, to("other")]) == More::Perhaps);
+    assert!(waits(&[from, to("dir")]) == More::Certainly);
+    let back = (1, FROM | DIRECTORY, 2, "dir");
+    assert!(waits(&[from, to("dir"), back]) == More::Perhaps);
+    assert!(waits(&[from, to("dir"), back, (1, TO | DIRECTORY, 2, "file")]) == More::No);
+    // What was there before this answer is not there any more.
+    assert!(waits(&[(1, event::DELETE | DIRECTORY, 0, "dir"), from, to("dir")]) == More::No);
+    assert!(waits(&[(1, event::CREATE, 0, "new"), from, to("new")]) == More::Perhaps);
+    assert!(waits(&[from, to("new"), (1, event::MODIFY, 0, "new")]) == More::No);
+}
+
+/// The server is asked whether it is there.
+#[test]
+fn what_happens_to_a_name_that_is_missing_is_noted() {
+    let mut scene = Scene::new(&[("there", false)]);
+    let happened = [(1, event::MODIFY, 0, "there"), (1, event::ATTRIB, 0, "missing")];
+    let repeated = scene.shadows.repeat(&of(&happened));
+    let [missing] = &repeated.missing[..] else { panic!("one is") };
+    assert_eq!(missing.name, b"missing");
+    scene.queue.told();
+    scene.shadows.restore(missing);
+    let masks: Vec<u32> = scene.queue.told().iter().map(|told| told.1).collect();
+    assert_eq!(masks, [event::CREATE, event::ATTRIB]);
+    scene.same(&[(1, event::ATTRIB, 0, "missing")]);
+}
+
 /// However much of what happened is in a listing already.
 #[test]
 fn what_happens_while_a_shadow_is_filled_is_done_before_anybody_watches() {
@@ -221,13 +255,7 @@ fn what_happens_while_a_shadow_is_filled_is_done_before_anybody_watches() {
         let mut scene = Scene::new(&[]);
         let shadow = scene.shadows.make((0, 3), true, ALL).unwrap();
         scene.shadows.wait_for(3);
-        let of = |(mask, cookie, name): &(u32, u32, &str)| Happening {
-            handle: 3,
-            mask: *mask,
-            cookie: *cookie,
-            name: name.as_bytes().to_vec(),
-        };
-        scene.shadows.repeat(&happened.iter().map(of).collect::<Vec<_>>());
+        scene.shadows.repeat(&of(&happened.map(|(mask, cookie, name)| (3, mask, cookie, name))));
         let listing = listing.iter().map(|(name, is)| (name.as_bytes().to_vec(), *is)).collect();
         scene.shadows.fill(&shadow, listing).unwrap();
         assert!(scene.shadows.keep(3, shadow));
