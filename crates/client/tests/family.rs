@@ -103,3 +103,27 @@ fn who_lost_its_connection_waits_on_when_it_is_back() {
         assert_eq!(third.lock(&range, false).unwrap_err().errno(), Errno::EAGAIN);
     }
 }
+
+/// As a thread of a program that closes what another one waits for a lock of.
+#[test]
+fn who_waits_for_a_lock_of_a_file_that_is_closed_is_told() {
+    let setup = setup(EngineWish::Automatic);
+    let [first, second, stranger] = [(); 3].map(|()| member(&setup.transports[0]));
+    let open = |client: &Client| client.attach(b"dir").unwrap().open(b"closed", CREATE, 0o600);
+    let (holder, file) = (open(&stranger).unwrap(), open(&first).unwrap());
+    holder.lock(&whole(FLOCK, 0), false).unwrap();
+    let same = |client: &Client| {
+        File::from_handle(client, file.handle(), b"dir", b"closed", CREATE, file.attr().inode)
+    };
+    // In another session, as the waiting of a run.
+    let (near, far) = (same(&first), same(&second));
+    let waits = [near.start_lock(&whole(FLOCK, 0)), far.start_lock(&whole(FLOCK, 0))];
+    // Answered behind them, so that they wait.
+    (near.stat().unwrap(), far.stat().unwrap());
+    file.close().unwrap();
+    for operation in waits {
+        assert_eq!(operation.unwrap().wait().unwrap_err().errno(), Errno::EBADF);
+    }
+    let _ = (near.into_handle(), far.into_handle());
+    drop(holder);
+}

@@ -194,8 +194,9 @@ impl Core {
                 return Some(running);
             }
             Step::ReleaseLocks(owner) => {
-                let granted = self.shared.locks.lock().release(|o: &Owner| *o == owner);
-                self.shared.notify(granted);
+                let released = self.shared.locks.lock().release(|o: &Owner| *o == owner);
+                self.shared.notify(released.granted);
+                self.shared.ask_again(released.orphaned);
                 return Some(running);
             }
             Step::Reclaimed => {

@@ -67,6 +67,16 @@ pub struct Locks {
     processes: HashMap<Owner, Vec<u64>>,
 }
 
+/// Requests that waited, and wait no longer since locks were released.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Released {
+    /// They have their locks, and are to be answered.
+    pub granted: Vec<Waiter>,
+    /// Of the owners that are gone. They are to be asked again: whose file is closed is told so.
+    pub orphaned: Vec<Waiter>,
+}
+
 /// Outcome of [`Locks::lock`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Locked {
@@ -158,7 +168,8 @@ impl Locks {
             !sessions.is_empty()
         });
         self.withdraw(session);
-        self.release(|owner| ended.contains(owner) || Some(owner.session) == files)
+        // Nobody else waits for these: the others would speak for the processes, or be of the family.
+        self.release(|owner| ended.contains(owner) || Some(owner.session) == files).granted
     }
 
     /// A session lost its lane: nobody can be told now that its requests have their locks, so they wait
@@ -170,20 +181,20 @@ impl Locks {
         });
     }
 
-    /// Releases everything of the owners that `gone` names, and forgets what they wait for; returns
-    /// the waiters that got their locks.
-    pub fn release(&mut self, gone: impl Fn(&Owner) -> bool) -> Vec<Waiter> {
-        let mut granted = Vec::new();
+    /// Releases everything of the owners that `gone` names; their requests wait no longer.
+    pub fn release(&mut self, gone: impl Fn(&Owner) -> bool) -> Released {
+        let mut released = Released::default();
         self.files.retain(|_, locks| {
-            let before = locks.held.len() + locks.waiting.len();
+            let before = locks.held.len();
             locks.held.retain(|(owner, _)| !gone(owner));
-            locks.waiting.retain(|(waiter, _)| !gone(&waiter.owner));
-            if locks.held.len() + locks.waiting.len() != before {
-                granted.extend(locks.grant());
+            let orphaned = locks.waiting.extract_if(.., |(waiter, _)| gone(&waiter.owner));
+            released.orphaned.extend(orphaned.map(|(waiter, _)| waiter));
+            if locks.held.len() != before {
+                released.granted.extend(locks.grant());
             }
             !locks.held.is_empty() || !locks.waiting.is_empty()
         });
-        granted
+        released
     }
 
     /// Gives up a waiting request. True: it was waiting.
@@ -357,11 +368,11 @@ mod tests {
             locks.lock(FILE, waiter(1, lock::EXCLUSIVE, 20, 1), here()),
             Err(Errno::EDEADLK)
         );
-        let granted = locks.release(|o| *o == owner(1));
+        let granted = locks.release(|o| *o == owner(1)).granted;
         assert_eq!(granted, vec![waiter(2, lock::EXCLUSIVE, 0, 10)]);
         assert_eq!(locks.lock(FILE, waiter(3, lock::SHARED, 5, 1), here()), Ok(Locked::Waiting));
         assert!(locks.cancel(1, 3, 1));
-        assert!(locks.release(|o| *o == owner(2)).is_empty());
+        assert_eq!(locks.release(|o| *o == owner(2)), Released::default());
         assert!(locks.files.is_empty());
     }
 
