@@ -5,10 +5,12 @@
 
 mod common;
 
-use common::{CREATE, eventually, setup};
+use common::{CREATE, Raw, eventually, hello, hello_message, request, setup};
 use towline_client::{Client, Errno, File, Lock, Options, Transport};
 use towline_server::EngineWish;
+use towline_wire::reply::parse_results;
 use towline_wire::request::lock::{EXCLUSIVE, FLOCK, OPEN_FILE, PROCESS, UNLOCK};
+use towline_wire::{Hello, Kind, Reply, Request};
 
 fn member(transport: &Transport) -> Client {
     let mut options = Options::default();
@@ -126,4 +128,32 @@ fn who_waits_for_a_lock_of_a_file_that_is_closed_is_told() {
     }
     let _ = (near.into_handle(), far.into_handle());
     drop(holder);
+}
+
+/// As a process that was stopped for so long that its session ended, while others of its run went on.
+#[test]
+fn what_the_family_still_has_open_is_had_again_wherever_it_is() {
+    let setup = setup(EngineWish::Automatic);
+    let first = member(&setup.transports[0]);
+    for export in [&b"dir"[..], b"mem"] {
+        let root = first.attach(export).unwrap();
+        let file = root.open(b"unlinked", CREATE, 0o600).unwrap();
+        root.unlink(b"unlinked", false).unwrap();
+        let (known, known_inode) = (file.handle(), file.attr().identity());
+        let mut again = Raw::connect(setup.port());
+        again.send(&hello_message(&Hello { family: 0x5eed, ..hello() }));
+        assert_eq!(again.receive().unwrap().0.kind, Kind::Welcome);
+        let asked = [(known, known_inode), (known, known_inode + 1), (known + 1, known_inode)];
+        for (number, (handle, inode)) in asked.into_iter().enumerate() {
+            let reclaim =
+                Request::Reclaim { handle, flags: CREATE, inode, export, path: b"unlinked" };
+            again.send(&request(0, number as u32 + 1, &[reclaim], 0));
+            let (_, body) = again.receive().unwrap();
+            let found = matches!(
+                parse_results(&body).unwrap()[0],
+                Reply::Opened { handle, attr } if (handle, attr.identity()) == (known, known_inode)
+            );
+            assert_eq!(found, number == 0, "{}, number {number}", export.escape_ascii());
+        }
+    }
 }

@@ -57,6 +57,16 @@ impl Compound {
                 self.opened(context, Opened::new(store, file, terms, flags), None, attr)?;
             }
             Request::Reclaim { handle, flags, inode, export, path } => {
+                // Others of its family may have it open, also where no name leads to it any more.
+                if let Ok(known) = context.files.find(handle) {
+                    self.reach(context, &known.store)?;
+                    let attr = known.file.stat()?;
+                    if attr.identity() == inode {
+                        self.current = Some(handle);
+                        self.result(&Reply::Opened { handle, attr });
+                        return Ok(None);
+                    }
+                }
                 let (name, below) = export_and_path(export);
                 let (store, terms) = context.exports.find_again(name).ok_or(Errno::ESTALE)?;
                 self.reach(context, &store)?;
