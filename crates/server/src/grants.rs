@@ -105,6 +105,11 @@ impl Running {
         (self.waits, self.fetched) = (false, false);
     }
 
+    /// True while data is to come for it.
+    pub(crate) fn is_transfer(&self) -> bool {
+        self.compound.missing().is_some()
+    }
+
     /// The next fragment to be granted, if one may be now.
     pub(crate) fn next_grant(&self) -> Option<(u64, usize)> {
         let (done, missing) = self.compound.missing()?;
@@ -219,6 +224,6 @@ impl Served {
     /// True when the request of this slot waits for data.
     pub(crate) fn is_transfer(&self, slot: u16) -> bool {
         let running = self.running.get(usize::from(slot)).and_then(Option::as_ref);
-        running.is_some_and(|r| r.compound.missing().is_some())
+        running.is_some_and(|running| running.is_transfer())
     }
 }

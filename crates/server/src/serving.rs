@@ -129,6 +129,10 @@ impl Serving<'_> {
         if self.core.disk_data(session, self.index, header)? {
             return Ok(());
         }
+        // It may come too late: its write stopped early, and what stands behind that waits.
+        if self.running(session, header).is_none_or(|running| !running.is_transfer()) {
+            return Ok(());
+        }
         let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
         else {
             return Ok(());

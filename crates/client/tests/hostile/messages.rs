@@ -3,8 +3,9 @@
 use super::common::{CREATE, Random, Raw, counter, hello, hello_message, message, request, seed};
 use super::{ATTACH, big_write, header, results, start};
 use std::time::Duration;
-use towline_client::Errno;
+use towline_client::{Errno, Lock, SetAttr};
 use towline_wire::reply::parse_results;
+use towline_wire::request::lock::{EXCLUSIVE, FLOCK};
 use towline_wire::request::{CURRENT, DIRECTORY};
 use towline_wire::{Header, Hello, Kind, Reply, Request};
 
@@ -298,6 +299,60 @@ fn data_of_a_write_that_failed_is_counted_and_forgotten() {
     drop(full);
     root.unlink(b"full", false).unwrap();
     honest.check("a failed write");
+}
+
+/// It was granted before the write ran out of space, and comes while what stands behind the write waits.
+#[test]
+fn data_of_a_write_that_stopped_early_ends_nothing_that_follows() {
+    const FRAGMENT: usize = 256 * 1024;
+    let (_directory, process, mut honest) = start();
+    let root = honest.client.attach(b"mem").unwrap();
+    let held = root.open(b"w", CREATE, 0o600).unwrap();
+    let range = Lock { family: FLOCK, kind: EXCLUSIVE, owner: 0, start: 0, length: 0 };
+    held.lock(&range, false).unwrap();
+    let full = root.open(b"full", CREATE, 0o600).unwrap();
+    let data = vec![1; 8 << 20];
+    let mut end = 0;
+    while let Ok(written) = full.write_at(&data, end) {
+        end += written as u64;
+    }
+    let size = Some(end - FRAGMENT as u64 / 2);
+    full.set_attr(b"", true, &SetAttr { size, ..SetAttr::default() }).unwrap();
+    let (mut peer, _) = Raw::greeted(process.port);
+    let requests = [
+        ATTACH,
+        Request::Open { base: CURRENT, flags: CREATE, mode: 0o600, path: b"w" },
+        Request::Write { handle: CURRENT, offset: 0, length: 8 << 20, flags: 0 },
+        Request::Lock {
+            handle: CURRENT,
+            owner: 0,
+            family: FLOCK,
+            kind: EXCLUSIVE,
+            wait: 1,
+            start: 0,
+            length: 0,
+        },
+    ];
+    peer.send(&request(0, 1, &requests, 8 << 20));
+    for offset in [0, FRAGMENT] {
+        assert_eq!(peer.receive().expect("no grant").0.kind, Kind::Grant);
+        let mut header = Header::new(Kind::Data, 0, 1);
+        header.offset = offset as u64;
+        peer.send(&message(header, &[], &data[..FRAGMENT]));
+    }
+    peer.send(&request(1, 1, &[Request::Inquire { what: 0 }], 0));
+    assert!(last_errno(&results(&mut peer)).is_none());
+    held.close().unwrap();
+    let body = results(&mut peer);
+    let wrote = parse_results(&body).unwrap()[2..].to_vec();
+    let half = FRAGMENT as u32 / 2;
+    assert!(
+        matches!(wrote[..], [Reply::Wrote { length, .. }, Reply::Done {}] if length == half),
+        "{wrote:?}"
+    );
+    drop(full);
+    root.unlink(b"full", false).unwrap();
+    honest.check("a write that stopped early");
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Core {
     pub(super) fn drained(&self) -> bool {
         let Some(since) = self.draining else { return false };
         // What waits for data, a lock or events may wait for ever; its client asks the next server for it.
-        let ends = |r: &Running| r.compound.missing().is_none() && !r.waits;
+        let ends = |r: &Running| !r.is_transfer() && !r.waits;
         let running = self.sessions.all().any(|s| {
             let mut running = s.running.iter().flatten();
             s.disks.is_busy() || !s.away.is_empty() || running.any(|r| ends(r))
