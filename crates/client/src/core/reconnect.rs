@@ -227,7 +227,7 @@ impl Core {
 }
 
 /// The operations of a request that was sent.
-fn requests_of(message: &[u8]) -> Option<SmallVec<[Request<'_>; 4]>> {
+pub(super) fn requests_of(message: &[u8]) -> Option<SmallVec<[Request<'_>; 4]>> {
     let header = message.first_chunk().and_then(|head| Header::parse(head).ok())?;
     let body = message.get(HEADER_BYTES..)?.get(..header.body_bytes as usize)?;
     parse_compound(body).ok()

@@ -52,11 +52,12 @@ impl Core {
         if state.dead.is_some() {
             return;
         }
-        if state.free.is_empty() {
-            state.closing.push(Closing::File(handle));
+        let closing = Closing::File(handle);
+        if state.free.is_empty() || state.is_needed(closing) {
+            state.closing.push(closing);
             return;
         }
-        if let Some(messages) = self.fill_close(&mut state, Closing::File(handle)) {
+        if let Some(messages) = self.fill_close(&mut state, closing) {
             state.queues = true;
             drop(state);
             self.out.lock().queue(messages);
@@ -71,14 +72,15 @@ impl Core {
         Some(Messages::of(found.out(slot.slot), state.lane))
     }
 
-    /// Sends the closes that wait, as far as there are slots; nobody waits for their answers.
+    /// Sends the closes that wait, as far as there are slots, and nothing under way needs what is closed; nobody waits for
+    /// their answers.
     pub(crate) fn close_pending(self: &Arc<Self>) {
         loop {
             let mut state = self.state.lock();
             if state.free.is_empty() || state.dead.is_some() {
                 return;
             }
-            let Some(closing) = state.closing.pop() else { return };
+            let Some(closing) = state.next_closing() else { return };
             let Some(messages) = self.fill_close(&mut state, closing) else { return };
             drop(state);
             self.send_all(messages);

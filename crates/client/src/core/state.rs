@@ -1,7 +1,9 @@
 //! What is known of requests under way, while the state is locked.
 
+use super::reconnect::requests_of;
 use super::sending::coarse_ms;
 use super::{Messages, Out, Outcome, Receiving, Slot, SlotRef, State, Status};
+use crate::disks::Closing;
 use crate::lent::Buffer;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -108,6 +110,28 @@ impl State {
         let mut others = self.changes.iter();
         let (slot, ..) = others.find(|(_, of, other)| *of == disk && meets(other))?;
         Some(SlotRef { slot: *slot, sequence: self.slots[usize::from(*slot)].sequence })
+    }
+
+    /// A request under way needs what is to be closed: should it be asked again of another server, that has to be open there,
+    /// and what is closed is not opened again. One that waits for a lock is told that its file is closed.
+    pub(super) fn is_needed(&self, closing: Closing) -> bool {
+        let needs = |request: &Request<'_>| match (closing, request) {
+            (Closing::File(_), Request::Lock { .. }) | (Closing::Process(_), _) => false,
+            (Closing::File(handle), _) => request.handles().contains(&handle),
+            (Closing::Disk(disk), _) => request.disk() == Some(disk),
+        };
+        let waits = |slot: &Slot| matches!(slot.status, Status::Waiting);
+        // Nearly always nothing is under way.
+        self.free.len() < self.slots.len()
+            && self.slots.iter().any(|slot| {
+                waits(slot) && requests_of(&slot.message).is_some_and(|all| all.iter().any(needs))
+            })
+    }
+
+    /// Takes out what can be closed now.
+    pub(super) fn next_closing(&mut self) -> Option<Closing> {
+        let place = self.closing.iter().rposition(|closing| !self.is_needed(*closing))?;
+        Some(self.closing.remove(place))
     }
 
     pub(crate) fn is_idle(&self) -> bool {

@@ -243,6 +243,68 @@ fn who_waits_for_a_slot_gets_that_of_a_call_that_is_over() {
     waits.join().unwrap();
 }
 
+/// A file of `mem`, open.
+fn open(core: &Arc<Core>, path: &[u8]) -> u64 {
+    let requests = [
+        Request::Attach { name: b"mem" },
+        Request::Open { base: CURRENT, flags: 0o100 | 2, mode: 0o600, path },
+    ];
+    let outcome = core.call(&requests, &[], &mut []).unwrap();
+    let Reply::Opened { handle, attr } = outcome.last().unwrap() else { panic!("not opened") };
+    core.remember_path(handle, b"mem", path, 2, attr.identity());
+    handle
+}
+
+/// Should the server be killed, what is under way has to be asked of the next one, where the file has to be opened for it.
+#[test]
+fn nothing_is_closed_that_a_request_under_way_needs() {
+    const LENGTH: usize = 2 * FRAGMENT_BYTES_MAX;
+    let (_server, core) = connect();
+    drop(core.call(&[Request::DiskOpen { disk: 1, name: b"disk" }], &[], &mut []).unwrap());
+    let handle = open(&core, b"file");
+    let write = Request::Write { handle, offset: 0, length: LENGTH as u32, flags: 0 };
+    let change =
+        Request::DiskWrite { disk: 1, flags: 0, offset: 0, length: LENGTH as u32, checksums: b"" };
+    let start = |request| {
+        let source = Buffer::Owned(vec![1; LENGTH]);
+        core.submit_if_room(&[request], source, Buffer::none(), 0, true).unwrap().unwrap()
+    };
+    let slots = [start(write), start(change)];
+    let closes = || {
+        let state = core.state.lock();
+        let under_way = state.slots.iter().filter(|slot| slot.closes.is_some()).count();
+        (state.closing.len(), under_way)
+    };
+    core.close_later(handle);
+    core.close_disk(1);
+    core.close_with_next(handle);
+    assert_eq!(closes(), (3, 0));
+    for slot in &slots {
+        let mut outcome = Outcome::default();
+        core.wait(slot, &mut outcome).unwrap();
+        outcome.single().unwrap();
+    }
+    eventually("they are closed", || {
+        core.progress();
+        core.state.lock().is_idle()
+    });
+    let state = core.state.lock();
+    assert!(!state.files.knows(handle) && !state.disks.knows(1));
+}
+
+/// By who only receives, as the keeper of a run.
+#[test]
+fn what_waits_for_a_slot_is_closed_by_who_receives() {
+    let (_server, core) = connect();
+    let count = core.state.lock().slots.len() + 3;
+    let handles: Vec<u64> = (0..count).map(|_| open(&core, b"file")).collect();
+    handles.iter().for_each(|handle| core.close_later(*handle));
+    eventually("all are closed", || {
+        core.progress();
+        core.state.lock().is_idle()
+    });
+}
+
 /// Counts how often it is woken.
 #[derive(Default)]
 struct Woken(AtomicUsize);

@@ -160,7 +160,7 @@ impl Core {
     pub(crate) fn progress(self: &Arc<Self>) {
         let lead = self.state.lock().take_lead();
         if let Some(receiving) = lead {
-            self.hand_over(&self.lead(receiving, Wait::No));
+            self.leave(self.lead(receiving, Wait::No));
         }
     }
 
