@@ -121,7 +121,8 @@ fn who_waits_for_a_lock_of_a_file_that_is_closed_is_told() {
     let (near, far) = (same(&first), same(&second));
     let waits = [near.start_lock(&whole(FLOCK, 0)), far.start_lock(&whole(FLOCK, 0))];
     // Answered behind them, so that they wait.
-    (near.stat().unwrap(), far.stat().unwrap());
+    near.stat().unwrap();
+    far.stat().unwrap();
     file.close().unwrap();
     for operation in waits {
         assert_eq!(operation.unwrap().wait().unwrap_err().errno(), Errno::EBADF);
