@@ -14,11 +14,12 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
-use towline_client::{Client, Errno, File, Options, SetAttr, Transport};
+use towline_client::{Client, Errno, File, Lock, Options, SetAttr, Transport};
 use towline_server::EngineWish;
 use towline_wire::hello::{MAGIC, VERSION};
-use towline_wire::request::CURRENT;
-use towline_wire::{Header, Kind, Request, Welcome};
+use towline_wire::reply::parse_results;
+use towline_wire::request::{CURRENT, lock, sync_kind};
+use towline_wire::{Header, Kind, Reply, Request, Welcome};
 
 #[test]
 #[ignore = "not a test: the server of the others"]
@@ -265,4 +266,29 @@ fn a_server_of_another_version_is_named() {
     assert_eq!(refused.errno(), Errno::EPROTO);
     let said = refused.to_string();
     assert!(said.contains("version 999") && said.contains(&format!("version {VERSION}")), "{said}");
+}
+
+/// What comes before the lock waits for a device meanwhile.
+#[test]
+fn a_lock_is_given_up_before_it_is_asked_for() {
+    let setup = setup(EngineWish::Automatic);
+    let root = setup.client().attach(b"dir").unwrap();
+    let holder = root.open(b"locked", CREATE, 0o600).unwrap();
+    let (family, kind) = (lock::FLOCK, lock::EXCLUSIVE);
+    holder.lock(&Lock { family, kind, owner: 0, start: 0, length: 0 }, false).unwrap();
+    let (mut raw, _) = Raw::greeted(setup.port());
+    let requests = [
+        Request::Attach { name: b"dir" },
+        Request::Open { base: CURRENT, flags: 0, mode: 0, path: b"locked" },
+        Request::Sync { handle: CURRENT, kind: sync_kind::DATA },
+        Request::Lock { handle: CURRENT, owner: 0, family, kind, wait: 1, start: 0, length: 0 },
+    ];
+    let cancel = Header::new(Kind::Cancel, 0, 1).to_bytes();
+    raw.send(&[&request(0, 1, &requests, 0)[..], &cancel].concat());
+    let (_, body) = raw.receive().expect("it waits");
+    let results = parse_results(&body).unwrap();
+    assert!(
+        matches!(results[3], Reply::Failed { errno } if errno == Errno::EINTR.0),
+        "{results:?}"
+    );
 }

@@ -66,6 +66,8 @@ pub(crate) struct Running {
     pub(crate) meter: Option<Arc<Meter>>,
     /// It waits for a lock, unless its session has no lane, or for events.
     pub(crate) waits: bool,
+    /// It is to wait for no lock any more.
+    pub(crate) cancelled: bool,
     /// For its first fragment, which follows it and has so many bytes.
     pub(crate) ahead: Option<(Reserved, usize)>,
     /// Data of it was received and written by the core.
@@ -88,6 +90,7 @@ impl Running {
             expected: 0,
             meter: None,
             waits: false,
+            cancelled: false,
             ahead: None,
             fetched: false,
         }
@@ -102,7 +105,7 @@ impl Running {
         }
         (self.granted, self.expected) = (0, 0);
         (self.data_since, self.meter, self.ahead) = (None, None, None);
-        (self.waits, self.fetched) = (false, false);
+        (self.waits, self.cancelled, self.fetched) = (false, false, false);
     }
 
     /// True while data is to come for it.

@@ -19,7 +19,7 @@ use towline_session::{BlockingResult, Context, Step};
 use towline_wire::header::reply_flag;
 use towline_wire::limits::{FRAGMENT_BYTES_MAX, GRANTS_MAX};
 use towline_wire::request::lock;
-use towline_wire::{Header, Kind, Request};
+use towline_wire::{Errno, Header, Kind, Request};
 
 /// The lane of a request that waits for a lock.
 struct Asker(Arc<Link>);
@@ -148,6 +148,10 @@ impl Core {
                 let reply_to = self.mailbox.clone();
                 let job = Job { work: Box::new(work), reply_to, low };
                 self.shared.pools.files.of(&store).run(job);
+            }
+            Step::Lock(_, _, true) if running.cancelled => {
+                running.compound.locked(Err(Errno::EINTR));
+                return Some(running);
             }
             Step::Lock(_, waiter, _)
                 if !served.session.reclaiming && self.shared.grace.holds_up(&waiter) => {}

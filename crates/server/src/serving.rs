@@ -181,11 +181,16 @@ impl Serving<'_> {
             return;
         }
         let shared = &self.core.shared;
-        let cancelled = shared.locks.lock().cancel(session, header.slot, header.sequence)
+        let waited = shared.locks.lock().cancel(session, header.slot, header.sequence)
             || shared.grace.cancel(session, header.slot, header.sequence);
-        if cancelled
-            && let Some(mut running) = self.core.take_running(session, header.slot, header.sequence)
-        {
+        if !waited {
+            // It may be about to ask for the lock, or to ask again.
+            if let Some(running) = self.running(session, header) {
+                running.cancelled = true;
+            }
+            return;
+        }
+        if let Some(mut running) = self.core.take_running(session, header.slot, header.sequence) {
             running.compound.locked(Err(Errno::EINTR));
             self.core.drive(session, header.slot, running, Instant::now());
         }
