@@ -46,6 +46,15 @@ pub(crate) enum Whose {
 
 const HERE: usize = AT_FDCWD as usize;
 
+/// Numbers of system calls.
+mod number {
+    pub(super) use libc::*;
+    /// The same on all machines; `libc` has it for some.
+    /// `libc` has it for some machines.
+    #[allow(non_upper_case_globals)] // as those of `libc`
+    pub(super) const SYS_fchmodat2: c_long = 452;
+}
+
 /// Each line: system calls, what decides, and the function that answers.
 macro_rules! calls {
     (($a:ident $b:ident $c:ident $d:ident $e:ident $f:ident)
@@ -53,7 +62,7 @@ macro_rules! calls {
         #[allow(unused_variables)] // not every line uses every argument
         fn subject(number: c_long, [$a, $b, $c, $d, $e, $f]: Arguments) -> Subject {
             match number {
-                $($(#[$only])? libc::$first $(| libc::$more)* => $subject,)*
+                $($(#[$only])? number::$first $(| number::$more)* => $subject,)*
                 _ => Subject::Never,
             }
         }
@@ -70,7 +79,7 @@ macro_rules! calls {
             // SAFETY: as the caller says.
             unsafe {
                 match number {
-                    $($(#[$only])? libc::$first $(| libc::$more)* => $call as c_long,)*
+                    $($(#[$only])? number::$first $(| number::$more)* => $call as c_long,)*
                     _ => finish(Err::<c_long, _>(libc::ENOSYS)),
                 }
             }
