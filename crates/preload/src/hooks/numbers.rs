@@ -49,7 +49,6 @@ const HERE: usize = AT_FDCWD as usize;
 /// Numbers of system calls.
 mod number {
     pub(super) use libc::*;
-    /// The same on all machines; `libc` has it for some.
     /// `libc` has it for some machines.
     #[allow(non_upper_case_globals)] // as those of `libc`
     pub(super) const SYS_fchmodat2: c_long = 452;
