@@ -1,6 +1,7 @@
 //! The disks of a running server; replaced as a whole when the configuration is read again.
 
 use crate::config::{DiskExport, DiskKind};
+use crate::exports::in_time;
 use parking_lot::RwLock;
 use std::cell::Cell;
 use std::io;
@@ -17,13 +18,22 @@ use towline_store::block::{CacheMode, DelayStore, FileDisk, ForeignDisk, MemoryD
 /// began to serve it, under a name that qemu takes for a dirty bitmap.
 pub(crate) const CONTEXTS: [&str; 2] = ["base:allocation", "qemu:dirty-bitmap:written"];
 
+/// A disk that is served.
+#[derive(Clone)]
+struct Active {
+    export: DiskExport,
+    disk: Arc<Disk>,
+    /// What stood at its paths when they were opened.
+    files: Vec<Option<Inode>>,
+}
+
 /// Disks that could take the place of those that there are.
-pub(crate) struct NextDisks(Vec<(DiskExport, Arc<Disk>)>);
+pub(crate) struct NextDisks(Vec<Active>);
 
 /// Disks by name. Connections keep the disk they use, whatever happens here.
 #[derive(Default)]
 pub(crate) struct Disks {
-    active: RwLock<Vec<(DiskExport, Arc<Disk>)>>,
+    active: RwLock<Vec<Active>>,
     shutting_down: AtomicBool,
     /// Where failures are kept that outlive the server.
     failures: Option<Arc<dyn Failures>>,
@@ -39,11 +49,11 @@ impl Disks {
         Ok(this)
     }
 
-    /// Opens what is not open yet of these disks. Those whose bytes stay the same keep what is known of
+    /// Opens what is not open yet of these disks, or is another file now. Those whose bytes stay the same keep what is known of
     /// them, and those in memory their contents, also with other options and when they become longer,
     /// which they do now.
     pub(crate) fn prepare(&self, disks: &[DiskExport]) -> io::Result<NextDisks> {
-        let mut next: Vec<(DiskExport, Arc<Disk>)> = Vec::new();
+        let mut next: Vec<Active> = Vec::new();
         let mut longer: Vec<(Arc<Disk>, u64)> = Vec::new();
         for export in disks {
             let name = &export.name;
@@ -53,20 +63,25 @@ impl Disks {
             if name.is_empty() || name.contains('\0') || name.len() > 256 {
                 return Err(wrong("name is empty or longer than 256 bytes".into()));
             }
-            if next.iter().any(|(other, _)| other.name == *name) {
+            if next.iter().any(|other| other.export.name == *name) {
                 return Err(wrong("name is used twice".into()));
             }
-            if export.is_default && next.iter().any(|(other, _)| other.is_default) {
+            if export.is_default && next.iter().any(|other| other.export.is_default) {
                 return Err(wrong("another disk is the default already".into()));
             }
-            let old = self.active.read().iter().find(|(e, _)| e.name == *name).cloned();
-            let disk = match &old {
-                Some((before, disk)) if before == export => disk.clone(),
+            let old = self.active.read().iter().find(|a| a.export.name == *name).cloned();
+            let kept = old.as_ref().filter(|old| is_same(old, export));
+            let mut files = kept.map_or(Vec::new(), |old| old.files.clone());
+            let disk = match kept {
+                Some(old) if old.export == *export => old.disk.clone(),
                 _ => {
-                    let old = old.as_ref();
-                    let (store, description) = match old.filter(|old| is_same(old, export)) {
-                        Some((_, disk)) => (disk.store.clone(), disk.description.clone()),
-                        None => open(export).map_err(|e| wrong(e.to_string()))?,
+                    let (store, description) = match kept {
+                        Some(Active { disk, .. }) => (disk.store.clone(), disk.description.clone()),
+                        None => {
+                            // Before they are opened: what is replaced in between is seen the next time.
+                            files = files_of(&export.kind);
+                            open(export).map_err(|e| wrong(e.to_string()))?
+                        }
                     };
                     let mut disk = Disk::new(name, &description, store, export.read_only);
                     if let Some(failures) = &self.failures {
@@ -74,13 +89,13 @@ impl Disks {
                     }
                     let disk = disk.delivered(export.delivery);
                     let disk = disk.shaped(export.shape).map_err(|e| wrong(e.to_string()))?;
-                    Arc::new(match old {
-                        Some((_, old)) => disk.in_place_of(old),
+                    Arc::new(match &old {
+                        Some(old) => disk.in_place_of(&old.disk),
                         None => disk,
                     })
                 }
             };
-            match (&export.kind, old.map(|(before, _)| before.kind)) {
+            match (&export.kind, old.map(|old| old.export.kind)) {
                 (DiskKind::Memory(size), Some(DiskKind::Memory(before))) if *size != before => {
                     let now = disk.store.geometry().size;
                     if *size < now {
@@ -92,7 +107,7 @@ impl Disks {
                 }
                 _ => {}
             }
-            next.push((export.clone(), disk));
+            next.push(Active { export: export.clone(), disk, files });
         }
         for (disk, size) in longer {
             disk.store.resize(size).map_err(|error| {
@@ -105,7 +120,7 @@ impl Disks {
 
     /// Makes these the disks; those whose flush had failed may be changed again.
     pub(crate) fn replace(&self, NextDisks(next): NextDisks) {
-        for (export, disk) in &next {
+        for Active { export, disk, .. } in &next {
             disk.forgive();
             disk.set_limit(export.limit);
         }
@@ -116,23 +131,23 @@ impl Disks {
     pub(crate) fn disk(&self, name: &[u8]) -> Option<Arc<Disk>> {
         let active = self.active.read();
         let found = if name.is_empty() {
-            active.iter().find(|(export, _)| export.is_default).or(active.first())
+            active.iter().find(|a| a.export.is_default).or(active.first())
         } else {
-            active.iter().find(|(export, _)| export.name.as_bytes() == name)
+            active.iter().find(|a| a.export.name.as_bytes() == name)
         };
-        found.map(|(_, disk)| disk.clone())
+        found.map(|a| a.disk.clone())
     }
 
     /// Disks that refuse changes because a flush failed.
     pub(crate) fn failed(&self) -> usize {
-        self.active.read().iter().filter(|(_, disk)| disk.has_failed()).count()
+        self.active.read().iter().filter(|a| a.disk.has_failed()).count()
     }
 
     /// Name and description of those behind the first ones, each ended by a zero byte: as many as fit
     /// into a reply.
     pub(crate) fn names(&self, skip: usize) -> Vec<u8> {
         let mut names = Vec::new();
-        for (_, disk) in self.active.read().iter().skip(skip) {
+        for Active { disk, .. } in self.active.read().iter().skip(skip) {
             let before = names.len();
             for text in [&disk.name, &disk.description] {
                 names.extend(text.bytes().filter(|byte| *byte != 0));
@@ -153,12 +168,21 @@ impl Disks {
 }
 
 /// Whether what is open for an export will do for this one, too.
-fn is_same((before, disk): &(DiskExport, Arc<Disk>), export: &DiskExport) -> bool {
-    let kinds = match (&before.kind, &export.kind) {
+fn is_same(old: &Active, export: &DiskExport) -> bool {
+    let kinds = match (&old.export.kind, &export.kind) {
         (DiskKind::Memory(_), DiskKind::Memory(_)) => true,
         (before, now) => before == now,
     };
-    kinds && (export.read_only || !disk.store.geometry().read_only)
+    kinds
+        && (export.read_only || !old.disk.store.geometry().read_only)
+        && !is_replaced(&old.files, &export.kind)
+}
+
+/// True when another file stands at one of the paths now: it was renamed to there, or a link leads to it.
+fn is_replaced(then: &[Option<Inode>], kind: &DiskKind) -> bool {
+    let kind = kind.clone();
+    let now = in_time(move || files_of(&kind)).unwrap_or_default();
+    now.iter().zip(then).any(|(now, then)| now.is_some() && now != then)
 }
 
 fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
@@ -220,8 +244,20 @@ fn open(export: &DiskExport) -> io::Result<(Arc<dyn BlockStore>, String)> {
 }
 
 /// Tells a file from others, whatever its name.
-fn inode(path: &Path) -> Option<(u64, u64)> {
+type Inode = (u64, u64);
+
+fn inode(path: &Path) -> Option<Inode> {
     std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+/// The files that a disk is made of, one for each of its paths; none for a device, whose node may be made anew.
+fn files_of(kind: &DiskKind) -> Vec<Option<Inode>> {
+    let paths = match kind {
+        DiskKind::File(path, _) => std::slice::from_ref(path),
+        DiskKind::Stripe(_, paths, _) => paths,
+        _ => &[],
+    };
+    paths.iter().map(|path| inode(path).filter(|_| path.is_file())).collect()
 }
 
 fn memory(name: &str, size: u64) -> io::Result<Arc<MemoryDisk>> {
@@ -261,7 +297,11 @@ impl Catalogue for Disks {
 
     fn list(&self) -> Vec<(String, String)> {
         let active = self.active.read();
-        active.iter().map(|(_, disk)| (disk.name.clone(), disk.description.clone())).collect()
+        active
+            .iter()
+            .map(|a| &a.disk)
+            .map(|disk| (disk.name.clone(), disk.description.clone()))
+            .collect()
     }
 
     fn shutting_down(&self) -> bool {

@@ -191,17 +191,21 @@ impl Exports {
 /// True when another directory stands at this path now than the root of its store: it was mounted anew, or renamed. A
 /// file system that does not answer in time is taken for what it was.
 fn is_replaced(store: &dyn FileStore, path: &Path) -> bool {
-    let (tell, told) = std::sync::mpsc::channel();
     let path = path.to_owned();
-    let look = std::thread::Builder::new().spawn(move || {
-        // Nobody listens any more when it took too long.
-        let _ = tell.send(DirectoryStore::identity_at(&path));
-    });
-    let now = look.ok().and_then(|_| told.recv_timeout(ANSWER).ok());
-    match (now, store.root()) {
+    match (in_time(move || DirectoryStore::identity_at(&path)), store.root()) {
         (Some(Ok(now)), Ok(root)) => now != root.identity(),
         _ => false,
     }
+}
+
+/// What a look at a file system yields; `None` where that does not answer in time.
+pub(crate) fn in_time<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, told) = std::sync::mpsc::channel();
+    let look = std::thread::Builder::new().spawn(move || {
+        // Nobody listens any more when it took too long.
+        let _ = tell.send(look());
+    });
+    look.ok().and_then(|_| told.recv_timeout(ANSWER).ok())
 }
 
 fn tell_foreign(name: &str, kind: &str) {

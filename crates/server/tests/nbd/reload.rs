@@ -75,3 +75,28 @@ fn the_way_to_a_file_may_change() {
     file.as_file().read_exact_at(&mut there, 0).unwrap();
     assert_eq!(there, [5; 512]);
 }
+
+#[test]
+fn another_file_at_the_path_is_opened() {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = |name: &str| directory.path().join(name);
+    for (number, name) in ["file", "one", "two", "new"].iter().enumerate() {
+        std::fs::write(path(name), vec![number as u8; MIB as usize]).unwrap();
+    }
+    let file = DiskKind::File(path("file"), CacheMode::Cached);
+    let stripe = DiskKind::Stripe(MIB, vec![path("one"), path("two")], CacheMode::Cached);
+    for (kind, replaced, at) in [(file, "file", 0), (stripe, "two", MIB)] {
+        let world = World::with(kind, |_| {});
+        let before = world.client(Form::Structured).read(at, 512).unwrap();
+        let again = || world.server.replace(&[], &world.disks).unwrap();
+        let mut early = world.client(Form::Structured);
+        // What is removed is served as long as nothing else is there.
+        std::fs::remove_file(path(replaced)).unwrap();
+        again();
+        assert_eq!(world.client(Form::Structured).read(at, 512), Ok(before.clone()));
+        std::fs::copy(path("new"), path(replaced)).unwrap();
+        again();
+        assert_eq!(world.client(Form::Structured).read(at, 512), Ok(vec![3; 512]), "{replaced}");
+        assert_eq!(early.read(at, 512), Ok(before), "who was there keeps what it has");
+    }
+}
