@@ -6,12 +6,14 @@ use super::file::{Existing, Files};
 use super::part;
 use crate::report::{Failure, Outcome, Report};
 use crate::workers::together;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::collections::hash_map::{Entry, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use towline_client::{Errno, SetAttr};
 use towline_wire::attr::TYPE_SYMLINK;
 
 /// Something to copy.
+#[derive(Clone)]
 pub(super) struct Job {
     source: Arc<End>,
     target: Arc<End>,
@@ -65,10 +67,10 @@ pub(super) struct Tree<'a> {
     recursive: bool,
     queue: Queue,
     directories: Mutex<Vec<Directory>>,
-    /// First copy of each file that has several names.
+    /// First copy of each file that has several names, unless it failed.
     first_names: Mutex<HashMap<(FileSystem, u64), Arc<End>>>,
-    /// Further names: first copy, new name.
-    more_names: Mutex<Vec<(Arc<End>, End)>>,
+    /// Those that are to have the further names.
+    more_names: Mutex<Vec<Job>>,
     /// Directories that this copy writes to, so that it does not go on to copy its own work.
     targets: Mutex<Vec<(Status, End)>>,
 }
@@ -97,8 +99,9 @@ impl<'a> Tree<'a> {
             self.queue.push(jobs);
             together(workers, || self.work());
         }
-        for (first, new) in locked(&self.more_names).drain(..) {
-            self.report.check(&new, another_name(&first, &new, self.files.run));
+        let more_names = std::mem::take(&mut *locked(&self.more_names));
+        for job in more_names {
+            self.another_name(&job);
         }
         // Deepest first: setting the times of a directory comes after all changes in it.
         for directory in locked(&self.directories).drain(..).rev() {
@@ -123,20 +126,25 @@ impl<'a> Tree<'a> {
         if attr.is_directory() {
             return self.directory(job, source, target);
         }
-        if self.files.wanted.links && attr.links > 1 && self.known_by_another_name(job, &target) {
-            return Ok(());
+        if self.files.wanted.links && attr.links > 1 {
+            return self.first_name(job, &source, &target);
         }
-        if attr.is_file() && !(job.name.is_none() && self.goes_to_device(&target)) {
+        self.one(job, &source, &target)
+    }
+
+    fn one(&self, job: &Job, source: &End, target: &End) -> Outcome<()> {
+        let attr = &job.status.attr;
+        if attr.is_file() && !(job.name.is_none() && self.goes_to_device(target)) {
             let part = job.part_is_taken;
-            return self.files.copy(&source, &target, &job.status, job.existing, part);
+            return self.files.copy(source, target, &job.status, job.existing, part);
         }
         if attr.is_file() || !self.recursive {
-            return self.files.stream(&source, &target, &job.status);
+            return self.files.stream(source, target, &job.status);
         }
         if attr.is_symlink() {
-            return self.symlink(&source, &target, &job.status);
+            return self.symlink(source, target, &job.status);
         }
-        self.special(&source, &target, &job.status)
+        self.special(source, target, &job.status)
     }
 
     fn goes_to_device(&self, target: &End) -> bool {
@@ -144,17 +152,35 @@ impl<'a> Tree<'a> {
         there.is_some_and(|there| !there.attr.is_file() && !there.attr.is_directory())
     }
 
-    fn known_by_another_name(&self, job: &Job, target: &End) -> bool {
-        let mut names = locked(&self.first_names);
-        match names.get(&job.status.identity()) {
-            Some(first) => {
-                locked(&self.more_names).push((first.clone(), target.clone()));
-                self.files.progress.bytes(bytes(&job.status));
-                true
+    /// Copies a file that has several names, unless that was begun under another one.
+    fn first_name(&self, job: &Job, source: &End, target: &End) -> Outcome<()> {
+        let identity = job.status.identity();
+        match locked(&self.first_names).entry(identity) {
+            Entry::Occupied(_) => {
+                locked(&self.more_names).push(job.clone());
+                return Ok(());
             }
+            Entry::Vacant(first) => first.insert(Arc::new(target.clone())),
+        };
+        self.one(job, source, target).inspect_err(|_| {
+            // What is there is no copy: none of the other names may become one of it.
+            locked(&self.first_names).remove(&identity);
+        })
+    }
+
+    /// Makes a further name of a copy; what could not be copied under the first one is copied under this.
+    fn another_name(&self, job: &Job) {
+        let (source, target) = job.ends();
+        let first = locked(&self.first_names).get(&job.status.identity()).cloned();
+        match first {
+            Some(first) => {
+                self.report.check(&target, another_name(&first, &target, self.files.run));
+                self.files.progress.bytes(bytes(&job.status));
+            }
+            None if self.files.interrupt.came() => {}
             None => {
-                names.insert(job.status.identity(), Arc::new(target.clone()));
-                false
+                let copied = self.first_name(job, &source, &target);
+                self.report.check(&source, copied);
             }
         }
     }
