@@ -113,9 +113,14 @@ pub(crate) unsafe fn bind(fd: c_int, address: *const c_void, length: socklen_t) 
     unsafe { by_path(libc::AT_FDCWD, path.as_ptr(), false, local, remote) }
 }
 
+/// The path in an address, with what stands behind it. Letters have a sign on some machines.
+fn path_in(address: &libc::sockaddr_un) -> [u8; 108] {
+    address.sun_path.map(|letter| letter.to_ne_bytes()[0])
+}
+
 /// The name, with a zero byte at its end, of what says how the program called a stand-in.
 fn note_of(address: &libc::sockaddr_un) -> Vec<u8> {
-    let path = address.sun_path.map(|letter| letter as u8);
+    let path = path_in(address);
     let end = path.iter().position(|letter| *letter == 0).unwrap_or(path.len());
     [&path[..end], b".name\0"].concat()
 }
@@ -134,7 +139,7 @@ fn note_name(address: &libc::sockaddr_un, name: &[u8]) {
 
 /// What the program called the stand-in that has this address; `None` for all others.
 fn name_of(address: &libc::sockaddr_un) -> Option<Address> {
-    let path = address.sun_path.map(|letter| letter as u8);
+    let path = path_in(address);
     let folder = [start::directory(), b"/", SOCKETS.as_bytes(), b"/"].concat();
     let is_stand_in = address.sun_family == libc::AF_UNIX as u16 && path.starts_with(&folder);
     let name = is_stand_in.then(|| crate::descriptors::link_of(&note_of(address))).flatten()?;
