@@ -108,6 +108,10 @@ impl Core {
         out.lane += 1;
         state.lane = out.lane;
         state.dead = Some(error.clone());
+        if let Some(fd) = state.link.fd() {
+            // A server that is still there need not keep what the session had. Fails where the connection has ended already.
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        }
         for slot in 0..state.slots.len() {
             state.slots[slot].sending = 0;
             self.complete(&mut state, slot, Err(error.clone()));

@@ -126,6 +126,20 @@ fn grants_are_for_each_byte_once() {
     assert_illegal(write_granted(&[(LONG - 1, 2)]), "beyond");
 }
 
+/// Else the server keeps all that the session has locked for as long as the client lives.
+#[test]
+fn a_session_that_is_given_up_ends_its_connection() {
+    let (client, file, serving) = served_by(|peer| {
+        let request = peer.request();
+        peer.send(&header_of(Kind::Grant, &request, LONG, 1).to_bytes());
+        peer.0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(peer.0.read(&mut [0]).unwrap(), 0);
+    });
+    assert_illegal(file.write_at(&vec![1; LONG], 0), "beyond");
+    serving.join().unwrap();
+    drop((file, client));
+}
+
 #[test]
 fn grants_of_what_is_over_are_ignored() {
     let (_client, file, serving) = served_by(|peer| {
