@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Raw, hello, hello_message, request};
+use common::{Raw, eventually, hello, hello_message, request};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use towline_store::{
 use towline_wire::event;
 use towline_wire::reply::parse_results;
 use towline_wire::request::{CURRENT, sync_kind};
-use towline_wire::{Attr, Errno, Hello, Reply, Request, StatFs};
+use towline_wire::{Attr, Errno, Header, Hello, Kind, Reply, Request, StatFs};
 
 /// A directory in which every name is a file. What it does with `sound` is right, all else panics.
 #[derive(Default)]
@@ -410,4 +410,32 @@ fn files_of_any_store_are_watched_as_far_as_it_can_tell() {
         drop(watching);
         server.stop();
     }
+}
+
+/// As a process of a run, which does not wait for what it closes last: others of the run would find no place for files of theirs.
+#[test]
+fn what_a_process_asked_for_before_it_ended_is_done_by_stores_that_may_hang() {
+    let listen = Address::parse("tcp://127.0.0.1:0").unwrap();
+    let server = Server::start(&config(true, listen, 2)).unwrap();
+    let Some(Address::Tcp(at)) = server.addresses().first().cloned() else { panic!() };
+    let mut options = Options::default();
+    options.family = 0x5eed;
+    let other = Client::connect(&Transport::Tcp("127.0.0.1".into(), at.port()), options).unwrap();
+    let root = other.attach(b"b").unwrap();
+    let files: Vec<File> = (0..5).map(|_| root.open(b"sound", 2, 0).unwrap()).collect();
+    let mut raw = Raw::connect(at.port());
+    raw.send(&hello_message(&Hello { family: 0x5eed, ..hello() }));
+    raw.receive().unwrap();
+    let close = |(slot, file): (usize, &File)| {
+        request(slot as u16, 1, &[Request::Close { handle: file.handle() }], 0)
+    };
+    let mut messages: Vec<u8> = files.iter().enumerate().flat_map(close).collect();
+    messages.extend_from_slice(&Header::new(Kind::Goodbye, 0, 0).to_bytes());
+    raw.send(&messages);
+    for file in files {
+        let is_closed = |e: Error| e.errno() == Errno::EBADF;
+        eventually("it is closed", || file.sync(sync_kind::DATA).is_err_and(is_closed));
+        let _ = file.into_handle();
+    }
+    server.stop();
 }

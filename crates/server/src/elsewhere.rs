@@ -113,8 +113,12 @@ impl Core {
     fn dispatch(&mut self, errand: Errand) {
         let Some(served) = self.sessions.get_mut(errand.session) else { return };
         served.away.push(errand.store.clone());
-        let low = served.is_low;
-        let (shared, files) = (self.shared.clone(), served.session.files.clone());
+        let (files, is_low) = (served.session.files.clone(), served.is_low);
+        self.send(errand, files, is_low);
+    }
+
+    fn send(&self, errand: Errand, files: SharedFiles, low: bool) {
+        let shared = self.shared.clone();
         let pool = self.shared.pools.files.of(&errand.store);
         let work = move || Some(Mail::Returned(errand.carry_out(&shared, &files)));
         pool.run(Job { work: Box::new(work), reply_to: self.mailbox.clone(), low });
@@ -127,7 +131,10 @@ impl Core {
         running.stages.disk += took;
         self.forget_expected(session, &mut running);
         let Some(served) = self.sessions.get_mut(session) else {
-            // The session has ended meanwhile.
+            // The session has ended meanwhile, and its family may go on.
+            if let Outcome::Stopped(Step::ReleaseLocks(owner)) = outcome {
+                self.release_locks(owner);
+            }
             return self.drop_elsewhere(&store, running);
         };
         let is_same = |away: &Store| Arc::ptr_eq(away, &store);
@@ -150,8 +157,14 @@ impl Core {
         }
     }
 
-    /// Closes what a session that ends here, or is left behind, had open in stores that may hang.
+    /// Closes what a session that ends here, or is left behind, had open in stores that may hang. Where others of its family
+    /// have its files still, what it asked for is done: nobody else closes what it wanted to be closed.
     pub(crate) fn close_elsewhere(&mut self, served: &mut Served, files: Option<&SharedFiles>) {
+        if files.is_none() {
+            for errand in served.waiting.drain(..) {
+                self.send(errand, served.session.files.clone(), served.is_low);
+            }
+        }
         let waiting = served.waiting.drain(..).map(|errand| errand.running);
         let running = served.running.iter_mut().filter_map(|running| {
             running.take_if(|running| running.compound.writes_elsewhere().is_some())

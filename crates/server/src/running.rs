@@ -198,9 +198,7 @@ impl Core {
                 return Some(running);
             }
             Step::ReleaseLocks(owner) => {
-                let released = self.shared.locks.lock().release(|o: &Owner| *o == owner);
-                self.shared.notify(released.granted);
-                self.shared.ask_again(released.orphaned);
+                self.release_locks(owner);
                 return Some(running);
             }
             Step::Reclaimed => {
@@ -213,6 +211,13 @@ impl Core {
             served.running[usize::from(slot)] = Some(running);
         }
         None
+    }
+
+    /// Gives back all that an open file or a process has locked.
+    pub(crate) fn release_locks(&self, owner: Owner) {
+        let released = self.shared.locks.lock().release(|other| *other == owner);
+        self.shared.notify(released.granted);
+        self.shared.ask_again(released.orphaned);
     }
 
     /// Goes on with a write after a fragment of it was written.
