@@ -5,7 +5,10 @@
 
 mod common;
 
-use common::{CREATE, EXCLUSIVE, Process, Random, counter, eventually, seed};
+use common::{
+    CREATE, EXCLUSIVE, Process, Random, Raw, counter, eventually, hello, hello_message, request,
+    seed,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -14,7 +17,9 @@ use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use towline_client::{Client, Errno, File, Lock, Options};
-use towline_wire::request::lock;
+use towline_wire::hello::resumed;
+use towline_wire::request::{CURRENT, lock};
+use towline_wire::{Hello, Request, Welcome};
 
 #[test]
 #[ignore = "not a test: the server that the others kill"]
@@ -494,6 +499,34 @@ fn locks_of_a_client_that_stays_away_are_given_to_others() {
     other.lock(&exclusive(), false).unwrap();
     // What comes back too late is told so.
     assert_eq!(holder.stat().unwrap_err().errno(), Errno::ESTALE);
+}
+
+/// It has a connection again, and does not say which locks it had.
+#[test]
+fn locks_of_a_client_that_comes_back_and_stops_are_given_to_others() {
+    let directory = TempDir::new().unwrap();
+    // Longer than the server looks by itself whether new connections say anything.
+    let mut server = Process::start_with(directory.path(), true, Duration::from_secs(3));
+    let other = Client::connect(&server.tcp(), Options::default()).unwrap();
+    let file = other.attach(b"dir").unwrap().open(b"f", CREATE, 0o600).unwrap();
+    let (mut holder, welcome) = Raw::greeted(server.port);
+    let Lock { family, kind, owner, start, length } = exclusive();
+    let locked = Request::Lock { handle: CURRENT, owner, family, kind, wait: 0, start, length };
+    let attached = Request::Attach { name: b"dir" };
+    let opened = Request::Open { base: CURRENT, flags: 2, mode: 0, path: b"f" };
+    holder.send(&request(0, 1, &[attached, opened, locked], 0));
+    assert!(holder.receive().is_some());
+    assert_eq!(file.lock(&exclusive(), false).unwrap_err().errno(), Errno::EAGAIN);
+    server.kill();
+    server.restart();
+    let mut holder = Raw::connect(server.port);
+    let Welcome { session, secret, .. } = welcome;
+    holder.send(&hello_message(&Hello { session, secret, ..hello() }));
+    let (_, body) = holder.receive().unwrap();
+    assert_eq!(Welcome::parse(&body).unwrap().resumed, resumed::REMEMBERED);
+    let waiting = std::thread::spawn(move || file.lock(&exclusive(), false));
+    eventually("the lock is given", || waiting.is_finished());
+    waiting.join().unwrap().unwrap();
 }
 
 /// As the processes of a run, of which some begin only when the server was started anew.

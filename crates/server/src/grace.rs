@@ -37,14 +37,19 @@ impl Grace {
         self.began.elapsed()
     }
 
+    /// True while new locks wait.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Acquire)
+    }
+
     /// True when a request for a lock has to wait. Releasing one never has to.
     pub(crate) fn holds_up(&self, waiter: &Waiter) -> bool {
-        if !self.active.load(Ordering::Acquire) || waiter.range.kind == lock::UNLOCK {
+        if !self.is_active() || waiter.range.kind == lock::UNLOCK {
             return false;
         }
         let mut waits = self.waits.lock();
         // Again under the lock: it may have ended meanwhile, and nobody would ask again.
-        let active = self.active.load(Ordering::Acquire);
+        let active = self.is_active();
         if active {
             waits.held_up.push(*waiter);
         }
@@ -54,7 +59,7 @@ impl Grace {
     /// This session has its locks again, or has ended. Returns the requests that waited, when it
     /// was the last one.
     pub(crate) fn returned(&self, session: u64) -> Vec<Waiter> {
-        if !self.active.load(Ordering::Acquire) {
+        if !self.is_active() {
             return Vec::new();
         }
         let mut waits = self.waits.lock();
@@ -64,7 +69,7 @@ impl Grace {
 
     /// Returns the requests that waited, when the time is over.
     pub(crate) fn tick(&self) -> Vec<Waiter> {
-        if !self.active.load(Ordering::Acquire) || self.age() < self.limit {
+        if !self.is_active() || self.age() < self.limit {
             return Vec::new();
         }
         let mut waits = self.waits.lock();
@@ -79,7 +84,7 @@ impl Grace {
 
     /// The requests of this session wait no longer.
     pub(crate) fn withdraw(&self, session: u64) {
-        if self.active.load(Ordering::Acquire) {
+        if self.is_active() {
             self.waits.lock().held_up.retain(|waiter| waiter.session != session);
         }
     }

@@ -343,20 +343,16 @@ impl Core {
         }
     }
 
-    /// Ends the waiting for clients from before the server started again. True: some may still
-    /// come.
+    /// Ends the waiting for clients from before the server started again. True: somebody waits still.
     fn end_unclaimed(&self) -> bool {
         let lease = Duration::from_secs(SESSION_LEASE_SECONDS);
         let Some(state) = &self.shared.state else { return false };
-        self.shared.ask_again(self.shared.grace.tick());
-        let unclaimed = state.unclaimed();
-        if self.shared.grace.age() <= lease {
-            return !unclaimed.is_empty();
+        let grace = &self.shared.grace;
+        self.shared.ask_again(grace.tick());
+        if grace.age() > lease {
+            state.end_unclaimed();
         }
-        for id in unclaimed {
-            state.end(id);
-        }
-        false
+        state.has_unclaimed() || grace.is_active()
     }
 
     pub(crate) fn end_session(&mut self, id: u64) {

@@ -299,10 +299,29 @@ impl State {
     pub fn end(&self, session: u64) {
         let mut table = self.table.lock();
         table.unclaimed.remove(&session);
+        self.forget(&mut table, session);
+    }
+
+    /// Forgets the sessions from before the restart whose clients have not come back. What comes back in this moment either
+    /// stays or is not known any more.
+    pub fn end_unclaimed(&self) {
+        let mut table = self.table.lock();
+        for session in std::mem::take(&mut table.unclaimed).into_keys() {
+            self.forget(&mut table, session);
+        }
+    }
+
+    fn forget(&self, table: &mut Table, session: u64) {
         let Some(entry) = table.entries.remove(&session) else { return };
         self.unresolved.lock().retain(|u| u.entry != entry);
         self.memory.word32(entry_at(entry) + 24).store(0, Ordering::Release);
         table.free.push(entry);
+    }
+
+    /// True while clients from before the restart may come back.
+    #[must_use]
+    pub fn has_unclaimed(&self) -> bool {
+        !self.table.lock().unclaimed.is_empty()
     }
 
     /// Sessions from before the restart whose clients have not come back yet.
