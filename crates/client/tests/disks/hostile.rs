@@ -1,22 +1,24 @@
 //! Peers that send what no client would.
 
 use crate::common::{Raw, hello, hello_message, message, request, say_ahead};
-use crate::setup::{Disks, SIZE, disks};
+use crate::setup::{Disks, SIZE, disks, start};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
+use tempfile::TempDir;
 use towline_client::Transport;
 use towline_mem::SharedMemory;
 use towline_net::{
     Counters, Doorbell, Link, SHM_BYTES, ShmLink, ShmSide, Spin, Target, Wait, receive_descriptors,
 };
+use towline_server::{DiskExport, DiskKind};
 use towline_wire::disk::{checksums, disk_flag};
 use towline_wire::header::{data_flag, reply_flag};
 use towline_wire::hello::{Hello, want};
 use towline_wire::limits::HEADER_BYTES;
 use towline_wire::reply::parse_results;
-use towline_wire::{Errno, Header, Kind, Reply, Request};
+use towline_wire::{Errno, Header, Kind, Reply, Request, Welcome};
 
 fn opened(disks: &Disks) -> Raw {
     opened_as(disks, b"delay")
@@ -211,6 +213,41 @@ fn wrong_checksums_keep_data_away_from_the_disk() {
     let mut found = vec![0; 1 << 20];
     disk.read_at(&mut found, 0).unwrap();
     assert!(found.iter().all(|byte| *byte == 1));
+}
+
+/// A part of it is being written, and its connection is lost, before that is answered.
+#[test]
+fn a_write_that_was_refused_is_told_on_the_next_connection() {
+    const FRAGMENT: usize = 128 << 10;
+    // Long enough for all messages of this to come meanwhile.
+    let slow = DiskKind::Delay(SIZE as u64, Duration::from_secs(1), 0);
+    let disks = start(TempDir::new().unwrap(), vec![DiskExport::new("slow", slow)]);
+    let (mut raw, welcome) = Raw::greeted(disks.port());
+    raw.send(&request(0, 1, &[Request::DiskOpen { disk: 5, name: b"slow" }], 0));
+    raw.receive().unwrap();
+    let data = vec![2; 2 * FRAGMENT];
+    let mut sums = checksums(&data);
+    *sums.last_mut().unwrap() ^= 1;
+    let length = data.len() as u32;
+    let flags = disk_flag::CHECKSUMS;
+    let write = Request::DiskWrite { disk: 5, flags, offset: 0, length, checksums: &sums };
+    let write = request(0, 2, &[write], length.into());
+    raw.send(&write);
+    for _ in 0..2 {
+        let (granted, _) = raw.receive().expect("thrown out");
+        assert_eq!((granted.kind, granted.word_a), (Kind::Grant, FRAGMENT as u32));
+        let mut header = Header::new(Kind::Data, 0, 2);
+        header.offset = granted.offset;
+        raw.send(&message(header, &[], &data[..FRAGMENT]));
+    }
+    raw.send(&request(1, 1, &[Request::DiskList { skip: 0 }], 0));
+    assert_eq!(raw.receive().expect("thrown out").0.slot, 1, "not answered yet");
+    let mut raw = Raw::connect(disks.port());
+    let Welcome { session, secret, .. } = welcome;
+    raw.send(&hello_message(&Hello { session, secret, ..hello() }));
+    raw.receive().unwrap();
+    raw.send(&write);
+    assert_eq!(errno(&mut raw), Errno::EBADMSG);
 }
 
 /// Who has no leave, and says so all the same, sends its data twice. What is to come ahead may not come as if it was granted.

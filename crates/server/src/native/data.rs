@@ -285,7 +285,16 @@ impl Core {
                     served.session.slots.answer(slot as u16, None);
                     *place = None;
                 }
-                Kind::Write(Writing { key, grants, granted, filled, inline: None, .. }) => {
+                // Of one that failed nothing more is to come.
+                Kind::Write(Writing {
+                    key,
+                    grants,
+                    granted,
+                    filled,
+                    inline: None,
+                    failed: None,
+                    ..
+                }) => {
                     grants.clear();
                     *granted = *filled;
                     self.engine.rewind(*key, *filled);
