@@ -114,7 +114,7 @@ impl Listing<'_> {
                     let result = self.exports(&remotes, &url);
                     self.report.check(text, result);
                 }
-                _ => match argument(&remotes, text, self.args.directory) {
+                _ => match argument(&remotes, text, !self.args.directory && !self.args.long) {
                     Ok((place, attr)) if attr.is_directory() && !self.args.directory => {
                         directories.push_back(place);
                     }
@@ -355,10 +355,12 @@ fn escaped_url(place: &Place) -> String {
     escaped(place.to_string().as_bytes())
 }
 
-fn argument(remotes: &Remotes, text: &str, directory: bool) -> Outcome<(Place, Attr)> {
+/// What an argument names. A link is followed where asked for, and where a slash is at its end.
+fn argument(remotes: &Remotes, text: &str, follow: bool) -> Outcome<(Place, Attr)> {
     let place = remotes.place(text)?;
+    let follow = follow || place.full().ends_with(b"/");
     let leads_nowhere = [Errno::ENOENT, Errno::EXDEV, Errno::ELOOP];
-    let attr = match place.base.stat_path(place.path(), !directory) {
+    let attr = match place.base.stat_path(place.path(), follow) {
         // A link that leads nowhere, or to where the export ends, is listed itself.
         Err(error) if leads_nowhere.contains(&error.errno()) => {
             place.base.stat_path(place.path(), false).map_err(Failure::from)?

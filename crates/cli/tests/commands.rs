@@ -64,6 +64,24 @@ fn links_that_lead_nowhere_are_listed_themselves() {
 }
 
 #[test]
+fn links_are_listed_themselves_in_long_form() {
+    let world = World::new();
+    for (export, target) in [("dir", "directory"), ("mem", "directory"), ("mem", "file")] {
+        let at = |name: &str| world.url(&format!("{export}/{target}s/{name}"));
+        good(&["mkdir", "-p", &at("directory/below")]);
+        good(&["cp", "/dev/null", &at("file")]);
+        good(&["ln", "-s", target, &at("link")]);
+        let long = text(&["ls", "-l", &at("link")]);
+        assert!(long.starts_with('l') && long.ends_with(&format!("/link -> {target}\n")), "{long}");
+        if target == "directory" {
+            assert_eq!(text(&["ls", &at("link")]), "below\n");
+            let inside = text(&["ls", "-l", &at("link/")]);
+            assert!(inside.starts_with('d') && inside.ends_with(" below\n"), "{inside}");
+        }
+    }
+}
+
+#[test]
 fn a_large_directory_is_listed_whole_and_removed() {
     let world = World::new();
     let directory = world.local("served/many");
