@@ -407,6 +407,14 @@ fn a_copy_that_was_killed_goes_on() {
     assert_eq!(done["copied_again"], MIB, "{done}");
     assert!(same(&served, &target));
     assert_eq!(place.noted(), 0);
+    // Nothing is left to go on with where another disk was copied to the same target meanwhile.
+    drop(start());
+    let other = place.path("other");
+    std::fs::write(&other, vec![7; size as usize]).unwrap();
+    place.copy(&[&other, &target]);
+    let done = place.copy(&["--resume", &from, &target]);
+    assert_eq!(done["from_earlier"], 0, "{done}");
+    assert!(same(&served, &target));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `towline disk copy`: what goes where, and how a copy goes on after it was interrupted.
 
 use super::end::End;
-use super::journal::{Journal, full_name};
+use super::journal::{Journal, forget_others, full_name};
 use super::noted::{Left, Piece, Title};
 use super::pieces::Plan;
 use super::stream::Output;
@@ -201,6 +201,7 @@ fn prepare(
         }
     }
     if let Some((end, earlier)) = found {
+        forget_others(journal.as_ref(), &end.place()?)?;
         return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
     }
     let end = match is_new {
@@ -208,6 +209,7 @@ fn prepare(
         true => End::create(name, source.map_or(0, End::size))?,
         false => open()?,
     };
+    forget_others(journal.as_ref(), &end.place()?)?;
     if let (Some(journal), Some(title)) = (&mut journal, title(&end)?) {
         journal.begin(&title, &[])?;
     }

@@ -1,6 +1,6 @@
 //! What a copy has done, kept in a file, so that one that was interrupted can go on.
 
-use super::noted::{Left, Piece, Title, line};
+use super::noted::{Left, Piece, Stamp, Title, is_to, line};
 use crate::report::{Failure, Outcome};
 use rustix::fs::FlockOperation;
 use std::fs::File;
@@ -29,6 +29,30 @@ pub(super) fn full_name(text: &str) -> String {
         return text.to_owned();
     }
     std::path::absolute(text).map_or(text.to_owned(), |path| path.to_string_lossy().into_owned())
+}
+
+/// What other copies noted of this target holds no more, since it is about to be overwritten. `own` is the journal of
+/// the copy that does so.
+pub(super) fn forget_others(own: Option<&Journal>, target: &Stamp) -> Outcome<()> {
+    match directory() {
+        Some(directory) => forget_others_in(&directory, own, target),
+        None => Ok(()),
+    }
+}
+
+fn forget_others_in(directory: &Path, own: Option<&Journal>, target: &Stamp) -> Outcome<()> {
+    if !target.sure {
+        // It is read again and compared by whoever goes on.
+        return Ok(());
+    }
+    let journals = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    for path in journals.map(|entry| entry.path()) {
+        let is_own = own.is_some_and(|own| own.path == path);
+        if !is_own && File::open(&path).is_ok_and(|file| is_to(BufReader::new(file), target)) {
+            std::fs::remove_file(&path).map_err(|e| Failure::from(e).about(path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 impl Journal {
@@ -134,7 +158,15 @@ mod tests {
         let mut other = title.clone();
         other.target_is.is.push('x');
         assert!(matches!(journal.read(&other).unwrap(), Left::Other("target")));
-        journal.remove();
+
+        // Another copy to the same target leaves nothing to go on with.
+        let mut own = Journal::open_in(directory.path(), "c", "b").unwrap();
+        own.begin(&Title { source: "c".to_owned(), ..title.clone() }, &[]).unwrap();
+        super::forget_others_in(directory.path(), Some(&own), &stamp("3")).unwrap();
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+        super::forget_others_in(directory.path(), Some(&own), &title.target_is).unwrap();
+        assert!(!journal.path.exists() && own.path.exists());
+        own.remove();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
     }
 }

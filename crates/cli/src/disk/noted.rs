@@ -75,6 +75,13 @@ impl Left {
     }
 }
 
+/// True for a journal of a copy to this target.
+pub(super) fn is_to(journal: impl BufRead, target: &Stamp) -> bool {
+    let first = journal.lines().next().and_then(Result::ok);
+    let title = first.and_then(|line| serde_json::from_str::<Title>(&line).ok());
+    title.is_some_and(|title| title.target_is == *target)
+}
+
 /// A line of a journal.
 pub(super) fn line(what: &impl Serialize) -> serde_json::Result<String> {
     serde_json::to_string(what).map(|line| line + "\n")
