@@ -171,6 +171,7 @@ mod tests {
 
     #[test]
     fn sessions_are_there_again_and_one_server_at_a_time() {
+        let _none = PROCESSES.lock();
         let parent = TempDir::new().unwrap();
         let directory = parent.path().join("state");
         begin(&directory, 5);
@@ -184,8 +185,13 @@ mod tests {
 
     type Damage = fn(&Path);
 
+    /// Held by tests that make processes, which have locked files of all tests until they execute a program, and by those that
+    /// would find them locked.
+    static PROCESSES: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
     #[test]
     fn what_is_no_state_is_set_aside() {
+        let _none = PROCESSES.lock();
         let damages: [(&str, Damage); 4] = [
             ("foreign", |p| std::fs::write(p, b"something else").unwrap()),
             ("cut", |p| {
@@ -215,6 +221,7 @@ mod tests {
 
     #[test]
     fn what_is_stored_again_needs_no_room() {
+        let _only = PROCESSES.lock();
         let parent = TempDir::new().unwrap();
         let (image, place) = (parent.path().join("image"), parent.path().join("mounted"));
         std::fs::create_dir(&place).unwrap();
@@ -236,6 +243,7 @@ mod tests {
 
     #[test]
     fn nothing_is_believed_of_another_boot() {
+        let _none = PROCESSES.lock();
         let directory = TempDir::new().unwrap();
         begin(directory.path(), 5);
         patch(&directory.path().join(STATE), 24, b"?");
@@ -246,6 +254,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
+        let _none = PROCESSES.lock();
         let directory = TempDir::new().unwrap();
         let error = |path: &Path| StateDirectory::open(path, 1).err().unwrap();
         assert!(error(&directory.path().join("no/such")).contains("cannot be made"));

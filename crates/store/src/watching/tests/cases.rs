@@ -194,7 +194,10 @@ fn a_link_is_watched_itself(stage: &Stage) {
 }
 
 fn thousands_are_watched(stage: &Stage) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     const COUNT: usize = 3000;
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
     let record = Record::new();
     let mut kept = Vec::new();
     let names: Vec<String> = (0..COUNT).map(|number| format!("f{number}")).collect();
