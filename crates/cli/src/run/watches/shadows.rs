@@ -238,9 +238,9 @@ impl Shadows {
     pub(super) fn restore(&self, happening: &Happening) {
         let Some(shadow) = self.at(happening.handle) else { return };
         let is_directory = happening.mask & event::ISDIR != 0;
-        if self.make_at(&shadow.path(&happening.name), is_directory).is_ok() {
-            let _ = self.touch(&shadow, happening.mask, &happening.name);
-        }
+        // It is there already if more than one thing happened to it.
+        let _ = self.make_at(&shadow.path(&happening.name), is_directory);
+        let _ = self.touch(&shadow, happening.mask, &happening.name);
     }
 
     /// Repeats what happened to watched files.
