@@ -15,6 +15,14 @@ fn operations(world: &World, kind: &str) -> u64 {
     told["operations"][kind].as_u64().unwrap_or(0)
 }
 
+/// How many of a kind the server is asked for by a script that succeeds.
+fn asked(world: &World, kind: &str, script: &str) -> u64 {
+    let before = operations(world, kind);
+    let output = under_run(world, &format!("{script}; exit $?"));
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    operations(world, kind) - before
+}
+
 /// The first bytes come with opening, all others by one read; who then asks once more is told of the end without.
 #[test]
 fn a_file_is_read_to_its_end_by_one_read() {
@@ -40,14 +48,8 @@ fn a_directory_whose_names_are_known_is_not_asked_for_again() {
     let world = World::new();
     fs::create_dir(world.local("served/d")).unwrap();
     (0..10).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
-    let stats = || operations(&world, "Stat");
     let look = "i=0; while [ $i -lt 40 ]; do [ -d $AT/d ] || exit 1; i=$((i + 1)); done";
-    let asked = |first: &str| {
-        let before = stats();
-        let output = under_run(&world, &format!("{first}; {look}; exit 0"));
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        stats() - before
-    };
+    let asked = |first: &str| asked(&world, "Stat", &format!("{first}; {look}"));
     assert!(asked(":") >= 40, "who only looks at it waits for a change");
     // Where the machine is busy, what is known may be too old when it is used.
     let names = "for n in $AT/d/*; do [ -e $n ] || exit 1; done";
@@ -64,15 +66,9 @@ fn a_directory_whose_names_are_known_is_not_asked_for_again() {
 fn short_reads_in_order_are_few_requests() {
     let world = World::new();
     fs::write(world.local("served/f"), vec![b'x'; 4 << 20]).unwrap();
-    let asked = |script: &str| {
-        let before = operations(&world, "Read");
-        let output = under_run(&world, &format!("{script}; exit $?"));
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        operations(&world, "Read") - before
-    };
     // Where the machine is busy, what was read ahead may be too old when it is used.
     let in_order = "dd if=$AT/f bs=4k of=/dev/null status=none";
-    assert!((0..50).any(|_| asked(in_order) < 20));
+    assert!((0..50).any(|_| asked(&world, "Read", in_order) < 20));
 }
 
 /// Directories may be so long that what came with their beginning is too old before their end is looked at.
@@ -86,11 +82,8 @@ fn names_of_long_directories_are_asked_for_together() {
     fs::create_dir(world.local("served/d")).unwrap();
     (0..NAMES).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
     let asked = |script: &str| {
-        let before = operations(&world, "Stat");
-        let script = format!("cd $AT && python3 -c '\nimport os, time\n{script}'; exit $?");
-        let output = under_run(&world, &script);
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        operations(&world, "Stat") - before
+        let script = format!("cd $AT && python3 -c '\nimport os, time\n{script}'");
+        asked(&world, "Stat", &script)
     };
     let after_a_pause = "
 names = os.listdir(\"d\")
@@ -128,13 +121,8 @@ fn names_in_an_order_of_their_own_are_asked_for_together_too() {
     fs::create_dir(world.local("served/d")).unwrap();
     (0..NAMES).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
     let asked = |names: &str| {
-        let before = operations(&world, "Stat");
-        let script = format!(
-            "cd $AT && python3 -c 'import os; [os.path.lexists(\"d/%d\" % n) for n in {names}]'; exit $?"
-        );
-        let output = under_run(&world, &script);
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        operations(&world, "Stat") - before
+        let look = format!("[os.path.lexists(\"d/%d\" % n) for n in {names}]");
+        asked(&world, "Stat", &format!("cd $AT && python3 -c 'import os; {look}'"))
     };
     // Where the machine is busy, what is known may be too old when it is used.
     assert!((0..10).any(|_| asked("range(6000)") < NAMES / 3));
@@ -150,13 +138,7 @@ fn walks_of_trees_take_names_in_the_order_in_which_they_are_listed() {
     fs::create_dir(world.local("served/d")).unwrap();
     (0..NAMES).for_each(|n| fs::write(world.local(&format!("served/d/{n}")), "").unwrap());
     for walk in ["find $AT/d -size +1k", "du -s $AT/d"] {
-        let asked = || {
-            let before = operations(&world, "Stat");
-            let output = under_run(&world, walk);
-            assert_eq!(output.status.code(), Some(0), "{walk}");
-            operations(&world, "Stat") - before
-        };
-        assert!((0..10).any(|_| asked() < NAMES / 10), "{walk}");
+        assert!((0..10).any(|_| asked(&world, "Stat", walk) < NAMES / 10), "{walk}");
     }
 }
 

@@ -110,6 +110,11 @@ pub struct Files {
     open: usize,
 }
 
+/// The index and the generation of a handle.
+const fn parts(handle: u64) -> (usize, u32) {
+    ((handle & 0xffff_ffff) as usize, (handle >> 32) as u32)
+}
+
 impl Files {
     /// An empty table. `epoch` differs between two starts of a server: generations begin there, so
     /// that a handle lost in a restart does not name a file opened after it.
@@ -166,7 +171,7 @@ impl Files {
     /// # Errors
     /// `EBADF` when the handle is impossible or in use.
     pub fn insert_at(&mut self, handle: u64, opened: Opened) -> Result<(), Errno> {
-        let (index, generation) = ((handle & 0xffff_ffff) as usize, (handle >> 32) as u32);
+        let (index, generation) = parts(handle);
         let is_possible = index < OPEN_FILES_MAX && (1..=0x7fff_ffff).contains(&generation);
         if !is_possible || self.find(handle).is_ok() || self.open >= OPEN_FILES_MAX {
             return Err(Errno::EBADF);
@@ -181,9 +186,9 @@ impl Files {
     /// # Errors
     /// `EBADF` when there is none.
     pub fn find(&self, handle: u64) -> Result<&Opened, Errno> {
-        let (index, generation) = ((handle & 0xffff_ffff) as usize, handle >> 32);
+        let (index, generation) = parts(handle);
         match self.entries.get(index) {
-            Some((found, Some(opened))) if u64::from(*found) == generation => Ok(opened),
+            Some((found, Some(opened))) if *found == generation => Ok(opened),
             _ => self.reclaimed.get(&handle).ok_or(Errno::EBADF),
         }
     }
@@ -204,9 +209,9 @@ impl Files {
         tells: u32,
         watch: Box<dyn Watch>,
     ) -> Result<(), Errno> {
-        let (index, generation) = ((handle & 0xffff_ffff) as usize, handle >> 32);
+        let (index, generation) = parts(handle);
         let opened = match self.entries.get_mut(index) {
-            Some((found, Some(opened))) if u64::from(*found) == generation => opened,
+            Some((found, Some(opened))) if *found == generation => opened,
             _ => self.reclaimed.get_mut(&handle).ok_or(Errno::EBADF)?,
         };
         opened.watches.keep(tells, watch);
@@ -234,7 +239,7 @@ impl Files {
             return Ok(opened);
         }
         self.find(handle)?;
-        let index = (handle & 0xffff_ffff) as usize;
+        let (index, _) = parts(handle);
         let opened = self.entries[index].1.take().ok_or(Errno::EBADF)?;
         self.free.push(index as u32);
         self.open -= 1;

@@ -5,7 +5,7 @@
 
 use crate::attr::Attr;
 use crate::codec::{Field, ProtocolError, Reader};
-use crate::limits::NAME_BYTES_MAX;
+use crate::items::{Item, Items, is_name};
 
 /// One name in a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,28 +48,16 @@ impl Entry<'_> {
 }
 
 /// Iterates over the entries of a listing's payload.
-#[derive(Clone, Debug)]
-pub struct Entries<'a>(Reader<'a>);
+pub type Entries<'a> = Items<'a, Entry<'a>>;
 
-impl<'a> Entries<'a> {
-    /// Reads `payload` from its first byte.
-    #[must_use]
-    pub fn new(payload: &'a [u8]) -> Self {
-        Self(Reader::new(payload))
-    }
-
-    fn entry(&mut self) -> Result<Entry<'a>, ProtocolError> {
-        let reader = &mut self.0;
+impl<'a> Item<'a> for Entry<'a> {
+    fn read(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
         let cookie = Field::decode(reader)?;
         let inode = Field::decode(reader)?;
         let file_type = Field::decode(reader)?;
         let flagged = u8::decode(reader)?;
         let name = <&[u8]>::decode(reader)?;
-        if name.is_empty()
-            || name.len() > NAME_BYTES_MAX
-            || name.contains(&0)
-            || name.contains(&b'/')
-        {
+        if name.is_empty() || !is_name(name) {
             return Err(reader.error("illegal name in a listing"));
         }
         let attr = match flagged {
@@ -77,21 +65,6 @@ impl<'a> Entries<'a> {
             1 => Some(Attr::decode(reader)?),
             _ => return Err(reader.error("illegal flag in a listing")),
         };
-        Ok(Entry { cookie, inode, file_type, name, attr })
-    }
-}
-
-impl<'a> Iterator for Entries<'a> {
-    type Item = Result<Entry<'a>, ProtocolError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let entry = self.entry();
-        if entry.is_err() {
-            self.0 = Reader::new(&[]);
-        }
-        Some(entry)
+        Ok(Self { cookie, inode, file_type, name, attr })
     }
 }

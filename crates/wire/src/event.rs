@@ -3,7 +3,7 @@
 //! Each event: handle of the watched file `u64`, what happened `u32` (bits as in `inotify(7)`), cookie `u32`, name as a byte string.
 
 use crate::codec::{Field, ProtocolError, Reader};
-use crate::limits::NAME_BYTES_MAX;
+use crate::items::{Item, Items, is_name};
 
 /// It was read.
 pub const ACCESS: u32 = 1;
@@ -68,18 +68,10 @@ impl Event<'_> {
 }
 
 /// Iterates over the events of a payload.
-#[derive(Clone, Debug)]
-pub struct Events<'a>(Reader<'a>);
+pub type Events<'a> = Items<'a, Event<'a>>;
 
-impl<'a> Events<'a> {
-    /// Reads `payload` from its first byte.
-    #[must_use]
-    pub fn new(payload: &'a [u8]) -> Self {
-        Self(Reader::new(payload))
-    }
-
-    fn event(&mut self) -> Result<Event<'a>, ProtocolError> {
-        let reader = &mut self.0;
+impl<'a> Item<'a> for Event<'a> {
+    fn read(reader: &mut Reader<'a>) -> Result<Self, ProtocolError> {
         let handle = Field::decode(reader)?;
         let mask = Field::decode(reader)?;
         let cookie = Field::decode(reader)?;
@@ -87,31 +79,17 @@ impl<'a> Events<'a> {
         if mask & TOLD == 0 || mask & !(TOLD | ISDIR) != 0 {
             return Err(reader.error("illegal bits in an event"));
         }
-        if name.len() > NAME_BYTES_MAX || name.contains(&0) || name.contains(&b'/') {
+        if !is_name(name) {
             return Err(reader.error("illegal name in an event"));
         }
-        Ok(Event { handle, mask, cookie, name })
-    }
-}
-
-impl<'a> Iterator for Events<'a> {
-    type Item = Result<Event<'a>, ProtocolError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.0.is_empty() {
-            return None;
-        }
-        let event = self.event();
-        if event.is_err() {
-            self.0 = Reader::new(&[]);
-        }
-        Some(event)
+        Ok(Self { handle, mask, cookie, name })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::NAME_BYTES_MAX;
 
     const MADE: Event<'_> = Event { handle: 7, mask: CREATE | ISDIR, cookie: 0, name: b"made" };
 

@@ -17,6 +17,7 @@ pub mod event;
 pub mod extents;
 pub mod header;
 pub mod hello;
+pub mod items;
 pub mod limits;
 pub mod list;
 pub mod ranges;
