@@ -1,5 +1,5 @@
 # Each target does all its own set-up on a Debian machine with the Rust toolchain.
-.PHONY: demo test test-long test-vm check check-aarch64 build fuzz bench goals conformance install compiler
+.PHONY: demo test test-long test-vm check check-aarch64 build optimized fuzz bench goals conformance install compiler
 
 demo: compiler ## build, then a guided tour with real timings
 	cargo run --release --quiet --bin towline -- demo
@@ -22,6 +22,9 @@ conformance: ## pjdfstest and fsx on a remote directory under `towline run`; nee
 build: compiler
 	cargo build --release
 
+optimized: compiler ## target/optimized/towline: built for the loads that benches/optimize runs; ten minutes
+	sh benches/optimize
+
 check: ## style only
 	cargo fmt --all --check
 	rustfmt --check --edition 2024 crates/cli/launch/main.rs
@@ -33,11 +36,11 @@ fuzz: ## a minute for each decoder
 bench: build ## the limits of this machine
 	./target/release/towline bench limits
 
-goals: build ## every goal beside its limit, about ten minutes; needs Python and two processors
-	python3 benches/goals.py
+goals: optimized ## every goal beside its limit, ten minutes after the build; needs Python and two processors
+	python3 benches/goals.py --towline target/optimized/towline
 
-install: build ## to PREFIX (default /usr/local)
-	install -D target/release/towline $(or $(PREFIX),/usr/local)/bin/towline
+install: $(if $(OPTIMIZED),optimized,build) ## to PREFIX (default /usr/local); OPTIMIZED=1: the optimized program
+	install -D target/$(if $(OPTIMIZED),optimized,release)/towline $(or $(PREFIX),/usr/local)/bin/towline
 	for page in man/*.[1-8]; do \
 	    install -D -m 644 $$page $(or $(PREFIX),/usr/local)/share/man/man$${page##*.}/$${page##*/} || exit 1; \
 	done
