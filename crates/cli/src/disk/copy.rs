@@ -149,12 +149,13 @@ fn prepare(
 ) -> Outcome<Prepared> {
     let (name, is_new) = (&args.target, is_file(&args.target));
     // A file that is there is emptied before it is written.
-    if let (true, Some(source), Ok(there)) =
-        (is_new, source, End::open(remotes, name, false, false))
-        && source.is_same(&there)?
+    let there = if is_new { End::open(remotes, name, false, false).ok() } else { None };
+    if let (Some(source), Some(there)) = (source, &there)
+        && source.is_same(there)?
     {
         return Err(same_disk());
     }
+    let place = there.map(|there| there.place()).transpose()?;
     let mut journal = match source {
         Some(_) => open_journal(args)?,
         None => None,
@@ -204,12 +205,21 @@ fn prepare(
         forget_others(journal.as_ref(), &end.place()?)?;
         return Ok(Prepared { target: Target::Disk { end, is_new: false }, journal, earlier });
     }
+    // Before it is emptied, so that a copy that ends right after that leaves nothing to go on with.
+    if let Some(journal) = &mut journal {
+        journal.clear()?;
+    }
+    if let Some(place) = place {
+        forget_others(journal.as_ref(), &place)?;
+    }
     let end = match is_new {
         // Of a stream nobody knows how long it is; a file grows with it.
         true => End::create(name, source.map_or(0, End::size))?,
         false => open()?,
     };
-    forget_others(journal.as_ref(), &end.place()?)?;
+    if !is_new {
+        forget_others(journal.as_ref(), &end.place()?)?;
+    }
     if let (Some(journal), Some(title)) = (&mut journal, title(&end)?) {
         journal.begin(&title, &[])?;
     }

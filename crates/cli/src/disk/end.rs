@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 use towline_attach::nbd::{CallError, Caller, Source};
 use towline_client::{Disk, Errno, ExtentKind, Url, ZeroHow, extent_flag};
 use towline_store::BlockStore;
@@ -315,29 +315,31 @@ impl End {
     /// What it is at present.
     pub(super) fn stamp(&self) -> Outcome<Stamp> {
         let size = self.size();
+        let unsure = |is: String| Stamp { is, size, sure: false };
         Ok(match &self.kind {
             // Other clients may write to it, and nothing tells.
-            Kind::Remote(disk) => {
-                Stamp { is: format!("disk {:016x} of {size}", disk.info().identity), sure: false }
-            }
-            Kind::Nbd(_) => Stamp { is: format!("nbd of {size}"), sure: false },
+            Kind::Remote(disk) => unsure(format!("disk {:016x}", disk.info().identity)),
+            Kind::Nbd(_) => unsure("nbd".to_owned()),
             Kind::Local(..) => {
                 let found = std::fs::metadata(&self.name)
                     .map_err(|error| Failure::from(error).about(&self.name))?;
                 if found.file_type().is_block_device() {
-                    let is = format!("device {} of {size}", found.rdev());
-                    return Ok(Stamp { is, sure: false });
+                    return Ok(unsure(format!("device {}", found.rdev())));
                 }
                 let (device, inode) = (found.dev(), found.ino());
-                let (seconds, nanoseconds) = (found.mtime(), found.mtime_nsec());
-                let is = format!("file {device} {inode} of {size}, {seconds}.{nanoseconds:09}");
-                Stamp { is, sure: true }
+                // Tells it from a file that was removed, and whose inode it got.
+                let made = found.created().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+                let made = made.unwrap_or_default().as_nanos();
+                // Whoever changes the bytes may set the time of modification back, but not that of the change.
+                let (seconds, nanoseconds) = (found.ctime(), found.ctime_nsec());
+                let is = format!("file {device} {inode} {made}, {seconds}.{nanoseconds:09}");
+                Stamp { is, size, sure: true }
             }
         })
     }
 
-    /// Names it as a place to write to: two with the same name are the same bytes. An NBD server
-    /// tells nothing by which it could be known again.
+    /// Names it as a place to write to: two with the same name are the same place, and hold the same bytes unless somebody
+    /// else wrote to it. An NBD server tells nothing by which it could be known again.
     pub(super) fn place(&self) -> Outcome<Stamp> {
         let stamp = self.stamp()?;
         Ok(match &self.kind {
@@ -345,7 +347,7 @@ impl End {
             Kind::Nbd(_) => stamp,
             Kind::Local(..) => {
                 let is = stamp.is.split(',').next().unwrap_or_default().to_owned();
-                Stamp { is, sure: true }
+                Stamp { is, sure: true, ..stamp }
             }
         })
     }
@@ -443,4 +445,34 @@ pub(super) fn size(text: &str) -> Result<(Option<char>, u64), String> {
     let sign = text.chars().next().filter(|sign| ['+', '-'].contains(sign));
     let number = if sign.is_some() { &text[1..] } else { text };
     Ok((sign, parse_bytes(number)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{End, File};
+    use crate::remote::Remotes;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_file_with_its_old_time_or_its_old_inode_is_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        let text = path.to_str().unwrap();
+        let end = || End::open(&Remotes::default(), text, false, false).unwrap();
+        std::fs::write(&path, b"one").unwrap();
+        let (stamp, place) = (end().stamp().unwrap(), end().place().unwrap());
+        let file = File::options().write(true).open(&path).unwrap();
+        let time = file.metadata().unwrap().modified().unwrap();
+        // Long enough for any kernel's clock.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        file.write_all_at(b"two", 0).unwrap();
+        file.set_modified(time).unwrap();
+        assert_ne!(end().stamp().unwrap(), stamp);
+        assert_eq!(end().place().unwrap(), place);
+        // Most file systems give the inode to the next one.
+        drop(file);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, b"new").unwrap();
+        assert_ne!(end().place().unwrap(), place);
+    }
 }

@@ -96,12 +96,32 @@ impl Journal {
         self.note(done)
     }
 
+    /// Takes back all that was noted, for good: the target is about to be made anew.
+    pub(super) fn clear(&mut self) -> Outcome<()> {
+        if self.file.metadata()?.len() > 0 {
+            self.file.set_len(0)?;
+            self.file.sync_data()?;
+        }
+        Ok(())
+    }
+
+    /// Takes back what was noted of these pieces, for good: they are about to be overwritten. If they were not taken back
+    /// and this run ended before it noted them again, a later one would take the new bytes for those that were noted.
+    pub(super) fn take_back(&mut self, pieces: &[Piece]) -> Outcome<()> {
+        self.append(pieces.iter().map(|piece| Piece { sum: None, ..*piece }))?;
+        Ok(self.file.sync_data()?)
+    }
+
     /// Notes pieces that are on stable storage.
     pub(super) fn note(&mut self, done: &[Piece]) -> Outcome<()> {
-        let mut lines = String::new();
         // Zeroes are made again, which costs nothing.
-        for piece in done.iter().filter(|piece| piece.sum.is_some()) {
-            lines += &line(piece).map_err(io::Error::from)?;
+        self.append(done.iter().filter(|piece| piece.sum.is_some()).copied())
+    }
+
+    fn append(&mut self, pieces: impl Iterator<Item = Piece>) -> Outcome<()> {
+        let mut lines = String::new();
+        for piece in pieces {
+            lines += &line(&piece).map_err(io::Error::from)?;
         }
         Ok(self.file.write_all(lines.as_bytes())?)
     }
@@ -133,7 +153,7 @@ mod tests {
     #[test]
     fn only_the_same_copy_is_continued_and_torn_lines_do_not_count() {
         let directory = tempfile::tempdir().unwrap();
-        let stamp = |is: &str| Stamp { is: is.to_owned(), sure: true };
+        let stamp = |is: &str| Stamp { is: is.to_owned(), size: 20, sure: true };
         let title = Title {
             source: "a".to_owned(),
             source_is: stamp("1"),
@@ -145,7 +165,10 @@ mod tests {
         let mut journal = open().unwrap();
         assert!(matches!(journal.read(&title).unwrap(), Left::Nothing));
         journal.begin(&title, &[piece(0, Some(7))]).unwrap();
-        journal.note(&[piece(5, Some(8)), piece(10, None)]).unwrap();
+        journal.note(&[piece(15, Some(9)), piece(5, Some(8)), piece(10, None)]).unwrap();
+        // One is overwritten, with other bytes and then with its own.
+        journal.take_back(&[piece(0, Some(7)), piece(15, Some(9))]).unwrap();
+        journal.note(&[piece(0, Some(7))]).unwrap();
         journal.file.write_all(b"{\"offset\":15,\"len").unwrap();
         assert!(open().unwrap_err().to_string().contains("under way"));
         drop(journal);
@@ -159,12 +182,16 @@ mod tests {
         other.target_is.is.push('x');
         assert!(matches!(journal.read(&other).unwrap(), Left::Other("target")));
 
-        // Another copy to the same target leaves nothing to go on with.
+        let mut other = title.clone();
+        other.target_is.size += 1;
+        assert!(matches!(journal.read(&other).unwrap(), Left::Other("target")));
+
+        // Another copy to the same target leaves nothing to go on with, also if it changed its length.
         let mut own = Journal::open_in(directory.path(), "c", "b").unwrap();
         own.begin(&Title { source: "c".to_owned(), ..title.clone() }, &[]).unwrap();
         super::forget_others_in(directory.path(), Some(&own), &stamp("3")).unwrap();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
-        super::forget_others_in(directory.path(), Some(&own), &title.target_is).unwrap();
+        super::forget_others_in(directory.path(), Some(&own), &other.target_is).unwrap();
         assert!(!journal.path.exists() && own.path.exists());
         own.remove();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);

@@ -2,6 +2,7 @@
 //! each piece that is on stable storage. A last line that is torn is one that was not written.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::BufRead;
 
 /// What tells, in a later run, whether an end is still the same.
@@ -9,7 +10,9 @@ use std::io::BufRead;
 pub(super) struct Stamp {
     /// Names the end and, where that can be told, the version of its bytes.
     pub(super) is: String,
-    /// The same name says that the bytes are the same.
+    /// Its length, bytes.
+    pub(super) size: u64,
+    /// The same name and length say that the bytes are the same.
     pub(super) sure: bool,
 }
 
@@ -40,7 +43,7 @@ pub(super) struct Piece {
     pub(super) offset: u64,
     /// Bytes.
     pub(super) length: u64,
-    /// crc32c of them; none: all zero, whether copied or not.
+    /// crc32c of them; none: all zero, whether copied or not. In a journal: what was noted before holds no more.
     pub(super) sum: Option<u32>,
 }
 
@@ -51,7 +54,7 @@ pub(super) enum Left {
     Nothing,
     /// A copy of what is now another source, or to another target: this changed.
     Other(&'static str),
-    /// These pieces, in no order; of two with one offset the second counts.
+    /// These pieces, in order.
     Pieces(Vec<Piece>),
 }
 
@@ -71,15 +74,18 @@ impl Left {
         if then.target_is != now.target_is {
             return Self::Other("target");
         }
-        Self::Pieces(lines.map_while(|line| serde_json::from_str(&line).ok()).collect())
+        let lines = lines.map_while(|line| serde_json::from_str::<Piece>(&line).ok());
+        // Of two with one offset the second counts.
+        let pieces: BTreeMap<_, _> = lines.map(|piece| (piece.offset, piece)).collect();
+        Self::Pieces(pieces.into_values().filter(|piece| piece.sum.is_some()).collect())
     }
 }
 
-/// True for a journal of a copy to this target.
+/// True for a journal of a copy to this target, however long that was then.
 pub(super) fn is_to(journal: impl BufRead, target: &Stamp) -> bool {
     let first = journal.lines().next().and_then(Result::ok);
     let title = first.and_then(|line| serde_json::from_str::<Title>(&line).ok());
-    title.is_some_and(|title| title.target_is == *target)
+    title.is_some_and(|title| title.target_is.is == target.is)
 }
 
 /// A line of a journal.

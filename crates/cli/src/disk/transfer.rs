@@ -8,7 +8,7 @@ use super::stream::{self, Output};
 use crate::progress::Progress;
 use crate::report::{Failure, Outcome};
 use crate::workers::together;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -67,6 +67,8 @@ struct State {
     /// A thread is making them durable.
     noting: bool,
     journal: Option<Journal>,
+    /// What an earlier run copied and this one did not overwrite, by its offset.
+    earlier: BTreeMap<u64, Piece>,
     from_earlier: u64,
     copied_again: u64,
     failure: Option<Failure>,
@@ -78,8 +80,6 @@ pub(super) struct Transfer<'a> {
     pub(super) source: Source,
     /// Where they go.
     pub(super) target: Target,
-    /// What an earlier run copied, by its offset.
-    earlier: HashMap<u64, Piece>,
     sure: (bool, bool),
     progress: &'a Progress,
     state: Mutex<State>,
@@ -104,18 +104,12 @@ impl<'a> Transfer<'a> {
             noted_at: Instant::now(),
             noting: false,
             journal,
+            earlier: earlier.pieces.into_iter().map(|piece| (piece.offset, piece)).collect(),
             from_earlier: 0,
             copied_again: 0,
             failure: None,
         };
-        Self {
-            source,
-            target,
-            earlier: earlier.pieces.into_iter().map(|piece| (piece.offset, piece)).collect(),
-            sure: earlier.sure,
-            progress,
-            state: Mutex::new(state),
-        }
+        Self { source, target, sure: earlier.sure, progress, state: Mutex::new(state) }
     }
 
     /// True when it can be gone on with later.
@@ -180,6 +174,7 @@ impl<'a> Transfer<'a> {
             let piece = match holds_data {
                 true => self.data(range, buffer)?,
                 false => {
+                    self.take_back(&range)?;
                     self.zero(&range)?;
                     Piece { offset: range.start, length, sum: None }
                 }
@@ -219,13 +214,15 @@ impl<'a> Transfer<'a> {
 
     fn data(&self, range: Range<u64>, buffer: &mut Vec<u8>) -> Outcome<Piece> {
         let (offset, length) = (range.start, range.end - range.start);
-        if let Some(piece) = self.earlier.get(&offset).filter(|piece| piece.length == length) {
-            if self.is_there(piece, buffer)? {
+        let earlier = locked(&self.state).earlier.get(&offset).copied();
+        if let Some(piece) = earlier.filter(|piece| piece.length == length) {
+            if self.is_there(&piece, buffer)? {
                 locked(&self.state).from_earlier += length;
-                return Ok(*piece);
+                return Ok(piece);
             }
             locked(&self.state).copied_again += length;
         }
+        self.take_back(&range)?;
         if let Source::Disk(_, disk) = &self.source {
             read(disk, &range, buffer)?;
         }
@@ -250,6 +247,20 @@ impl<'a> Transfer<'a> {
             return Ok(false);
         };
         Ok(same(source, self.sure.0)? && same(end, self.sure.1)?)
+    }
+
+    /// What an earlier run noted of this range holds no more: it is about to be overwritten.
+    fn take_back(&self, range: &Range<u64>) -> Outcome<()> {
+        let mut state = locked(&self.state);
+        let State { earlier, journal, .. } = &mut *state;
+        let pieces: Vec<_> = earlier.range(range.clone()).map(|(_, piece)| *piece).collect();
+        if let (Some(journal), [_, ..]) = (journal, &pieces[..]) {
+            journal.take_back(&pieces)?;
+        }
+        for piece in pieces {
+            earlier.remove(&piece.offset);
+        }
+        Ok(())
     }
 
     fn write(&self, buffer: &mut Vec<u8>, offset: u64) -> Outcome<()> {
@@ -305,11 +316,11 @@ impl<'a> Transfer<'a> {
         let count = locked(&self.state).done.len();
         end.flush()?;
         let mut state = locked(&self.state);
-        let State { done, noted, journal, noted_at, .. } = &mut *state;
+        let State { done, noted, journal, noted_at, earlier, .. } = &mut *state;
         if let Some(journal) = journal {
             let new: Vec<_> = done[*noted..count]
                 .iter()
-                .filter(|piece| self.earlier.get(&piece.offset) != Some(piece))
+                .filter(|piece| earlier.get(&piece.offset) != Some(piece))
                 .copied()
                 .collect();
             journal.note(&new)?;

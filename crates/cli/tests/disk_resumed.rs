@@ -1,0 +1,157 @@
+//! `towline disk copy --resume` where source or target were changed between runs that were interrupted.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use serde_json::Value;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use support::{TOWLINE, have, wait_until};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 48 * MIB;
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A file without zeroes, served as the disk `slow`, and a place for copies of it.
+struct Place {
+    directory: TempDir,
+    _server: Running,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        fs::write(path("source"), vec![1; SIZE as usize]).unwrap();
+        let disk = format!("slow={}:bandwidth=12M", path("source").display());
+        let listen = format!("unix://{}", path("socket").display());
+        let mut command = Command::new(TOWLINE);
+        command.args(["serve", "--disk", &disk, "--listen", &listen]).stderr(Stdio::null());
+        let server = Running(command.spawn().unwrap());
+        wait_until("the server listens", || path("socket").exists());
+        Self { directory, _server: server }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn copy(&self, resume: bool) -> Command {
+        let mut command = Command::new(TOWLINE);
+        self.arguments(&mut command, resume);
+        command
+    }
+
+    fn arguments(&self, command: &mut Command, resume: bool) {
+        let slow = format!("towline+unix:///slow?socket={}", self.path("socket").display());
+        command.args(["disk", "copy", "--json", "--quiet"]).args(resume.then_some("--resume"));
+        command.arg(slow).arg(self.path("target")).env("XDG_STATE_HOME", self.path("state"));
+    }
+
+    /// Lets a copy run until something is so, and kills it.
+    fn killed(&self, mut command: Command, what: &str, mut is_so: impl FnMut() -> bool) {
+        let mut copy = Running(command.stdout(Stdio::null()).spawn().unwrap());
+        wait_until(what, || is_so() || copy.0.try_wait().unwrap().is_some());
+        assert!(copy.0.try_wait().unwrap().is_none(), "it was too fast to be killed");
+    }
+
+    /// What is noted, line by line: first of what copy, then each piece.
+    fn noted(&self) -> Vec<Value> {
+        let journals = fs::read_dir(self.path("state/towline/copies")).into_iter().flatten();
+        let text: String =
+            journals.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+        text.lines().map_while(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Goes on until it is done, after which target and source are the same.
+    fn finished(&self) -> Value {
+        let done = self.copy(true).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let same = fs::read(self.path("source")).unwrap() == fs::read(self.path("target")).unwrap();
+        assert!(same, "the copy differs from its source");
+        serde_json::from_slice(&done.stdout).unwrap()
+    }
+}
+
+fn fill(file: &Path, offset: u64, byte: u8) {
+    let file = File::options().write(true).open(file).unwrap();
+    file.write_all_at(&vec![byte; MIB as usize], offset).unwrap();
+}
+
+fn holds(file: &Path, offset: u64, byte: u8) -> bool {
+    let mut found = [0];
+    File::open(file).unwrap().read_exact_at(&mut found, offset + MIB / 2).unwrap();
+    found == [byte]
+}
+
+/// A run that was interrupted copied what stood there in between, and ended before it noted that.
+#[test]
+fn a_source_that_is_what_it_was_again() {
+    let place = Place::new();
+    let (source, target) = (place.path("source"), place.path("target"));
+    place.killed(place.copy(false), "something is noted", || place.noted().len() > 4);
+    let noted = place.noted();
+    // Each is overwritten by another thread, and none has noted it.
+    let pieces: Vec<_> =
+        noted[1..4].iter().map(|piece| piece["offset"].as_u64().unwrap()).collect();
+    let bytes = [0, 2, 3];
+    for (offset, byte) in pieces.iter().zip(bytes) {
+        fill(&source, *offset, byte);
+    }
+    place.killed(place.copy(true), "the target holds what changed", || {
+        pieces.iter().zip(bytes).all(|(offset, byte)| holds(&target, *offset, byte))
+    });
+    for offset in &pieces {
+        fill(&source, *offset, 1);
+    }
+    let done = place.finished();
+    assert!(done["from_earlier"].as_u64().unwrap() >= MIB, "{done}");
+}
+
+/// A hole is not read, but known from the extents.
+#[test]
+fn a_hole_that_is_filled_again() {
+    let place = Place::new();
+    let (source, target) = (place.path("source"), place.path("target"));
+    place.killed(place.copy(false), "something is noted", || place.noted().len() > 4);
+    let offset = place.noted()[1]["offset"].as_u64().unwrap();
+    let file = File::options().write(true).open(&source).unwrap();
+    let how = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, how, offset, MIB).unwrap();
+    place.killed(place.copy(true), "the target has the hole", || holds(&target, offset, 0));
+    fill(&source, offset, 1);
+    place.finished();
+}
+
+/// A copy that begins anew fails while it empties the target and its journal.
+#[test]
+fn a_target_that_was_emptied() {
+    if !have("strace") {
+        return;
+    }
+    let place = Place::new();
+    place.killed(place.copy(false), "something is noted", || place.noted().len() > 4);
+    for which in 1..=3 {
+        let inject = format!("inject=ftruncate:error=EIO:when={which}");
+        let mut command = Command::new("strace");
+        command.args(["-f", "-o", "/dev/null", "-e", "trace=ftruncate", "-e", &inject, TOWLINE]);
+        place.arguments(&mut command, false);
+        let ended = command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        if which == 1 && ended.success() {
+            return eprintln!("SKIPPED: strace may not trace here");
+        }
+    }
+    place.finished();
+}
