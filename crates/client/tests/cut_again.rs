@@ -1,4 +1,4 @@
-//! Servers and connections that are lost at the wrong moment: while what was open is opened again.
+//! Servers and connections that are lost at the wrong moment: while what was open is opened again, or while it is closed.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -127,4 +127,24 @@ fn what_others_opened_is_had_again_though_the_server_is_killed_meanwhile() {
             let _ = file.into_handle();
         }
     }
+}
+
+/// The server may have answered the close, and not the write, when it is killed: then the write is asked again, of a server where the
+/// file has to be opened again for it.
+#[test]
+fn what_was_begun_before_a_file_is_closed_is_done_though_the_server_is_killed() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let client = Client::connect(&server.tcp(), Options::default()).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    let file = root.open(b"file", CREATE, 0o600).unwrap();
+    let path = directory.path().canonicalize().unwrap().join("data/file");
+    let write = file.start_write_at(vec![7; 4 << 20], 0).unwrap();
+    file.close().unwrap();
+    server.kill();
+    server.restart();
+    assert_eq!(write.wait().map(|(written, _)| written), Ok(4 << 20));
+    assert_eq!(std::fs::read(&path).unwrap(), vec![7; 4 << 20]);
+    root.stat().unwrap();
+    assert!(!server.has_open(&path), "it is closed");
 }
