@@ -9,7 +9,7 @@
 //! forgets everything. To look is to look at memory, where the kernel says so ([`Bell`]), else it is a system call.
 //!
 //! Nobody is told that a directory was removed while it is held open. But then it is empty for ever:
-//! whoever does not find a name in a known directory has to walk.
+//! whoever does not find a name in a known directory looks whether that still has a name itself, or walks.
 //!
 //! Not told either are changes by other machines (so only local file systems count) and mounts inside the
 //! export (so everything is forgotten after [`FORGET`]; a path across a mount is never known).
