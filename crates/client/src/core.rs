@@ -283,17 +283,25 @@ impl Core {
 
     /// Opens again what it knows of; what cannot be had is stale from then on.
     pub(crate) fn reclaim(self: &Arc<Self>) -> Result<(), Error> {
-        let mut files = std::mem::take(&mut self.state.lock().files);
+        let (mut files, epoch) = {
+            let state = self.state.lock();
+            (state.files.clone(), state.boot_epoch)
+        };
         let mut lost = None;
-        let _ = files.reclaim(|requests| match self.call(requests, &[], &mut []) {
-            Ok(outcome) => Ok(outcome.single().is_ok()),
-            Err(error @ Error::Connection { .. }) => {
-                lost = Some(error);
-                Err(io::ErrorKind::NotConnected.into())
+        let reclaimed = files.reclaim(|requests| {
+            match self.call(requests, &[], &mut []) {
+                Err(error @ Error::Connection { .. }) => {
+                    lost = Some(error);
+                    Err(io::ErrorKind::NotConnected.into())
+                }
+                // Of another start of the server whoever connected again has had all already.
+                _ if self.boot_epoch() != epoch => Err(io::ErrorKind::ConnectionReset.into()),
+                asked => Ok(asked.is_ok_and(|outcome| outcome.single().is_ok())),
             }
-            Err(_) => Ok(false),
         });
-        self.state.lock().files = files;
+        if reclaimed.is_ok() {
+            self.state.lock().files = files;
+        }
         lost.map_or(Ok(()), Err)
     }
 

@@ -197,6 +197,15 @@ pub(crate) enum Closing {
 }
 
 impl Closing {
+    /// What requests close that were remembered as open.
+    pub(crate) fn of(requests: &[Request<'_>]) -> Option<Self> {
+        match *requests {
+            [Request::Close { handle }] => Some(Self::File(handle)),
+            [Request::DiskClose { disk }] => Some(Self::Disk(disk)),
+            _ => None,
+        }
+    }
+
     pub(crate) fn request(self) -> Request<'static> {
         match self {
             Self::File(handle) => Request::Close { handle },

@@ -405,7 +405,8 @@ impl File {
         })
     }
 
-    /// Closes and tells whether that failed; dropping does the same silently and later.
+    /// Closes and tells whether that failed; dropping does the same silently and later. Both come after the requests about it that
+    /// are under way, but for locks that are waited for: this waits for their answers.
     ///
     /// # Errors
     /// As `close(2)`.

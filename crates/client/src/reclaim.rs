@@ -10,6 +10,7 @@ use towline_wire::reply::parse_results;
 use towline_wire::request::{encode_compound, lock};
 use towline_wire::{Header, Kind, ProtocolError, Reply, Request};
 
+#[derive(Clone)]
 struct Open {
     export: Vec<u8>,
     path: Vec<u8>,
@@ -22,7 +23,7 @@ struct Open {
 type Owner = (u8, u64);
 
 /// Open files by handle.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct OpenFiles {
     open: BTreeMap<u64, Open>,
     /// Files that were open and could not be had again: using them fails with `ESTALE`.

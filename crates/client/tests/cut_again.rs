@@ -1,4 +1,4 @@
-//! Connections that are lost again while what was open is opened again.
+//! Servers and connections that are lost at the wrong moment: while what was open is opened again, or while it is closed.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on should say where
 
@@ -7,8 +7,9 @@ mod common;
 use common::{CREATE, Process, Raw, message};
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
-use towline_client::{Client, Lock, Options, Transport};
+use towline_client::{Client, File, Lock, Options, Transport};
 use towline_wire::request::lock;
 
 #[test]
@@ -17,10 +18,11 @@ fn child_server() {
     common::child_server();
 }
 
-/// Forwards connections, and cuts the second one when so many messages came from the server.
-fn cutter(target: u16, messages: usize) -> u16 {
+/// Forwards connections, and cuts one of them, counted from 1, when so many messages came from the server; `before` is called first.
+fn cutter(target: u16, cut: usize, messages: usize, before: impl Fn() + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
+    let before = Arc::new(Mutex::new(before));
     std::thread::spawn(move || {
         let mut number = 0;
         for near in listener.incoming().flatten() {
@@ -33,7 +35,8 @@ fn cutter(target: u16, messages: usize) -> u16 {
                 let _ = std::io::copy(&mut from, &mut to);
                 let _ = to.shutdown(Shutdown::Both);
             });
-            let limit = if number == 2 { messages } else { usize::MAX };
+            let limit = if number == cut { messages } else { usize::MAX };
+            let before = before.clone();
             std::thread::spawn(move || {
                 let (mut from, mut to) = (Raw(far), near);
                 for _ in 0..limit {
@@ -42,6 +45,9 @@ fn cutter(target: u16, messages: usize) -> u16 {
                     if to.write_all(&message(header, body, payload)).is_err() {
                         break;
                     }
+                }
+                if limit < usize::MAX {
+                    before.lock().unwrap()();
                 }
                 let _ = to.shutdown(Shutdown::Both);
                 let _ = from.0.shutdown(Shutdown::Both);
@@ -57,7 +63,7 @@ fn locks_are_had_again_though_the_lane_is_lost_meanwhile() {
     for messages in 1..6 {
         let directory = TempDir::new().unwrap();
         let mut server = Process::start(directory.path());
-        let port = cutter(server.port, messages);
+        let port = cutter(server.port, 2, messages, || ());
         let transport = Transport::Tcp("127.0.0.1".into(), port);
         let client = Client::connect(&transport, Options::default()).unwrap();
         let root = client.attach(b"dir").unwrap();
@@ -72,4 +78,73 @@ fn locks_are_had_again_though_the_lane_is_lost_meanwhile() {
         let attr = file.stat();
         assert!(attr.is_ok(), "after {messages} messages: {}", attr.unwrap_err());
     }
+}
+
+/// As a program that begins in a run whose server was started anew before, and is once more meanwhile.
+#[test]
+fn what_others_opened_is_had_again_though_the_server_is_killed_meanwhile() {
+    // What the server says before it is killed: the welcome, and answers to: open the root, and each of the files.
+    for messages in 1..5 {
+        let directory = TempDir::new().unwrap();
+        let server = Arc::new(Mutex::new(Process::start(directory.path())));
+        let (port, near) = {
+            let server = server.lock().unwrap();
+            (server.port, server.tcp())
+        };
+        let again = {
+            let server = server.clone();
+            move || {
+                let mut server = server.lock().unwrap();
+                server.kill();
+                server.restart();
+            }
+        };
+        let member = |transport: &Transport| {
+            let mut options = Options::default();
+            options.family = 0x5eed;
+            Client::connect(transport, options).unwrap()
+        };
+        let first = member(&near);
+        let root = first.attach(b"dir").unwrap();
+        let open = |name: &str| root.open(name.as_bytes(), CREATE, 0o600).unwrap();
+        let files = ["a", "b", "c"].map(open);
+        again();
+        let port = cutter(port, 1, messages, again);
+        let second = member(&Transport::Tcp("127.0.0.1".into(), port));
+        let begun = second.boot_epoch();
+        let same = |file: &File, name: &str, flags| {
+            let inode = file.attr().inode;
+            File::from_handle(&second, file.handle(), b"dir", name.as_bytes(), flags, inode)
+        };
+        let flags = (libc::O_PATH | libc::O_DIRECTORY) as u32;
+        let mut known = vec![same(&root, "", flags)];
+        known.extend(files.iter().zip(["a", "b", "c"]).map(|(file, name)| same(file, name, 2)));
+        second.reclaim().unwrap();
+        assert_ne!(second.boot_epoch(), begun, "it was not killed meanwhile");
+        for (number, file) in known.into_iter().enumerate() {
+            let attr = file.stat();
+            assert!(attr.is_ok(), "{number} after {messages} messages: {}", attr.unwrap_err());
+            let _ = file.into_handle();
+        }
+    }
+}
+
+/// The server may have answered the close, and not the write, when it is killed: then the write is asked again, of a server where the
+/// file has to be opened again for it.
+#[test]
+fn what_was_begun_before_a_file_is_closed_is_done_though_the_server_is_killed() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Process::start(directory.path());
+    let client = Client::connect(&server.tcp(), Options::default()).unwrap();
+    let root = client.attach(b"dir").unwrap();
+    let file = root.open(b"file", CREATE, 0o600).unwrap();
+    let path = directory.path().canonicalize().unwrap().join("data/file");
+    let write = file.start_write_at(vec![7; 4 << 20], 0).unwrap();
+    file.close().unwrap();
+    server.kill();
+    server.restart();
+    assert_eq!(write.wait().map(|(written, _)| written), Ok(4 << 20));
+    assert_eq!(std::fs::read(&path).unwrap(), vec![7; 4 << 20]);
+    root.stat().unwrap();
+    assert!(!server.has_open(&path), "it is closed");
 }

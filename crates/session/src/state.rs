@@ -2,7 +2,8 @@
 //!
 //! It is written by storing to memory, without system calls. What was stored is in the file when
 //! the process is killed a moment later; only the loss of the machine's memory loses it, and then
-//! nothing in the file is believed ([`State::open`] compares the boots of the machine).
+//! nothing in the file is believed ([`State::open`] compares the boots of the machine). No seal keeps others from shortening a file of
+//! a disk: whoever does ends the server by `SIGBUS`. To write by system calls instead would be one more for each record.
 //!
 //! | offset | bytes | what |
 //! |---|---|---|

@@ -7,7 +7,7 @@
 
 use proptest::prelude::*;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -142,6 +142,41 @@ fn links_in_a_known_directory_never_lead_out() {
         assert_eq!(look(&store, "d/out"), Err(Errno::EXDEV));
         assert_eq!(look(&store, "d/in"), truth(&root, "inside"));
     }
+}
+
+/// True while this process watches a directory, as it does each that it knows.
+fn is_watched(directory: &Path) -> bool {
+    let watch = format!(" ino:{:x} ", fs::metadata(directory).unwrap().ino());
+    fs::read_dir("/proc/self/fdinfo")
+        .unwrap()
+        .any(|fd| fs::read_to_string(fd.unwrap().path()).is_ok_and(|info| info.contains(&watch)))
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_looked_for_less_and_less() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = temporary.path();
+    let store = DirectoryStore::new(root, false).unwrap();
+    let is_known = |name: &str| {
+        look(&store, &format!("{name}/f")).unwrap();
+        is_watched(&root.join(name))
+    };
+    let make = |name: &str| {
+        fs::create_dir(root.join(name)).unwrap();
+        fs::write(root.join(name).join("f"), "x").unwrap();
+    };
+    make("there");
+    if !(0..1000).any(|_| is_known("there")) {
+        return println!(
+            "SKIPPED directories that are not there: none is known on this file system"
+        );
+    }
+    for _ in 0..100 {
+        assert_eq!(look(&store, "missing/f"), Err(Errno::ENOENT));
+    }
+    make("missing");
+    assert!(!(0..10).any(|_| is_known("missing")), "it was looked for after each few uses");
+    assert!((0..10_000).any(|_| is_known("missing")), "it is never known");
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Core {
             return;
         }
         let closing = Closing::File(handle);
-        if state.free.is_empty() || state.is_needed(closing) {
+        if state.free.is_empty() || state.needs(closing).is_some() {
             state.closing.push(closing);
             return;
         }
@@ -164,11 +164,7 @@ impl Core {
             }
             _ => None,
         };
-        slot.closes = match *requests {
-            [Request::Close { handle }] => Some(Closing::File(handle)),
-            [Request::DiskClose { disk }] => Some(Closing::Disk(disk)),
-            _ => None,
-        };
+        slot.closes = Closing::of(requests);
         if slot.alters {
             self.count_change();
         }
@@ -261,9 +257,9 @@ impl Core {
         }
         let mut state = self.state.lock();
         while state.dead.is_none() {
-            if let Some(other) = state.overlapping(requests) {
+            if let Some(other) = state.is_due_before(requests) {
                 // Done in the order in which they were asked for: what is asked again after a
-                // restart of the server never undoes what was answered later.
+                // restart of the server never undoes what was answered later, nor finds its file closed.
                 state = self.advance(state, Some(&[other]));
             } else if state.free.is_empty() && !self.park(&mut state) {
                 if !waits {

@@ -100,37 +100,48 @@ impl State {
         releases
     }
 
+    /// A request under way that has to be over before these are sent: it changes what they would change, or needs what they close.
+    pub(super) fn is_due_before(&self, requests: &[Request<'_>]) -> Option<SlotRef> {
+        let slot = match Closing::of(requests) {
+            Some(closing) => self.needs(closing)?,
+            None => self.overlapping(requests)?,
+        };
+        Some(SlotRef { slot, sequence: self.slots[usize::from(slot)].sequence })
+    }
+
     /// A change under way of what these requests would change, too.
-    pub(super) fn overlapping(&self, requests: &[Request<'_>]) -> Option<SlotRef> {
+    fn overlapping(&self, requests: &[Request<'_>]) -> Option<u16> {
         if self.changes.is_empty() {
             return None;
         }
         let (disk, range) = requests.first()?.disk_change()?;
         let meets = |other: &Range<u64>| other.start < range.end && range.start < other.end;
         let mut others = self.changes.iter();
-        let (slot, ..) = others.find(|(_, of, other)| *of == disk && meets(other))?;
-        Some(SlotRef { slot: *slot, sequence: self.slots[usize::from(*slot)].sequence })
+        others.find(|(_, of, other)| *of == disk && meets(other)).map(|(slot, ..)| *slot)
     }
 
-    /// A request under way needs what is to be closed: should it be asked again of another server, that has to be open there,
+    /// A request under way that needs what is to be closed: should it be asked again of another server, that has to be open there,
     /// and what is closed is not opened again. One that waits for a lock is told that its file is closed.
-    pub(super) fn is_needed(&self, closing: Closing) -> bool {
+    pub(super) fn needs(&self, closing: Closing) -> Option<u16> {
         let needs = |request: &Request<'_>| match (closing, request) {
             (Closing::File(_), Request::Lock { .. }) | (Closing::Process(_), _) => false,
             (Closing::File(handle), _) => request.handles().contains(&handle),
             (Closing::Disk(disk), _) => request.disk() == Some(disk),
         };
-        let waits = |slot: &Slot| matches!(slot.status, Status::Waiting);
         // Nearly always nothing is under way.
-        self.free.len() < self.slots.len()
-            && self.slots.iter().any(|slot| {
-                waits(slot) && requests_of(&slot.message).is_some_and(|all| all.iter().any(needs))
-            })
+        if self.free.len() == self.slots.len() {
+            return None;
+        }
+        let waits = |slot: &Slot| {
+            matches!(slot.status, Status::Waiting)
+                && requests_of(&slot.message).is_some_and(|all| all.iter().any(needs))
+        };
+        self.slots.iter().position(waits).map(|slot| slot as u16)
     }
 
     /// Takes out what can be closed now.
     pub(super) fn next_closing(&mut self) -> Option<Closing> {
-        let place = self.closing.iter().rposition(|closing| !self.is_needed(*closing))?;
+        let place = self.closing.iter().rposition(|closing| self.needs(*closing).is_none())?;
         Some(self.closing.remove(place))
     }
 

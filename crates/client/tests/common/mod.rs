@@ -324,6 +324,12 @@ impl Process {
         self.child.try_wait().unwrap().is_none()
     }
 
+    /// True when a descriptor of it names this file.
+    pub(crate) fn has_open(&self, path: &Path) -> bool {
+        let mut all = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
+        all.any(|fd| std::fs::read_link(fd.unwrap().path()).is_ok_and(|to| to == path))
+    }
+
     /// From now on it may have at most so many descriptors.
     pub(crate) fn limit_descriptors(&mut self, most: u64) {
         use rustix::process::{Pid, Resource, Rlimit, prlimit};

@@ -9,7 +9,7 @@
 //! forgets everything. To look is to look at memory, where the kernel says so ([`Bell`]), else it is a system call.
 //!
 //! Nobody is told that a directory was removed while it is held open. But then it is empty for ever:
-//! whoever does not find a name in a known directory has to walk.
+//! whoever does not find a name in a known directory looks whether that still has a name itself, or walks.
 //!
 //! Not told either are changes by other machines (so only local file systems count) and mounts inside the
 //! export (so everything is forgotten after [`FORGET`]; a path across a mount is never known).
@@ -30,6 +30,8 @@ use std::time::{Duration, Instant};
 
 /// Uses of a path before its directory is worth watching.
 const USES_MIN: u8 = 3;
+/// Uses of a path before its directory is looked for again, at most, where it was in vain: a walk is four system calls or more.
+const USES_MAX: u8 = 192;
 /// Directories known at once, each a descriptor.
 const KNOWN_MAX: usize = 512;
 /// Paths whose uses are counted at once.
@@ -158,7 +160,31 @@ pub(super) struct Known {
 struct Inner {
     generation: u64,
     directories: HashMap<Vec<u8>, Arc<OwnedFd>, RandomState>,
-    uses: HashMap<Vec<u8>, u8, RandomState>,
+    uses: HashMap<Vec<u8>, Uses, RandomState>,
+}
+
+/// Uses of a path since its directory was looked for, and how many there have to be.
+#[derive(Debug)]
+struct Uses {
+    since: u8,
+    needed: u8,
+}
+
+impl Uses {
+    /// Counts one; true when the directory is to be looked for.
+    fn count(&mut self) -> bool {
+        self.since += 1;
+        let is_due = self.since >= self.needed;
+        if is_due {
+            self.since = 0;
+        }
+        is_due
+    }
+
+    /// Takes what came of looking: where it was in vain it would most likely be so the next time.
+    fn found(&mut self, found: bool) {
+        self.needed = if found { USES_MIN } else { self.needed.saturating_mul(2).min(USES_MAX) };
+    }
 }
 
 impl Known {
@@ -189,20 +215,18 @@ impl Known {
         if inner.uses.len() >= COUNTED_MAX {
             inner.uses.clear();
         }
-        let Some(uses) = inner.uses.get_mut(path) else {
-            inner.uses.insert(path.to_vec(), 1);
+        let Inner { directories, uses, .. } = &mut *inner;
+        let Some(uses) = uses.get_mut(path) else {
+            uses.insert(path.to_vec(), Uses { since: 1, needed: USES_MIN });
             return None;
         };
-        *uses = uses.saturating_add(1);
-        if *uses < USES_MIN {
+        if !uses.count() || directories.len() >= KNOWN_MAX {
             return None;
         }
-        *uses = 0;
-        if inner.directories.len() >= KNOWN_MAX {
-            return None;
-        }
-        let directory = Arc::new(walk(tree, path, generation)?);
-        inner.directories.insert(path.to_vec(), directory.clone());
+        let directory = walk(tree, path, generation);
+        uses.found(directory.is_some());
+        let directory = Arc::new(directory?);
+        directories.insert(path.to_vec(), directory.clone());
         Some(directory)
     }
 }

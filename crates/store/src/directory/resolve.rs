@@ -189,7 +189,7 @@ impl Tree {
             return Ok(Place { directory: Found::Base(base), name: path });
         };
         if let Some((directory, name)) = self.known(acting, base, path)
-            && stat_file(&directory)?.stx_nlink > 0
+            && has_place(&directory)?
         {
             return Ok(Place { directory: Found::Known(directory), name });
         }
@@ -231,6 +231,11 @@ impl Tree {
             _ => Err(Errno::EXDEV),
         }
     }
+}
+
+/// False when a known directory was removed: nobody is told of that, and then it is empty for ever.
+pub(super) fn has_place(directory: &OwnedFd) -> Result<bool, Errno> {
+    Ok(stat_file(directory)?.stx_nlink > 0)
 }
 
 /// True for one component that a system call can be given without any resolution: no slash, and

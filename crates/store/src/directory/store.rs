@@ -9,7 +9,7 @@ use super::mounts;
 use super::open_file::DirectoryFile;
 use super::open_flags::Opening;
 use super::residency::Residency;
-use super::resolve::{Found, PARENT, Tree, is_name, proc_path};
+use super::resolve::{Found, PARENT, Tree, has_place, is_name, proc_path};
 use super::system::mode_for_new;
 use crate::{Caller, FileStore, OpenFile, OpenHow, SetAttr, Source, XattrAction};
 use parking_lot::Mutex;
@@ -231,7 +231,7 @@ impl FileStore for DirectoryStore {
         let is_done = |attr: &Attr| !follow || !attr.is_symlink();
         if let Some((directory, name)) = self.tree.known(acting.as_ref(), base, path) {
             match self.tree.attr_of_name(&directory, name) {
-                Err(Errno::ENOENT) => {}
+                Err(Errno::ENOENT) if !has_place(&directory)? => {}
                 Ok(attr) if !is_done(&attr) => {}
                 result => return result,
             }
