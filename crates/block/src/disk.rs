@@ -5,6 +5,7 @@ use crate::{Changes, ClientKey, Delivery, Meter, RateLimit, Shape};
 use parking_lot::{Condvar, Mutex};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use towline_store::{BlockStore, Continuity, Geometry};
@@ -258,7 +259,10 @@ impl Disk {
             flushes.begun += 1;
             let number = flushes.begun;
             drop(flushes);
-            let result = self.store.flush().inspect_err(|error| self.fail(error));
+            // A panic must not leave the others waiting for its end, and nobody knows what was flushed.
+            let result = catch_unwind(AssertUnwindSafe(|| self.store.flush()))
+                .unwrap_or_else(|_| Err(io::Error::from_raw_os_error(EIO)))
+                .inspect_err(|error| self.fail(error));
             flushes = self.state.flushes.lock();
             flushes.running = false;
             flushes.done = number;

@@ -179,9 +179,9 @@ impl<T: Copy> Engine<T> {
         self.moved.written_staged += bytes;
     }
 
-    /// Longest read in one piece.
+    /// Longest fragment: the longest read in one piece, and the most bytes of a write that go into one buffer.
     #[must_use]
-    pub fn whole_bytes_max(&self) -> u64 {
+    pub fn fragment_bytes(&self) -> u64 {
         self.memory.limits.fragments.buffer_bytes() as u64
     }
 

@@ -38,21 +38,15 @@ impl<T: Copy> Engine<T> {
         self.add(owner, tag, Kind::Write(write), arrived).map(RequestKey)
     }
 
-    /// The most bytes of a write that go into one buffer.
-    #[must_use]
-    pub fn fragment_bytes(&self) -> usize {
-        self.memory.limits.fragments.buffer_bytes()
-    }
-
     /// A buffer for the next bytes of a write and how many of them go into it. Buffers are filled in the order
     /// of their bytes.
     ///
     /// # Errors
     /// There is none now; or all bytes have one.
     pub fn room(&mut self, key: RequestKey) -> Result<(PoolBuffer, usize), Short> {
+        let fragment = self.fragment_bytes();
         let request = self.requests.get_mut(key.0).ok_or(Short::Nothing)?;
         let Kind::Write(write) = &mut request.kind else { return Err(Short::Nothing) };
-        let fragment = self.memory.limits.fragments.buffer_bytes() as u64;
         let rest = (write.end - write.placed).min(fragment);
         if rest == 0 {
             return Err(Short::Nothing);
@@ -72,7 +66,7 @@ impl<T: Copy> Engine<T> {
     /// Room for the next bytes of a write without a buffer, since the disk is memory that they may be received into: how
     /// many. `None`: it is not, or all bytes have room.
     pub fn room_in_place(&mut self, key: RequestKey) -> Option<usize> {
-        let fragment = self.memory.limits.fragments.buffer_bytes() as u64;
+        let fragment = self.fragment_bytes();
         let Kind::Write(write) = &mut self.requests.get_mut(key.0)?.kind else { return None };
         let length = (write.end - write.placed).min(fragment);
         write.disk.store.landing(write.placed, length).filter(|_| length > 0)?;

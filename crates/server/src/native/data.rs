@@ -127,7 +127,7 @@ impl Core {
 
     /// Bytes that the next write may send ahead, after this one: as many as its own first fragment could have.
     pub(super) fn leave_after(&self, write: &Writing) -> Option<usize> {
-        let whole = self.engine.fragment_bytes();
+        let whole = self.engine.fragment_bytes() as usize;
         match write.first as u64 {
             0 => None,
             first if first == write.length => Some(whole),

@@ -94,7 +94,7 @@ impl Serving<'_> {
         let how = match self.form {
             Form::Simple => How::Ordered,
             _ if !request.has(flag::DF) => How::Pieces,
-            _ if request.length <= self.engine.whole_bytes_max() => How::Whole,
+            _ if request.length <= self.engine.fragment_bytes() => How::Whole,
             _ => {
                 let text = "too long to be read in one piece";
                 return self.refuse(request, Refusal { error: Error::Overflow, text });

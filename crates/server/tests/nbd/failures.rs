@@ -106,6 +106,21 @@ fn a_flush_that_fails_stops_all_changes_until_an_operator_acts() {
     assert_eq!(one.flush(), 0);
 }
 
+/// Nobody knows what such a flush has written; and those who ask for the next one do not wait for its end.
+#[test]
+fn a_flush_that_panics_is_one_that_fails() {
+    let disk = Gated::new(4 * MIB);
+    let world = World::new(disk.clone());
+    let mut client = world.client(Form::Structured);
+    disk.let_next_flush_panic();
+    assert_eq!(client.flush(), EIO);
+    assert_eq!(client.flush(), EIO);
+    assert_eq!(client.write(0, 0, &[8; 512]), EPERM);
+    world.server.replace(&[], &world.disks).unwrap();
+    assert_eq!(client.write(0, 0, &[8; 512]), 0);
+    assert_eq!(client.flush(), 0);
+}
+
 #[test]
 fn a_durable_write_that_fails_is_a_failed_flush() {
     let disk = Gated::new(4 * MIB);

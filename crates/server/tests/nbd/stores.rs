@@ -18,6 +18,7 @@ struct State {
     closed: HashSet<u64>,
     fails: Vec<(u64, i32)>,
     flush_fails: bool,
+    flush_panics: bool,
     /// Flushes that wait, whether they have to, and how many may pass nevertheless.
     flushing: usize,
     flush_closed: bool,
@@ -71,6 +72,10 @@ impl Gated {
 
     pub(crate) fn fail_flush(&self, fails: bool) {
         self.state.lock().unwrap().flush_fails = fails;
+    }
+
+    pub(crate) fn let_next_flush_panic(&self) {
+        self.state.lock().unwrap().flush_panics = true;
     }
 
     pub(crate) fn close_flush(&self) {
@@ -147,6 +152,10 @@ impl BlockStore for Gated {
         state.flush_passes = state.flush_passes.saturating_sub(1);
         state.flushing -= 1;
         state.flushes += 1;
+        if std::mem::take(&mut state.flush_panics) {
+            drop(state);
+            panic!("a mistake");
+        }
         match state.flush_fails {
             true => Err(io::Error::from_raw_os_error(5)),
             false => Ok(()),

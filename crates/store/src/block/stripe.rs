@@ -236,16 +236,24 @@ impl BlockStore for StripeDisk {
         length: u64,
         tell: &mut dyn FnMut(Extent) -> bool,
     ) -> io::Result<()> {
+        // Beyond the end of a member that became shorter there is nothing, and so in its whole stripe.
+        let end = (offset + length).min(self.refresh()?);
+        if length > 0 && offset >= end {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let mut goes_on = true;
-        let mut done = 0;
-        while done < length && goes_on {
-            let part = self.part(offset + done, length - done);
-            let member = &self.members[part.member];
-            member.extents(part.offset, part.length, &mut |extent| {
+        let mut at = offset;
+        while at < end && goes_on {
+            let part = self.part(at, end - at);
+            let mut missing = part.length;
+            self.members[part.member].extents(part.offset, part.length, &mut |extent| {
+                missing = missing.saturating_sub(extent.length);
                 goes_on = tell(extent);
                 goes_on
             })?;
-            done += part.length;
+            // One that becomes shorter meanwhile tells less: what follows would stand at a wrong place.
+            goes_on &= missing == 0;
+            at += part.length;
         }
         Ok(())
     }

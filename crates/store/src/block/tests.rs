@@ -368,3 +368,31 @@ fn a_stripe_that_grows_into_its_members_shows_zeroes() {
     assert!(bytes[..4096].iter().all(|byte| *byte == 5));
     assert!(bytes[4096..].iter().all(|byte| *byte == 0));
 }
+
+/// What a member does not have any more must not move what the others tell to another place.
+#[test]
+fn extents_of_a_stripe_end_where_its_shortest_member_does() {
+    const CHUNK: u64 = 64 * 1024;
+    let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+    for file in &files {
+        file.as_file().set_len(4 * CHUNK).unwrap();
+    }
+    let members = files.iter().map(|file| -> Arc<dyn BlockStore> {
+        FileDisk::open(file.path(), CacheMode::Cached, false).unwrap()
+    });
+    let stripe = StripeDisk::new(members.collect(), CHUNK).unwrap();
+    for chunk in [0, 2] {
+        stripe.write(chunk * CHUNK, &[7; CHUNK as usize], false).unwrap();
+    }
+    files[0].as_file().set_len(CHUNK + CHUNK / 2).unwrap();
+    let mut told = Vec::new();
+    stripe
+        .extents(0, 4 * CHUNK, &mut |extent| {
+            told.push((extent.length, extent.zero));
+            true
+        })
+        .unwrap();
+    assert_eq!(told, [(CHUNK, false), (CHUNK, true)]);
+    let beyond = stripe.extents(2 * CHUNK, CHUNK, &mut |_| true).unwrap_err();
+    assert_eq!(beyond.raw_os_error(), Some(libc::EIO));
+}
