@@ -1,7 +1,7 @@
 //! `towline sum`: checksums of file contents, remote or local, to compare copies.
 
 use crate::cat::read_through;
-use crate::copy::end::End;
+use crate::copy::end::{End, Status};
 use crate::copy::handle::Handle;
 use crate::remote::Remotes;
 use crate::report::{Failure, Outcome, Report};
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         let result = End::parse(&remotes, file).and_then(|end| {
             let status = end.status(true)?;
             if !status.attr.is_directory() {
-                line(&sum(&end, &status.attr)?, file.as_bytes(), &report);
+                line(&sum(&end, &status)?, file.as_bytes(), &report);
                 return Ok(());
             }
             if !args.recursive {
@@ -67,8 +67,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn tree(top: End, report: &Report) -> Outcome<()> {
     let mut stack = vec![(top.clone(), Vec::new(), None)];
     while let Some((end, path, file)) = stack.pop() {
-        if let Some(attr) = file {
-            if let Some(sum) = report.check(&end, sum(&end, &attr)) {
+        if let Some(status) = file {
+            if let Some(sum) = report.check(&end, sum(&end, &status)) {
                 line(&sum, &path, report);
             }
             continue;
@@ -80,7 +80,8 @@ fn tree(top: End, report: &Report) -> Outcome<()> {
             let attr = entry.status.attr;
             if attr.is_directory() || attr.is_file() {
                 let path = crate::remote::join(&path, &entry.name);
-                stack.push((end.child(&entry.name), path, attr.is_file().then_some(attr)));
+                let file = attr.is_file().then_some(entry.status);
+                stack.push((end.child(&entry.name), path, file));
             }
         }
     }
@@ -138,17 +139,18 @@ impl Sum {
     }
 }
 
-/// Of a file that had these attributes.
-fn sum(end: &End, seen: &Attr) -> Outcome<Sum> {
-    if seen.is_file() && seen.size <= WHOLE_BYTES_MAX && !is_sparse(seen) {
-        let data = end.read_start(seen.size as usize + 1)?;
-        if data.len() as u64 == seen.size {
+/// Of the file that was looked at.
+fn sum(end: &End, seen: &Status) -> Outcome<Sum> {
+    let Attr { size, .. } = seen.attr;
+    if seen.attr.is_file() && size <= WHOLE_BYTES_MAX && !is_sparse(&seen.attr) {
+        let data = end.read_start(seen.is_followed, size as usize + 1)?;
+        if data.len() as u64 == size {
             let mut sum = Sum::default();
             sum.add(&data);
             return Ok(sum);
         }
     }
-    let handle = end.open()?;
+    let handle = if seen.attr.is_file() { end.open_regular(seen.is_followed) } else { end.open() }?;
     let attr = handle.opened()?;
     let mut sum = Sum::default();
     if attr.is_file() && is_sparse(&attr) {

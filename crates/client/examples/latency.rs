@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = root.open(&url.path, 0, 0)?;
     let mut buffer = [0; 4096];
     let stat = median(|| root.stat_path(&url.path, true).map(drop))?;
-    let whole = median(|| root.read_path(&url.path, &mut buffer).map(drop))?;
+    let whole = median(|| root.read_path(&url.path, 0, &mut buffer).map(drop))?;
     let read = median(|| file.read_at(&mut buffer, 0).map(drop))?;
     println!("medians in us: stat {stat:.1}, open+read+close {whole:.1}, read of 4 KiB {read:.1}");
     Ok(())

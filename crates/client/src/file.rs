@@ -125,13 +125,13 @@ impl File {
         }
     }
 
-    /// Opens, reads from the start (at most 8 MiB) and closes, in one round trip; returns the bytes
-    /// read.
+    /// Opens with these flags of `open(2)`, reads from the start (at most 8 MiB) and closes, in one
+    /// round trip; returns the bytes read.
     ///
     /// # Errors
     /// As `open` and `read`.
-    pub fn read_path(&self, path: &[u8], target: &mut [u8]) -> Result<usize, Error> {
-        let requests = self.read_path_requests(path, target.len())?;
+    pub fn read_path(&self, path: &[u8], flags: u32, target: &mut [u8]) -> Result<usize, Error> {
+        let requests = self.read_path_requests(path, flags, target.len())?;
         self.core.ask(&requests, &[], target, |outcome| {
             outcome.last()?;
             Ok(outcome.payload)
@@ -142,8 +142,13 @@ impl File {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub fn start_read_path(&self, path: &[u8], length: usize) -> Result<Operation<Vec<u8>>, Error> {
-        let requests = self.read_path_requests(path, length)?;
+    pub fn start_read_path(
+        &self,
+        path: &[u8],
+        flags: u32,
+        length: usize,
+    ) -> Result<Operation<Vec<u8>>, Error> {
+        let requests = self.read_path_requests(path, flags, length)?;
         self.core.start(&requests, Vec::new(), vec![0; length], |outcome, mut bytes| {
             outcome.last()?;
             bytes.truncate(outcome.payload);
@@ -154,10 +159,11 @@ impl File {
     fn read_path_requests<'a>(
         &self,
         path: &'a [u8],
+        flags: u32,
         length: usize,
     ) -> Result<[Request<'a>; 3], Error> {
         Ok([
-            Request::Open { base: self.handle, flags: 0, mode: 0, path: check(path)? },
+            Request::Open { base: self.handle, flags, mode: 0, path: check(path)? },
             Request::Read { handle: CURRENT, offset: 0, length: length as u32 },
             Request::Close { handle: CURRENT },
         ])

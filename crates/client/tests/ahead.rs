@@ -92,7 +92,7 @@ impl Peer {
 
 fn assert_holds(client: &Client, name: &[u8], data: &[u8]) {
     let mut back = vec![0; data.len() + 1];
-    assert_eq!(client.attach(b"mem").unwrap().read_path(name, &mut back).unwrap(), data.len());
+    assert_eq!(client.attach(b"mem").unwrap().read_path(name, 0, &mut back).unwrap(), data.len());
     assert!(back[..data.len()] == *data, "{} holds other bytes", name.escape_ascii());
 }
 
@@ -171,7 +171,7 @@ fn data_that_begins_before_its_grant_is_not_taken() {
     peer.raw.send(rest);
     assert!(peer.raw.thrown_out());
     let mut back = [0; 1];
-    assert_eq!(client.attach(b"mem").unwrap().read_path(b"mine", &mut back).unwrap(), 0);
+    assert_eq!(client.attach(b"mem").unwrap().read_path(b"mine", 0, &mut back).unwrap(), 0);
 }
 
 /// Counted in messages: a request and its data come, an answer leaves.

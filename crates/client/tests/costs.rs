@@ -81,7 +81,7 @@ fn small_requests_allocate_little() {
             let file = top.open(b"f", 0, 0).unwrap();
             let stat = each(|| assert_eq!(top.stat_path(b"f", true).unwrap().size, 4096));
             let read = each(|| assert_eq!(file.read_at(&mut page, 0).unwrap(), 4096));
-            let whole = each(|| assert_eq!(top.read_path(b"f", &mut page).unwrap(), 4096));
+            let whole = each(|| assert_eq!(top.read_path(b"f", 0, &mut page).unwrap(), 4096));
             let names = ["stat", "read", "open, read, close"];
             let seen = [stat, read, whole];
             let export = export.escape_ascii();

@@ -138,7 +138,7 @@ fn operations_take_effect_once_though_connections_are_cut() {
         });
         cutter.over.store(true, Ordering::Relaxed);
         let mut log = vec![0; 4 * 150 * 5 + 100];
-        let length = root.read_path(b"log", &mut log).unwrap();
+        let length = root.read_path(b"log", 0, &mut log).unwrap();
         let mut records: Vec<&[u8]> = log[..length].chunks(5).collect();
         records.sort_unstable();
         records.dedup();
@@ -460,7 +460,7 @@ fn hostile_peers_are_thrown_out_and_harm_nobody() {
         root.write_path(b"honest", CREATE, 0o600, &vec![7; 100_000])
             .unwrap_or_else(|e| panic!("{name}: {e}"));
         let mut back = vec![0; 100_001];
-        assert_eq!(root.read_path(b"honest", &mut back).unwrap(), 100_000, "{name}");
+        assert_eq!(root.read_path(b"honest", 0, &mut back).unwrap(), 100_000, "{name}");
     }
     let statistics = client.statistics().unwrap();
     assert!(!statistics.contains("\"protocol_errors\":0"), "{statistics}");
@@ -505,7 +505,7 @@ fn a_full_store_loses_nothing_and_locks_hold_between_clients() {
     };
     assert_eq!(full.errno(), Errno::ENOSPC);
     let mut back = vec![0; 1 << 20];
-    assert_eq!(root.read_path(b"kept", &mut back).unwrap(), 1 << 20);
+    assert_eq!(root.read_path(b"kept", 0, &mut back).unwrap(), 1 << 20);
     assert!(back.iter().all(|b| *b == 5));
     file.close().unwrap();
     root.unlink(b"full", false).unwrap();

@@ -187,7 +187,7 @@ impl Load<'_> {
                 let expected = self.done.files[&name].clone();
                 let mut bytes = vec![0; expected.len() + 1];
                 assert_eq!(
-                    self.root.read_path(name.as_bytes(), &mut bytes).unwrap(),
+                    self.root.read_path(name.as_bytes(), 0, &mut bytes).unwrap(),
                     expected.len()
                 );
                 assert!(bytes[..expected.len()] == expected[..], "{name}: bytes differ");

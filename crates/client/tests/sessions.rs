@@ -50,7 +50,7 @@ fn a_thousand_sessions_are_served_in_little_memory() {
     // Each works, with an open file, locks of nobody, and data that has to wait for grants.
     for (number, (_, root)) in clients.iter().enumerate() {
         let mut back = vec![0; data.len() + 1];
-        assert_eq!(root.read_path(b"f", &mut back).unwrap(), data.len());
+        assert_eq!(root.read_path(b"f", 0, &mut back).unwrap(), data.len());
         assert!(back[..data.len()] == data[..]);
         if number % 10 == 0 {
             root.write_path(format!("f{number}").as_bytes(), CREATE, 0o600, &data).unwrap();
@@ -115,7 +115,7 @@ fn see_each_other(one: &File, other: &File, round: u8) {
         let mut back = vec![0; length];
         assert_eq!(file.read_at(&mut back, 0).unwrap(), length);
         assert!(back == bytes, "an old read of {length} bytes");
-        assert_eq!(other.read_path(b"d/new", &mut back).unwrap(), length);
+        assert_eq!(other.read_path(b"d/new", 0, &mut back).unwrap(), length);
         assert!(back == bytes, "an old read by name of {length} bytes");
     }
     // Attributes and length.
@@ -133,7 +133,7 @@ fn see_each_other(one: &File, other: &File, round: u8) {
     // Another file in its place.
     one.write_path(b"d/next", CREATE | TRUNCATE, 0o600, b"next").unwrap();
     one.rename(b"d/next", one, b"d/new", 0).unwrap();
-    assert_eq!(other.read_path(b"d/new", &mut back).unwrap(), 4);
+    assert_eq!(other.read_path(b"d/new", 0, &mut back).unwrap(), 4);
     let names = other.open(b"d", 0, 0).unwrap().list_all(false).unwrap();
     assert_eq!(names.iter().map(|entry| &entry.name[..]).collect::<Vec<_>>(), [b"new"]);
     one.unlink(b"d/new", false).unwrap();
@@ -227,7 +227,10 @@ fn who_floods_the_server_does_not_starve_others() {
                         let data = pattern(70_000, round);
                         root.write_path(name.as_bytes(), CREATE, 0o600, &data).unwrap();
                         let mut back = vec![0; data.len()];
-                        assert_eq!(root.read_path(name.as_bytes(), &mut back).unwrap(), data.len());
+                        assert_eq!(
+                            root.read_path(name.as_bytes(), 0, &mut back).unwrap(),
+                            data.len()
+                        );
                         assert!(back == data);
                     }
                 })

@@ -49,7 +49,7 @@ fn bytes_of_all_sizes_come_back() {
         }
         top.write_path(b"w", CREATE, 0o600, &pattern(300_000, 9)).unwrap();
         let mut back = vec![0; 400_000];
-        assert_eq!(top.read_path(b"w", &mut back).unwrap(), 300_000);
+        assert_eq!(top.read_path(b"w", 0, &mut back).unwrap(), 300_000);
         assert!(back[..300_000] == pattern(300_000, 9)[..]);
     });
 }
@@ -133,7 +133,10 @@ fn many_threads_share_a_client_and_groups_complete_in_any_order() {
                         let data = pattern(1000 * usize::from(thread) * round, thread);
                         top.write_path(name.as_bytes(), CREATE, 0o600, &data).unwrap();
                         let mut back = vec![0; data.len() + 1];
-                        assert_eq!(top.read_path(name.as_bytes(), &mut back).unwrap(), data.len());
+                        assert_eq!(
+                            top.read_path(name.as_bytes(), 0, &mut back).unwrap(),
+                            data.len()
+                        );
                         assert!(back[..data.len()] == data[..]);
                     }
                 });
@@ -142,7 +145,7 @@ fn many_threads_share_a_client_and_groups_complete_in_any_order() {
         let mut group = Group::new();
         for tag in 0..16 {
             group.add(
-                top.start_read_path(format!("t{}-7", tag % 8).as_bytes(), 100_000).unwrap(),
+                top.start_read_path(format!("t{}-7", tag % 8).as_bytes(), 0, 100_000).unwrap(),
                 tag,
             );
         }
@@ -180,7 +183,7 @@ fn two_clients_see_each_other_and_append_without_loss() {
         );
         roots[2].write_path(b"shared", CREATE | 0o1000, 0o600, b"now").unwrap();
         let mut back = [0; 10];
-        assert_eq!(roots[0].read_path(b"shared", &mut back).unwrap(), 3);
+        assert_eq!(roots[0].read_path(b"shared", 0, &mut back).unwrap(), 3);
     }
     setup.server.unwrap().stop();
 }
@@ -194,7 +197,7 @@ fn a_client_on_the_same_machine_moves_to_shared_memory() {
     let top = client.attach(b"mem").unwrap();
     top.write_path(b"near", CREATE, 0o600, &pattern(300_000, 3)).unwrap();
     let mut back = vec![0; 300_000];
-    assert_eq!(top.read_path(b"near", &mut back).unwrap(), 300_000);
+    assert_eq!(top.read_path(b"near", 0, &mut back).unwrap(), 300_000);
     assert!(back == pattern(300_000, 3));
 
     let client = setup.client();
@@ -229,7 +232,7 @@ fn a_client_moves_to_shared_memory_when_that_pays() {
             }
         });
         let mut back = vec![0; 1000];
-        let length = top.read_path(name.as_bytes(), &mut back).unwrap();
+        let length = top.read_path(name.as_bytes(), 0, &mut back).unwrap();
         assert_eq!(length, 3 * 50 * 5);
         assert!(back[..length].chunks(5).all(|line| line == b"line\n"));
         // With nothing under way it has moved by now.

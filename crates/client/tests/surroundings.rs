@@ -41,7 +41,7 @@ fn a_file_that_was_read_whole_is_closed_before_anything_else_is_done() {
         root.write_path(name.as_bytes(), CREATE, 0o600, &pattern(5000, 1)).unwrap();
         for _ in 0..10 {
             let mut bytes = [0; 5000];
-            assert_eq!(root.read_path(name.as_bytes(), &mut bytes).unwrap(), 5000);
+            assert_eq!(root.read_path(name.as_bytes(), 0, &mut bytes).unwrap(), 5000);
             root.stat_path(b"", true).unwrap();
             // The server is in this process.
             let open = std::fs::read_dir("/proc/self/fd").unwrap().filter(|entry| {
@@ -137,7 +137,7 @@ fn what_vanishes_is_gone_by_name_and_stays_for_those_who_have_it_open() {
         let attr = file.stat().unwrap();
         assert_eq!((attr.links, attr.size), (0, 10));
         assert_eq!(errno(root.stat_path(b"file", true)), Errno::ENOENT);
-        assert_eq!(errno(root.read_path(b"file", &mut bytes)), Errno::ENOENT);
+        assert_eq!(errno(root.read_path(b"file", 0, &mut bytes)), Errno::ENOENT);
         assert_eq!(errno(root.unlink(b"file", false)), Errno::ENOENT);
         assert_eq!(errno(root.stat_path(b"folder/inside", true)), Errno::ENOENT);
         assert_eq!(errno(folder.write_path(b"new", CREATE, 0o600, b"")), Errno::ENOENT);
@@ -153,7 +153,7 @@ fn what_vanishes_is_gone_by_name_and_stays_for_those_who_have_it_open() {
         std::fs::write(local("next"), b"after").unwrap();
         std::fs::rename(local("next"), local("file")).unwrap();
         assert_eq!(file.read_at(&mut bytes, 0).unwrap(), 10);
-        assert_eq!(root.read_path(b"file", &mut bytes).unwrap(), 5);
+        assert_eq!(root.read_path(b"file", 0, &mut bytes).unwrap(), 5);
         assert_eq!(&bytes[..5], b"after");
 
         // A file in the place of a directory, and the other way round.
@@ -161,7 +161,7 @@ fn what_vanishes_is_gone_by_name_and_stays_for_those_who_have_it_open() {
         root.write_path(b"deep/file", CREATE, 0o600, b"y").unwrap();
         std::fs::remove_dir_all(local("deep")).unwrap();
         std::fs::write(local("deep"), b"").unwrap();
-        assert_eq!(errno(root.read_path(b"deep/file", &mut bytes)), Errno::ENOTDIR);
+        assert_eq!(errno(root.read_path(b"deep/file", 0, &mut bytes)), Errno::ENOTDIR);
         std::fs::remove_file(local("deep")).unwrap();
         std::fs::remove_file(local("file")).unwrap();
     }
@@ -177,11 +177,11 @@ fn an_export_that_vanishes_and_comes_back_is_found_again() {
     let mut bytes = [0; 10];
     // The server holds the directory itself, not its name: moved away it is still the export.
     std::fs::rename(&setup.data, &aside).unwrap();
-    assert_eq!(root.read_path(b"file", &mut bytes).unwrap(), 3);
+    assert_eq!(root.read_path(b"file", 0, &mut bytes).unwrap(), 3);
     assert_eq!(setup.client().attach(b"dir").unwrap().list_all(false).unwrap().len(), 1);
     // Removed, it has no names any more and takes none.
     std::fs::remove_dir_all(&aside).unwrap();
-    assert_eq!(errno(root.read_path(b"file", &mut bytes)), Errno::ENOENT);
+    assert_eq!(errno(root.read_path(b"file", 0, &mut bytes)), Errno::ENOENT);
     assert_eq!(errno(root.write_path(b"new", CREATE, 0o600, b"")), Errno::ENOENT);
     // The other exports are served as before.
     client.attach(b"mem").unwrap().write_path(b"file", CREATE, 0o600, b"fine").unwrap();
@@ -224,7 +224,7 @@ fn a_read_only_export_refuses_every_change() {
         let root = client.attach(b"ro").unwrap();
         refuses_every_change(&root, Errno::EROFS);
         let mut bytes = [0; 10];
-        assert_eq!(root.read_path(b"file", &mut bytes).unwrap(), 4);
+        assert_eq!(root.read_path(b"file", 0, &mut bytes).unwrap(), 4);
         assert_eq!(&bytes[..4], b"kept");
         assert_eq!(errno(root.access(b"file", 2)), Errno::EROFS);
         root.access(b"file", 4).unwrap();
@@ -287,8 +287,8 @@ fn what_a_user_may_not_do_locally_it_may_not_do_here() {
     let (_server, client) = squashing(directory.path());
     let root = client.attach(b"dir").unwrap();
     let mut bytes = [0; 10];
-    assert_eq!(root.read_path(b"file", &mut bytes).unwrap(), 8);
-    assert_eq!(errno(root.read_path(b"secret", &mut bytes)), Errno::EACCES);
+    assert_eq!(root.read_path(b"file", 0, &mut bytes).unwrap(), 8);
+    assert_eq!(errno(root.read_path(b"secret", 0, &mut bytes)), Errno::EACCES);
     assert_eq!(errno(root.open(b"secret", WRITE, 0)), Errno::EACCES);
     assert_eq!(errno(root.stat_path(b"closed/inside", true)), Errno::EACCES);
     assert_eq!(errno(root.open(b"closed", 0, 0).and_then(|f| f.list_all(true))), Errno::EACCES);
@@ -408,7 +408,7 @@ fn a_full_disk_says_so_and_loses_nothing() {
     assert_eq!(errno(root.make_directory(b"newdir", 0o700)), Errno::ENOSPC);
     root.write_path(b"f0", WRITE, 0, b"some").unwrap();
     let mut back = vec![0; 1 << 20];
-    assert_eq!(root.read_path(b"kept", &mut back).unwrap(), 1 << 20);
+    assert_eq!(root.read_path(b"kept", 0, &mut back).unwrap(), 1 << 20);
     assert!(back == pattern(1 << 20, 1), "what was there before is damaged");
     drop(root);
     client.close();
@@ -507,7 +507,7 @@ fn a_quota_that_is_used_up_says_so_and_loses_nothing() {
         }
         root.write_path(b"again", CREATE, 0o600, &pattern(1 << 20, 2)).unwrap();
         let mut back = vec![0; 1 << 20];
-        assert_eq!(root.read_path(b"kept", &mut back).unwrap(), 1 << 20);
+        assert_eq!(root.read_path(b"kept", 0, &mut back).unwrap(), 1 << 20);
         assert!(back == pattern(1 << 20, 1), "what was there before is damaged");
         drop(root);
         client.close();

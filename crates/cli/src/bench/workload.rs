@@ -203,7 +203,7 @@ impl Worker {
         if self.args.qd > 1 {
             return self.pipeline(
                 Some(end),
-                |this| this.root.start_read_path(names.advance(), FILE_BYTES).map(Some),
+                |this| this.root.start_read_path(names.advance(), 0, FILE_BYTES).map(Some),
                 |this, took, outcome| this.read_whole(took, outcome.map(|bytes| bytes.len())),
             );
         }
@@ -214,7 +214,7 @@ impl Worker {
             if start >= end {
                 return Ok(());
             }
-            let outcome = self.root.read_path(name, &mut buffer);
+            let outcome = self.root.read_path(name, 0, &mut buffer);
             self.read_whole(start.elapsed(), outcome);
         }
     }
@@ -275,7 +275,7 @@ impl Worker {
                     }
                 }
                 let name = names.pop_front().unwrap_or_default();
-                this.root.start_read_path(&name, FILE_BYTES).map(Some)
+                this.root.start_read_path(&name, 0, FILE_BYTES).map(Some)
             },
             |this, took, outcome| this.read_whole(took, outcome.map(|bytes| bytes.len())),
         )

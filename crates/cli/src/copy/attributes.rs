@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_copy_is_known_by_size_and_time() {
-        let status = |attr| Status { attr, file_system: FileSystem::Local(0) };
+        let status = |attr| Status { attr, file_system: FileSystem::Local(0), is_followed: false };
         let original = status(Attr { mode: 0o100_644, ..source() });
         let mut copy = original;
         assert!(unchanged(&original, &copy));

@@ -29,6 +29,8 @@ pub(crate) struct Status {
     pub(crate) attr: Attr,
     /// Together with the inode number names the file.
     pub(crate) file_system: FileSystem,
+    /// Links were followed, and are when the file is opened.
+    pub(crate) is_followed: bool,
 }
 
 /// A file system.
@@ -61,6 +63,10 @@ impl FileSystem {
 }
 
 impl Status {
+    fn remote(place: &Place, attr: Attr, is_followed: bool) -> Self {
+        Self { attr, file_system: FileSystem::remote(place, &attr), is_followed }
+    }
+
     /// True when both are one file, also when it is reached in two ways (a local path and a URL, two exports):
     /// no other file has the same number and was changed in the same nanosecond.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
@@ -148,7 +154,7 @@ impl End {
             Self::Local(local) => local.status(follow),
             Self::Remote(place) => {
                 let attr = place.base.stat_path(place.path(), follow)?;
-                Ok(Status { attr, file_system: FileSystem::remote(place, &attr) })
+                Ok(Status::remote(place, attr, follow))
             }
         }
     }
@@ -186,12 +192,16 @@ impl End {
         }
     }
 
-    /// The first `length` bytes, fewer when there are not so many; remote: one round trip.
-    pub(crate) fn read_start(&self, length: usize) -> Outcome<Vec<u8>> {
+    /// The first `length` bytes of a regular file, fewer when there are not so many, opened as by [`End::open_regular`];
+    /// remote: one round trip.
+    pub(crate) fn read_start(&self, follow: bool, length: usize) -> Outcome<Vec<u8>> {
         let mut data = vec![0; length];
         let read = match self {
-            Self::Local(local) => local.open()?.read_at(&mut data, 0)?,
-            Self::Remote(place) => place.base.read_path(place.path(), &mut data)?,
+            Self::Local(_) => self.open_regular(follow)?.read_at(&mut data, 0)?,
+            Self::Remote(place) => place
+                .base
+                .read_path(place.path(), no_follow(follow), &mut data)
+                .map_err(|error| about_link(follow, error.into()))?,
         };
         data.truncate(read);
         Ok(data)
@@ -208,12 +218,32 @@ impl End {
         }
     }
 
-    /// Opens for reading.
+    /// Opens for reading. A fifo is waited for.
     pub(crate) fn open(&self) -> Outcome<Handle> {
         match self {
             Self::Local(local) => local.open(),
             Self::Remote(place) => Ok(Handle::Remote(place.base.open(place.path(), 0, 0)?)),
         }
+    }
+
+    /// Opens what was a regular file when it was looked at, for reading. Should it have been replaced since, nothing is waited
+    /// for, and a link is followed only where it was then ([`Status::is_followed`]).
+    pub(crate) fn open_regular(&self, follow: bool) -> Outcome<Handle> {
+        let opened = match self {
+            Self::Local(local) => local.open_regular(follow),
+            Self::Remote(place) => place
+                .base
+                .open(place.path(), no_follow(follow), 0)
+                .map(Handle::Remote)
+                .map_err(Failure::from),
+        };
+        let handle = opened.map_err(|failure| about_link(follow, failure))?;
+        if !handle.opened()?.is_file() {
+            return Err(Failure::new(
+                "is no regular file any more; it was replaced since it was listed",
+            ));
+        }
+        Ok(handle)
     }
 
     /// Creates a file, which must not exist, and opens it for reading and writing.
@@ -367,6 +397,18 @@ impl End {
     }
 }
 
+fn no_follow(follow: bool) -> u32 {
+    if follow { 0 } else { flag::NO_FOLLOW }
+}
+
+/// What `ELOOP` means of a file that was no link when it was looked at.
+fn about_link(follow: bool, failure: Failure) -> Failure {
+    if !follow && failure.is(Errno::ELOOP) {
+        return failure.with("it became a symbolic link since it was listed");
+    }
+    failure
+}
+
 fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
     let directory = place.base.open(place.path(), flag::DIRECTORY, 0)?;
     let mut listed = Vec::new();
@@ -380,8 +422,7 @@ fn list_remote(place: &Place) -> Outcome<Vec<Listed>> {
                 Err(error) => return Err(Failure::from(error).about(place.child(&entry.name))),
             },
         };
-        let status = Status { attr, file_system: FileSystem::remote(place, &attr) };
-        listed.push(Listed { name: entry.name, status });
+        listed.push(Listed { name: entry.name, status: Status::remote(place, attr, false) });
     }
     Ok(listed)
 }
@@ -392,5 +433,36 @@ impl fmt::Display for End {
             Self::Local(local) => local.fmt(f),
             Self::Remote(place) => place.fmt(f),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{CWD, FileType, Mode};
+
+    /// What takes the place of a listed file neither holds up a copy nor leads it elsewhere.
+    #[test]
+    fn a_file_that_was_replaced_since_it_was_listed_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        std::fs::write(&path, "listed").unwrap();
+        std::fs::write(directory.path().join("secret"), "elsewhere").unwrap();
+        let end = End::Local(Local::new(path.as_os_str()));
+        let listed = End::Local(Local::new(directory.path().as_os_str())).list().unwrap();
+        assert!(listed.iter().all(|entry| !entry.status.is_followed));
+        assert_eq!(end.read_start(false, 10).unwrap(), b"listed");
+
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let failure = end.read_start(false, 10).unwrap_err().to_string();
+        assert!(failure.contains("no regular file any more"), "{failure}");
+
+        std::fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("secret", &path).unwrap();
+        let failure = end.read_start(false, 10).unwrap_err().to_string();
+        assert!(failure.contains("became a symbolic link"), "{failure}");
+        assert!(end.status(true).unwrap().is_followed);
+        assert_eq!(end.read_start(true, 9).unwrap(), b"elsewhere");
     }
 }

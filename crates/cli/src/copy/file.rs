@@ -99,14 +99,16 @@ impl Files {
             return self.large(source, target, status, existing, part_is_taken);
         }
         let expected = status.attr.size as usize;
-        let data = source.read_start(expected + 1).map_err(|f| f.about(source))?;
+        let data =
+            source.read_start(status.is_followed, expected + 1).map_err(|f| f.about(source))?;
         if data.len() > expected {
             // It grew since it was looked at, by how much nobody knows; or its size says nothing, as in `/proc`.
             let size = source.status(true).map_err(|f| f.about(source))?.attr.size;
             return match size {
                 0 => {
                     let existing = looked_at(target, existing)?;
-                    let input = source.open().map_err(|f| f.about(source))?;
+                    let input =
+                        source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
                     self.without_length(source, target, status, &existing, input)
                 }
                 _ => self.large(source, target, status, existing, part_is_taken),
@@ -181,7 +183,7 @@ impl Files {
         data: Option<&[u8]>,
     ) -> Outcome<()> {
         if let (true, Some(data)) = (self.verify, data) {
-            let read = written.read_start(data.len() + 1)?;
+            let read = written.read_start(false, data.len() + 1)?;
             if read.len() != data.len() || crc32c::crc32c(&read) != crc32c::crc32c(data) {
                 let _ = written.unlink();
                 return Err(Failure::new("differs from the source after the copy; removed"));
@@ -216,7 +218,7 @@ impl Files {
         let _permit = self.large.take();
         let existing = looked_at(target, existing)?;
         let legacy = self.legacy(source, target, status, &existing)?;
-        let input = source.open().map_err(|f| f.about(source))?;
+        let input = source.open_regular(status.is_followed).map_err(|f| f.about(source))?;
         let attr = input.opened().map_err(|f| f.about(source))?;
         // As in `/sys`, where the size is that of a page; holes have all their bytes.
         let ends_before = sparse && attr.blocks == 0 && attr.size > 0 && {
@@ -501,6 +503,7 @@ mod tests {
         let status = |inode, mode| Status {
             attr: Attr { inode, mode, ..Attr::default() },
             file_system: FileSystem::Remote { export: 1, number: 0 },
+            is_followed: false,
         };
         let source = status(1, 0o100_644);
         assert!(check_replaceable(&source, &source).is_err(), "itself");

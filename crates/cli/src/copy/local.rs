@@ -77,7 +77,8 @@ impl Local {
     /// Attributes.
     pub(super) fn status(&self, follow: bool) -> Outcome<Status> {
         let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
-        Ok(status_of(&rustix::fs::statx(self.base(), &self.path, flags, StatxFlags::BASIC_STATS)?))
+        let stat = rustix::fs::statx(self.base(), &self.path, flags, StatxFlags::BASIC_STATS)?;
+        Ok(status_of(&stat, follow))
     }
 
     /// All names of this directory; those that vanish meanwhile are left out.
@@ -94,7 +95,7 @@ impl Local {
             match rustix::fs::statx(&directory, name, flags, StatxFlags::BASIC_STATS) {
                 Ok(stat) => {
                     let name = name.to_bytes().to_vec();
-                    listed.push(Listed { name, status: status_of(&stat) });
+                    listed.push(Listed { name, status: status_of(&stat, false) });
                 }
                 Err(rustix::io::Errno::NOENT) => (),
                 Err(error) => {
@@ -113,6 +114,13 @@ impl Local {
     /// Opens for reading.
     pub(super) fn open(&self) -> Outcome<Handle> {
         Ok(Handle::Local(File::from(self.open_with(OFlags::RDONLY, 0)?)))
+    }
+
+    /// Opens what should be a regular file for reading, without waiting for anything else.
+    pub(super) fn open_regular(&self, follow: bool) -> Outcome<Handle> {
+        let mut flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        flags.set(OFlags::NOFOLLOW, !follow);
+        Ok(Handle::Local(File::from(self.open_with(flags, 0)?)))
     }
 
     /// Opens an existing fifo or device for writing.
@@ -251,11 +259,11 @@ impl fmt::Display for Local {
 /// Attributes of an open file.
 pub(super) fn status_of_file(file: impl AsFd) -> Outcome<Status> {
     let flags = AtFlags::EMPTY_PATH;
-    Ok(status_of(&rustix::fs::statx(file, c"", flags, StatxFlags::BASIC_STATS)?))
+    Ok(status_of(&rustix::fs::statx(file, c"", flags, StatxFlags::BASIC_STATS)?, false))
 }
 
 /// Attributes as the protocol has them.
-fn status_of(stat: &Statx) -> Status {
+fn status_of(stat: &Statx, is_followed: bool) -> Status {
     let time = |time: StatxTimestamp| Timestamp::new(time.tv_sec, time.tv_nsec);
     let attr = Attr {
         inode: stat.stx_ino,
@@ -272,5 +280,5 @@ fn status_of(stat: &Statx) -> Status {
         ..Attr::default()
     };
     let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    Status { attr, file_system: FileSystem::Local(device) }
+    Status { attr, file_system: FileSystem::Local(device), is_followed }
 }

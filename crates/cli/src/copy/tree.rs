@@ -453,6 +453,7 @@ mod tests {
         let status = Status {
             attr: towline_client::Attr::default(),
             file_system: FileSystem::Remote { export: 1, number: 0 },
+            is_followed: false,
         };
         let end = || End::parse(&crate::remote::Remotes::default(), "/".as_ref()).unwrap();
         let queue = Queue::default();

@@ -95,7 +95,7 @@ pub(super) fn remote(plan: &Plan, root: &Place) -> Outcome<Figures> {
     let mut buffer = vec![0; PIECE_BYTES];
     let stat = median(REPEAT, |round| Ok(root.base.stat_path(path(round), false).map(drop)?))?;
     let read = median(REPEAT, |round| {
-        root.base.read_path(path(round), &mut buffer[..SMALL_BYTES])?;
+        root.base.read_path(path(round), 0, &mut buffer[..SMALL_BYTES])?;
         Ok(())
     })?;
     let fullest = root.child(&bytes(&plan.fullest.0));

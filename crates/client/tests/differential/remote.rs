@@ -132,11 +132,11 @@ impl Remote {
                 Ok(Said::Bytes(bytes))
             }
             Op::ReadPath(at, length) if *length % 2 == 0 => {
-                base(at).start_read_path(at.path.as_bytes(), *length)?.wait().map(Said::Bytes)
+                base(at).start_read_path(at.path.as_bytes(), 0, *length)?.wait().map(Said::Bytes)
             }
             Op::ReadPath(at, length) => {
                 let mut bytes = vec![0; *length];
-                let count = base(at).read_path(at.path.as_bytes(), &mut bytes)?;
+                let count = base(at).read_path(at.path.as_bytes(), 0, &mut bytes)?;
                 bytes.truncate(count);
                 Ok(Said::Bytes(bytes))
             }

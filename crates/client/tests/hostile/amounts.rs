@@ -31,7 +31,7 @@ fn grants_that_are_not_used_do_not_starve_others() {
     // within the time that is stated for using a grant.
     honest.root.write_path(b"small", CREATE, 0o600, &[1; 10_000]).unwrap();
     let mut back = vec![0; 10_001];
-    assert_eq!(honest.root.read_path(b"small", &mut back).unwrap(), 10_000);
+    assert_eq!(honest.root.read_path(b"small", 0, &mut back).unwrap(), 10_000);
     drop(peers);
     honest.check("unused grants");
 }

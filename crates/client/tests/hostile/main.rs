@@ -48,7 +48,7 @@ impl Honest {
             .write_path(b"honest", CREATE, 0o600, &data)
             .unwrap_or_else(|error| panic!("after {after}: {error}"));
         let mut back = vec![0; 100_001];
-        let length = self.root.read_path(b"honest", &mut back).unwrap();
+        let length = self.root.read_path(b"honest", 0, &mut back).unwrap();
         assert!(length == 100_000 && back[..length] == data[..], "after {after}: bytes differ");
         assert!(start.elapsed() < PATIENCE, "after {after}: took {:?}", start.elapsed());
     }

@@ -41,7 +41,7 @@ fn others_are_served_beside(what: &str, engine: EngineWish, bytes: &[u8]) {
                 let data = pattern(100_000, round);
                 root.write_path(b"honest", CREATE, 0o600, &data).unwrap();
                 let mut back = vec![0; 100_001];
-                assert_eq!(root.read_path(b"honest", &mut back).unwrap(), data.len());
+                assert_eq!(root.read_path(b"honest", 0, &mut back).unwrap(), data.len());
             }
             tell.send(()).unwrap();
         });
