@@ -103,6 +103,13 @@ impl Disks {
                             "it has {now} bytes; \"towline disk resize --shrink\" makes it shorter"
                         )));
                     }
+                    // Asked of all before one is made longer: it all holds, or nothing.
+                    let most = disk.store.size_max();
+                    if *size > most {
+                        return Err(wrong(format!(
+                            "it can get {most} bytes at most, not {size}, until the server is started anew"
+                        )));
+                    }
                     longer.push((disk.clone(), *size));
                 }
                 _ => {}

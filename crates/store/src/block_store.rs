@@ -273,6 +273,11 @@ pub trait BlockStore: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// Bytes beyond which [`BlockStore::resize`] fails with `EFBIG`, as far as that is known beforehand.
+    fn size_max(&self) -> u64 {
+        u64::MAX
+    }
+
     /// Makes the disk so many bytes long, not zero. What is added reads as zeroes. Callers do so one at a time.
     ///
     /// # Errors

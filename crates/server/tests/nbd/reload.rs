@@ -36,7 +36,7 @@ fn what_is_in_memory_stays_with_other_options() {
     let refused = change(|export| export.kind = DiskKind::Memory(MIB)).unwrap_err();
     assert!(refused.to_string().contains("it has 2097152 bytes"), "{refused}");
     let refused = change(|export| export.kind = DiskKind::Memory(20 * MIB)).unwrap_err();
-    assert!(refused.to_string().contains("cannot get 20971520 bytes"), "{refused}");
+    assert!(refused.to_string().contains("16777216 bytes at most, not 20971520"), "{refused}");
 
     change(|export| (export.kind, export.read_only) = (DiskKind::Memory(2 * MIB), true)).unwrap();
     let mut last = world.client(Form::Structured);
@@ -46,6 +46,27 @@ fn what_is_in_memory_stays_with_other_options() {
     assert_eq!(world.client(Form::Structured).write(0, 0, &data), 0);
     // Those who were there before see the same bytes.
     assert!(early.read(MIB, MIB).unwrap() == data);
+}
+
+/// Of several disks that are to become longer all do, or none.
+#[test]
+fn one_disk_that_cannot_become_longer_keeps_all_as_they_were() {
+    let world = World::with(DiskKind::Memory(MIB), |_| {});
+    let first = world.disks[0].clone();
+    let memory = |name: &str, size| {
+        let kind = DiskKind::Memory(size);
+        DiskExport { name: name.to_owned(), kind, is_default: false, ..first.clone() }
+    };
+    let disks = |sizes: [u64; 2]| {
+        let kind = DiskKind::Memory(sizes[0]);
+        [DiskExport { kind, ..first.clone() }, memory("second", sizes[1])]
+    };
+    world.server.replace(&[], &disks([MIB, MIB])).unwrap();
+    let refused = world.server.replace(&[], &disks([2 * MIB, 20 * MIB])).unwrap_err();
+    assert!(refused.to_string().contains("disk \"second\""), "{refused}");
+    assert_eq!(world.client(Form::Structured).size, MIB);
+    world.server.replace(&[], &disks([2 * MIB, 16 * MIB])).unwrap();
+    assert_eq!(world.client(Form::Structured).size, 2 * MIB);
 }
 
 #[test]

@@ -73,6 +73,10 @@ impl BlockStore for DelayStore {
         self.inner.resizes()
     }
 
+    fn size_max(&self) -> u64 {
+        self.inner.size_max()
+    }
+
     fn resize(&self, size: u64) -> io::Result<()> {
         self.inner.resize(size)
     }

@@ -291,11 +291,15 @@ impl BlockStore for MemoryDisk {
         true
     }
 
+    fn size_max(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
     fn resize(&self, size: u64) -> io::Result<()> {
         if size == 0 {
             return failed(libc::EINVAL);
         }
-        if size > self.memory.len() as u64 {
+        if size > self.size_max() {
             return failed(libc::EFBIG);
         }
         let before = self.size.load(Ordering::Acquire);
