@@ -183,8 +183,8 @@ const PIECES: &str = "{\"offset\":0,\"length\":8388608,\"sum\":1}\n\
     {\"offset\":8388608,\"length\":4096,\"sum\":null}\n{\"offset\":16";
 
 /// The title of the copy that the fuzz target stands for.
-const TITLE: &str = "{\"source\":\"a\",\"source_is\":{\"is\":\"1\",\"sure\":true},\
-    \"target\":\"b\",\"target_is\":{\"is\":\"2\",\"sure\":false}}\n";
+const TITLE: &str = "{\"source\":\"a\",\"source_is\":{\"is\":\"1\",\"size\":3,\"sure\":true},\
+    \"target\":\"b\",\"target_is\":{\"is\":\"2\",\"size\":3,\"sure\":false}}\n";
 
 /// A source's size and time of modification, and what a part of its copy says.
 fn stamp(size: u64, seconds: i64, nanoseconds: u32, says: &str) -> Vec<u8> {

@@ -9,7 +9,7 @@ use noted::{Left, Piece, Stamp, Title};
 
 /// A copy that most inputs are not of, and one that is in the corpus.
 fn title() -> Title {
-    let stamp = |is: &str, sure| Stamp { is: is.to_owned(), sure };
+    let stamp = |is: &str, sure| Stamp { is: is.to_owned(), size: 3, sure };
     Title {
         source: "a".to_owned(),
         source_is: stamp("1", true),
