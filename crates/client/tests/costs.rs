@@ -68,7 +68,7 @@ fn each(mut call: impl FnMut()) -> (u64, u64) {
     (own / ROUNDS, others / ROUNDS)
 }
 
-/// The figures stand in ARCHITECTURE.md. More than that has to be justified there.
+/// The figures stand in ARCHITECTURE.md, "The life of a read". More than that has to be justified there.
 #[test]
 fn small_requests_allocate_little() {
     let setup = common::setup(EngineWish::Automatic);
