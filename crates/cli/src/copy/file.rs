@@ -103,7 +103,7 @@ impl Files {
             source.read_start(status.is_followed, expected + 1).map_err(|f| f.about(source))?;
         if data.len() > expected {
             // It grew since it was looked at, by how much nobody knows; or its size says nothing, as in `/proc`.
-            let size = source.status(true).map_err(|f| f.about(source))?.attr.size;
+            let size = source.status(status.is_followed).map_err(|f| f.about(source))?.attr.size;
             return match size {
                 0 => {
                     let existing = looked_at(target, existing)?;

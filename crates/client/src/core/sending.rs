@@ -257,7 +257,7 @@ impl Core {
         }
         let mut state = self.state.lock();
         while state.dead.is_none() {
-            if let Some(other) = state.is_due_before(requests) {
+            if let Some(other) = state.due_before(requests) {
                 // Done in the order in which they were asked for: what is asked again after a
                 // restart of the server never undoes what was answered later, nor finds its file closed.
                 state = self.advance(state, Some(&[other]));

@@ -101,7 +101,7 @@ impl State {
     }
 
     /// A request under way that has to be over before these are sent: it changes what they would change, or needs what they close.
-    pub(super) fn is_due_before(&self, requests: &[Request<'_>]) -> Option<SlotRef> {
+    pub(super) fn due_before(&self, requests: &[Request<'_>]) -> Option<SlotRef> {
         let slot = match Closing::of(requests) {
             Some(closing) => self.needs(closing)?,
             None => self.overlapping(requests)?,
