@@ -201,12 +201,12 @@ def others(found):
     return {name: value for name, value in found.items() if name != "towline"}
 
 
-def told(found, unit, digits=1):
+def listed(found, unit, digits=1):
     return ", ".join(f"{name} {value:.{digits}f}" for name, value in found.items()) + f" {unit}"
 
 
 # ------------------------------------------------------------------------------------------------------- rows
-# Each yields (what, goal, reached, beside it, good): texts, and whether the goal is met (None: only told).
+# Each yields (what, goal, reached, beside it, good): texts, and whether the goal is met (None: reported only).
 
 def latency(bench):
     for via in ("tcp", "unix"):
@@ -221,7 +221,7 @@ def latency(bench):
             ours, best = found["towline"], min(others(found).values(), default=float("inf"))
             good = ours <= goal * limit if goal else ours <= 1.05 * best
             yield (f"4 KiB read, depth 1, {via}, {where}", f"<= {goal} x raw" if goal else "<= best peer",
-                   f"{ours:.1f} us = {ours / limit:.2f} x raw", f"raw {limit:.1f}, " + told(others(found), "us"), good)
+                   f"{ours:.1f} us = {ours / limit:.2f} x raw", f"raw {limit:.1f}, " + listed(others(found), "us"), good)
             bench.stop()
 
 
@@ -243,7 +243,7 @@ def depth(bench):
             best, ours = max(others(found).values(), default=0), found["towline"]
             yield (f"4 KiB random {what}, depth 32, {via}", ">= 75 % of raw",
                    f"{ours:.0f} k/s = {ours / limit:.0%}, {ours / best if best else 0:.1f} x best peer; {each:.2f} system calls each",
-                   f"raw {limit:.0f}, " + told(others(found), "k/s", 0), ours >= 0.75 * limit and each < 0.5)
+                   f"raw {limit:.0f}, " + listed(others(found), "k/s", 0), ours >= 0.75 * limit and each < 0.5)
         bench.stop()
 
 
@@ -265,7 +265,7 @@ def shared(bench):
         costs = ", ".join(f"{name} {client:.2f} + {server:.2f}" for name, (client, server) in each.items())
         yield (f"4 KiB random {what}, depth 32, native over shared memory", ">= 5 x best peer",
                f"{ours:.0f} k/s = {ours / best if best else 0:.2f} x",
-               told(others(found), "k/s", 0) + f"; CPU of client + server: {costs} us each", ours >= 5 * best)
+               listed(others(found), "k/s", 0) + f"; CPU of client + server: {costs} us each", ours >= 5 * best)
     bench.stop()
 
 
@@ -295,11 +295,11 @@ def sequential(bench):
     ours = found["towline"]
     yield ("1 MiB sequential read, depth 4, TCP, cached file", ">= 85 % of sendfile",
            f"{ours:.2f} GB/s = {ours / limit:.0%}, {ours / best if best else 0:.2f} x best peer",
-           f"sendfile into 4 MiB {limit:.2f}, into 256 KiB {warm:.2f}, " + told(others(found), "GB/s", 2), ours >= 0.85 * limit)
+           f"sendfile into 4 MiB {limit:.2f}, into 256 KiB {warm:.2f}, " + listed(others(found), "GB/s", 2), ours >= 0.85 * limit)
     each = {name: statistics.median(list_) for name, list_ in cpu.items()}
-    yield ("  CPU of the server for it", "<= 0.1 s/GiB", f"{each['towline']:.2f} s/GiB", told(others(each), "s/GiB", 2), each["towline"] <= 0.1)
+    yield ("  CPU of the server for it", "<= 0.1 s/GiB", f"{each['towline']:.2f} s/GiB", listed(others(each), "s/GiB", 2), each["towline"] <= 0.1)
     each = {name: statistics.median(list_) for name, list_ in both.items()}
-    yield ("  CPU of both ends for it", "told", f"{each['towline']:.2f} s/GiB", told(others(each), "s/GiB", 2), None)
+    yield ("  CPU of both ends for it", "reported only", f"{each['towline']:.2f} s/GiB", listed(others(each), "s/GiB", 2), None)
 
 
 def alone(bench):
@@ -319,7 +319,7 @@ def first(bench):
     found = bench.beside(systems, lambda r: r["first_data_us"] / 1000, "--size", size, "--structured")
     best = min(others(found).values(), default=float("nan"))
     yield ("first data of a 32 MiB read", ">= 20 x sooner", f"{found['towline']:.2f} ms = {best / found['towline']:.0f} x sooner",
-           told(others(found), "ms"), best >= 20 * found["towline"])
+           listed(others(found), "ms"), best >= 20 * found["towline"])
 
 
 def memory(bench):
@@ -373,9 +373,9 @@ def clients(bench):
             return done["bytes_per_s"] / 1e9
         found = dict(zip((s.name for s in systems), bench.medians(*(lambda s=s: one(s) for s in systems))))
         ours, best, ratio = found["towline"], max(others(found).values(), default=0), statistics.median(fair)
-        yield (f"184 clients, 64 KiB {what}", f">= {0.9 * local:.0%} of 8, as local reads; fair >= 60 %; >= 1.5 x best peer",
+        yield (f"184 clients, 64 KiB {what}", f">= {0.9 * local:.0%} of 8 as for local reads; fair >= 60 %; >= 1.5 x best peer",
                f"{ours:.2f} GB/s = {ours / few:.0%} of 8, slowest {ratio:.0%} of fastest, {ours / best if best else 0:.2f} x",
-               told(others(found), "GB/s", 2), ours >= 0.9 * local * few and ratio >= 0.6 and ours >= 1.5 * best)
+               listed(others(found), "GB/s", 2), ours >= 0.9 * local * few and ratio >= 0.6 and ours >= 1.5 * best)
         bench.stop()
 
 
@@ -383,7 +383,7 @@ def interference(bench):
     done = bench.run("disk", "--paper", "--dir", bench.dir, "--disks", "plain", "--sizes", "1M", "--outstanding", 1,
                      "--rounds", bench.rounds, "--secs", bench.secs, "--span", "64M")
     for row in done["interference"]:
-        yield (f"memory-bound program beside a {row['system']} server", "told", f"{row['slowdown']:.0%} slower",
+        yield (f"memory-bound program beside a {row['system']} server", "reported only", f"{row['slowdown']:.0%} slower",
                f"reads of {row['bytes_per_s'] / 1e6:.0f} MB/s", None)
 
 

@@ -136,7 +136,7 @@ def copy_in(bench, server, export):
 
 
 # ------------------------------------------------------------------------------------------------------- rows
-# Each yields (what, goal, reached, limit, good): texts, and whether the goal is met (None: only told).
+# Each yields (what, goal, reached, limit, good): texts, and whether the goal is met (None: reported only).
 
 LATENCY = [("stat", "stat_same", 99, 180), ("open+read 4 KiB+close", "orc", 99, 4300), ("4 KiB random read", "randread", 56, 4150)]
 

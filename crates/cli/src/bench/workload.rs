@@ -54,7 +54,7 @@ pub(crate) struct Args {
 
 fn told(error: &Error) -> String {
     let missing = error.errno() == Errno::ENOENT;
-    let hint = if missing { "; towline-bench(1) tells what has to be there" } else { "" };
+    let hint = if missing { ": it needs tree/, big and wr/, see towline-bench(1)" } else { "" };
     format!("{error}{hint}")
 }
 
